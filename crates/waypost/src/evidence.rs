@@ -83,6 +83,9 @@ pub const COMMAND_EXIT: &str = "command_exit";
 ///   of these the opposite holds.
 /// - It looks at [`Claim::terms`] no more than a check needs: the [`Verifier`] does what they say.
 /// - A check may be dropped at any time, and must then end by itself soon.
+/// - A check, pin or glance that panics makes its claim `unknown`, and takes down neither the caller nor other checks.
+/// - A check never blocks its thread: while it does, no limit can end it, and other checks and steps wait. What blocks, as
+///   reading a file, belongs into [`tokio::task::spawn_blocking`].
 /// - One call is one attempt: the [`Verifier`] sets the time and tries again.
 #[async_trait]
 pub trait Probe: Debug + Send + Sync {
@@ -112,7 +115,7 @@ pub trait Probe: Debug + Send + Sync {
 
     /// Takes from the world what a claim shall expect from now on. An `ok` finding carries it as found.
     ///
-    /// A kind that cannot be pinned answers [`Finding::failed`].
+    /// A kind that cannot be pinned answers [`Finding::failed`]. Null is nothing to pin: the claim is `failed` then.
     async fn pin(&self, claim: &Claim, site: &Site) -> Finding;
 }
 

@@ -263,8 +263,9 @@ pub(crate) fn print(
     plan: &Plan,
     stops: Vec<String>,
 ) -> Result<(), Error> {
+    let is_stopped = !stops.is_empty();
     show(context, run, plan, stops)?;
-    if !context.output.json && plan.decisions.iter().all(Decision::changes_nothing) {
+    if !context.output.json && !is_stopped && plan.decisions.iter().all(Decision::changes_nothing) {
         context.output.note("A resume would do nothing, because every step is finished.");
     }
     Ok(())

@@ -418,7 +418,11 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
             let _ = writeln!(text, "{}", waits::told(&view.run, wait, facts.is_given(wait), &words));
         }
     }
-    if view.status == RunStatus::InDoubt {
+    let undoing = undo::to_finish(&facts.snapshot).filter(|_| facts.at.is_none());
+    if let Some(line) = undoing.filter(|_| view.status != RunStatus::Running) {
+        let words = context.store_words();
+        let _ = write!(text, "\nWhat its steps did is being undone. Go on with: {line}{words}\n");
+    } else if view.status == RunStatus::InDoubt {
         let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
     } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
         text.push_str("\nTo go on, call the script again.\n");

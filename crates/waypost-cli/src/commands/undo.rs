@@ -23,12 +23,17 @@ pub(crate) fn line(run: &RunId, to: u64) -> String {
     }
 }
 
-/// Says that what the steps of a run did is being undone, and how that is finished; none if it is not.
-pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
+/// Returns the command that finishes what was begun; none if nothing is being undone.
+pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
     let newest = snapshot.newest();
     let is_cancelled = newest.header().end == Some(End::Cancelled);
     let to = newest.position().ok().filter(|_| !is_cancelled)?.undoing?;
-    let line = line(&snapshot.entry.summary.run, to);
+    Some(line(&snapshot.entry.summary.run, to))
+}
+
+/// Says that what the steps of a run did is being undone, and how that is finished; none if it is not.
+pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
+    let line = to_finish(snapshot)?;
     Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use waypost::engine::{Engine, RunError, Snapshot, damaged_items};
-use waypost::record::{Claim, Flaw, Occasion, Pack, Reason, Record, Verdict};
+use waypost::record::{Claim, Flaw, Header, Occasion, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
@@ -141,8 +141,11 @@ struct CheckpointOutcome {
 
 /// Returns how a run comes out: damage weighs more than evidence that does not hold.
 pub(super) fn exit_of(view: &VerifiedRunView) -> Exit {
-    let is_doubted =
-        |checkpoint: &VerifiedView| matches!(checkpoint.verdict, Some(Verdict::Failed | Verdict::Unknown));
+    // What was found another time and is kept in a checkpoint of its own says nothing of now.
+    let is_doubted = |checkpoint: &VerifiedView| {
+        !checkpoint.checked.is_empty()
+            && matches!(checkpoint.verdict, Some(Verdict::Failed | Verdict::Unknown))
+    };
     match view.sound {
         false => Exit::Damaged,
         true if view.checkpoints.iter().any(is_doubted) => Exit::Evidence,
@@ -403,7 +406,7 @@ impl Chain {
                     None => self.body_error(store, &record).await?,
                 };
                 let header = record.header();
-                self.checkpoints.push(verified(header.reference(), error, header.evidence.as_ref()));
+                self.checkpoints.push(verified(header.reference(), error, Some(header)));
                 self.last = Some((header.seq, record.digest()));
                 (self.broken, self.over) = (false, header.end.is_some());
             }
@@ -471,16 +474,22 @@ impl Chain {
     }
 }
 
-fn verified(at: CheckpointRef, error: Option<String>, pack: Option<&Pack>) -> VerifiedView {
+/// Shows a checkpoint as it was written. The evidence of a step has no verdict before it is looked at now; that of a
+/// checkpoint which keeps what a look came to has that of its claims.
+fn verified(at: CheckpointRef, error: Option<String>, header: Option<&Header>) -> VerifiedView {
+    let pack = header.and_then(|header| header.evidence.as_ref());
+    let found =
+        header.zip(pack).map(|(header, pack)| (header.occasion(), pack.verdict_at(header.occasion())));
     let summary = EvidenceSummary::of(
         pack.iter().flat_map(|pack| &pack.claims).map(|claim| claim.verdict),
-        pack.is_some_and(|pack| pack.verdict() == Verdict::Ok),
+        found.is_some_and(|(_, verdict)| verdict == Verdict::Ok),
     );
+    let kept = found.filter(|(occasion, _)| *occasion != Occasion::Commit);
     VerifiedView {
         reference: at.to_string(),
         sound: error.is_none(),
         error,
-        verdict: summary.satisfied.map(|_| Verdict::Skipped),
+        verdict: summary.satisfied.map(|_| kept.map_or(Verdict::Skipped, |(_, verdict)| verdict)),
         summary,
         evidence: ClaimView::of_pack(pack),
         at_least: pack.and_then(|pack| pack.at_least),

@@ -300,3 +300,56 @@ fn what_a_verification_came_to_is_recorded_and_changes_nothing() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
     assert!(rig.waypost(&["verify", "r", "--record"]).contains("Nothing to record"));
 }
+
+// What happened: a step that was done again, with others finished behind it, was shown without evidence and times. Why: the word
+// that the results behind it are used again was taken for its end. What stops it now: only what finishes a step is its end.
+#[test]
+fn a_step_that_was_done_again_shows_its_evidence_and_times() {
+    let one = |id: &str| format!("  - {{id: {id}, run: 'echo {id} > {id}', evidence: [{{sha256: {id}}}]}}\n");
+    let flow = format!("steps:\n{}{}{}", one("a"), one("b"), one("c"));
+    for store in STORES {
+        let rig = Rig::with(&flow).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        remove(&rig, &["b"]);
+        assert_eq!(resume(&rig), Some(0), "{store}");
+
+        let shown = rig.json(&["show", "r", "--json"]);
+
+        for step in shown["steps"].as_array().unwrap() {
+            assert_eq!(step["evidence"][0]["verdict"], "ok", "{store}: {step}");
+            assert!(step["started_at"].is_string() && step["ended_at"].is_string(), "{store}: {step}");
+        }
+    }
+}
+
+// What happened: a checkpoint that keeps what a look at evidence came to was `skipped`. Why: it was never looked at itself. What
+// stops it now: its verdict is that of its claims, which says nothing of now.
+#[test]
+fn what_a_look_came_to_has_the_verdict_of_its_claims() {
+    let flow = "steps: [{id: a, run: 'echo a > a', evidence: [{sha256: a}]}]\n";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        let verdicts = || {
+            let verified = rig.json(&["verify", "r", "--json"]);
+            let found = verified["checkpoints"].as_array().unwrap().iter();
+            let verdict = |one: &serde_json::Value| one["verdict"].as_str().unwrap_or("none").to_owned();
+            found.map(verdict).filter(|verdict| verdict != "none").collect::<Vec<_>>()
+        };
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r", "--record", "-q"]), Some(0));
+        assert_eq!(verdicts(), ["ok", "ok"], "{store}");
+        remove(&rig, &["a"]);
+        assert_eq!(code_of(&rig, &["verify", "r", "--record", "-q"]), Some(4));
+        assert_eq!(verdicts(), ["failed", "ok", "failed"], "{store}");
+
+        assert_eq!(resume(&rig), Some(0), "{store}");
+
+        let all = verdicts();
+        assert!(all.iter().filter(|verdict| *verdict == "failed").count() >= 2, "{store}: {all:?}");
+        assert_eq!(
+            code_of(&rig, &["verify", "r", "-q"]),
+            Some(0),
+            "what was found before counts no more: {store}"
+        );
+    }
+}

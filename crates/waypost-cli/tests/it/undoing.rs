@@ -65,13 +65,20 @@ fn what_cannot_be_undone_stops_it_and_is_gone_on_with() {
         for other in [&RESUME[..], &["rollback", "r@5", "-q"], &["resume", "r", "--from", "one", "-q"]] {
             assert_eq!(code_of(&rig, other), Some(8), "{store} {other:?}");
         }
-        assert!(rig.waypost(&["plan", "r"]).contains("being undone"));
+        let planned = rig.waypost(&["plan", "r"]);
+        assert!(planned.contains("being undone") && !planned.contains("would do nothing"), "{planned}");
+        let shown = rig.waypost(&["show", "r"]);
+        assert!(shown.contains("in_doubt"), "{store}: {shown}");
+        assert!(shown.contains("Go on with: waypost rollback r@2 --undo-steps"), "{store}: {shown}");
+        let listed = rig.json(&["list", "--status", "in_doubt", "--json"]);
+        assert_eq!(listed["runs"][0]["run"], "r", "{store}: {listed}");
         assert_eq!(rig.read("trace"), "undo last\nundo mk b\n", "{store}");
         std::fs::remove_file(rig.path("stuck")).unwrap();
 
         assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0), "{store}");
 
         assert_eq!(rig.read("trace"), "undo last\nundo mk b\nundo mk b\nundo mk a\n", "{store}");
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted", "{store}");
         assert_eq!(code_of(&rig, &RESUME), Some(0), "{store}");
     }
 }
@@ -95,6 +102,7 @@ fn an_undo_that_is_killed_is_gone_on_with() {
         running.end();
         rig.write("go", "");
         wait_until("the run to be free", || code_of(&rig, &RESUME) == Some(8));
+        assert_eq!(rig.json(&["show", "r", "--json"])["status"], "in_doubt", "{store}");
 
         assert_eq!(code_of(&rig, &undo), Some(0), "{store}");
 

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rusqlite::Connection;
 use serde_json::{Value, json};
-use waypost::record::{Claim, Verdict};
+use waypost::record::{Claim, Occasion, Severity, Terms, Verdict};
 use waypost_evidence::claims;
 
 #[test]
@@ -61,6 +62,58 @@ fn a_claim_says_what_was_written() {
     ];
     let wanted = wanted.map(|(kind, subject, expect)| (kind.to_owned(), subject.to_owned(), expect));
     assert_eq!(all, wanted);
+}
+
+#[test]
+fn every_kind_of_workflow_files_can_be_claimed() {
+    let digest = waypost::Digest::of(b"x");
+    let all = claims::pack()
+        .and(claims::sha256("a"))
+        .and(claims::sha256("a").is(digest))
+        .and(claims::command("make").exit(2).stdout("a").stderr("b"))
+        .and(claims::exec("./check").with("min", 3))
+        .and(claims::git("."))
+        .and(claims::git(".").head("main").clean())
+        .and(claims::process("x").pid_file("x.pid").args("-v").user("me").count(1))
+        .all();
+
+    let said = |claim: &Claim| (claim.kind.clone(), claim.expect.clone(), claim.pinned);
+    let wanted = [
+        ("file_sha256", json!(null), true),
+        ("file_sha256", json!(digest.to_string()), false),
+        ("command", json!({ "exit": 2, "stdout": "a", "stderr": "b" }), false),
+        ("exec", json!({ "with": { "min": 3 } }), false),
+        ("git", json!(null), true),
+        ("git", json!({ "head": "main", "clean": true }), false),
+        ("process_exists", json!({ "pid_file": "x.pid", "args": "-v", "user": "me", "count": 1 }), false),
+    ];
+    let wanted = wanted.map(|(kind, expect, pinned)| (kind.to_owned(), expect, pinned));
+    assert_eq!(all.claims.iter().map(said).collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn what_every_claim_may_have_follows_what_it_says() {
+    let claim = claims::file("a")
+        .contains("x")
+        .not()
+        .warns()
+        .within(Duration::from_secs(2))
+        .timeout(Duration::from_millis(300))
+        .at([Occasion::Verify])
+        .sensitive()
+        .named("the file");
+
+    assert_eq!((claim.name.as_deref(), &claim.expect), (Some("the file"), &json!({ "contains": ["x"] })));
+    let terms = Terms {
+        not: true,
+        severity: Severity::Warn,
+        within_ms: Some(2_000),
+        timeout_ms: Some(300),
+        at: [Occasion::Verify].into(),
+        sensitive: true,
+        ..Terms::default()
+    };
+    assert_eq!(claim.terms, terms);
 }
 
 #[test]

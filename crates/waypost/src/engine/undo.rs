@@ -22,7 +22,7 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
-use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, Try};
+use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
 use crate::shape::Shape;
 use crate::store::{
     Batch, BatchId, Lease, Renewal, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _, Summary,
@@ -176,6 +176,8 @@ impl Engine {
         }
         if undoer.position.undoing != Some(to) {
             undoer.position.undoing = Some(to);
+            // Until that is finished, a resume stops.
+            undoer.summary.status = RunStatus::InDoubt;
             undoer.tell(&Told::Begun { to }).await?;
         }
         program.begin(lease).await?;

@@ -124,8 +124,21 @@ pub(super) fn other_name(site: &Site, subject: &str) -> Option<String> {
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink > 1 {
         return Some(format!("inode {}:{}", stat.st_dev, stat.st_ino));
     }
-    let path = place.path.to_string_lossy().into_owned();
+    let path = beneath_base(site, &place.path).to_string_lossy().into_owned();
     (path != resolved(subject)).then_some(path)
+}
+
+/// Returns an absolute path that lies beneath the base folder as relative to that: both spellings are one file.
+fn beneath_base(site: &Site, path: &Path) -> PathBuf {
+    let Some(base) = site.base().filter(|_| path.is_absolute()) else { return path.to_owned() };
+    if let Ok(rest) = path.strip_prefix(base) {
+        return rest.to_owned();
+    }
+    // Either may be spelled through links.
+    let [real, base] = [path, base].map(std::fs::canonicalize);
+    let rest =
+        real.ok().zip(base.ok()).and_then(|(real, base)| Some(real.strip_prefix(base).ok()?.to_owned()));
+    rest.unwrap_or_else(|| path.to_owned())
 }
 
 /// Says that a file may be opened, read and closed.

@@ -1,6 +1,7 @@
 //! Packs: how claims are made, and what their verdicts come to together.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -30,6 +31,24 @@ pub enum InvalidPack {
         /// How many there are.
         claims: usize,
     },
+    /// Its rule can never hold, as claims in it are the same.
+    #[error(
+        "at least {at_least} of {claims} claims can never hold: {different} of them say something different, and what stands twice counts once"
+    )]
+    Same {
+        /// How many must hold.
+        at_least: u32,
+        /// How many there are.
+        claims: usize,
+        /// How many say something that no other does.
+        different: usize,
+    },
+    /// It has no claims.
+    #[error("a pack without claims shows nothing, and never holds")]
+    Empty,
+    /// None of its claims counts.
+    #[error("a pack of claims that only warn shows nothing, and never holds: one of them must count")]
+    OnlyWarns,
     /// It is too large.
     #[error("a pack has {0} claims, {CLAIMS_MAX} are allowed")]
     TooMany(usize),
@@ -68,29 +87,51 @@ impl Pack {
     /// Makes a pack of which so many claims must hold.
     ///
     /// # Errors
-    /// [`InvalidPack`] if that is none of them, or more than there are.
+    /// [`InvalidPack`] if that is none of them, or more than there are that say something different.
     pub fn at_least(count: u32, claims: impl IntoIterator<Item = Claim>) -> Result<Self, InvalidPack> {
         let pack = Self { at_least: Some(count), ..Self::all(claims) };
         pack.check()?;
         Ok(pack)
     }
 
-    /// Sees that the rule makes sense. An empty pack without a rule is one: it holds for nothing.
+    /// Sees that it can hold: there are claims, one at least counts, and so many as the rule asks for say something
+    /// different.
+    ///
+    /// The number is compared with all claims that count. On an occasion on which fewer of them are due, all that are due must
+    /// hold ([`verdict_at`](Self::verdict_at)).
     ///
     /// # Errors
     /// [`InvalidPack`] says what is wrong.
     pub fn check(&self) -> Result<(), InvalidPack> {
-        let claims = self.claims.len();
-        if claims > CLAIMS_MAX {
-            return Err(InvalidPack::TooMany(claims));
-        }
-        let claims = self.claims.iter().filter(|claim| claim.counts()).count();
+        self.check_size()?;
+        let counting: Vec<&Claim> = self.claims.iter().filter(|claim| claim.counts()).collect();
+        let claims = counting.len();
         match self.at_least {
-            Some(at_least) if at_least == 0 || at_least as usize > claims => {
-                Err(InvalidPack::AtLeast { at_least, claims })
-            }
+            Some(at_least) if !self.has_sound_rule() => Err(InvalidPack::AtLeast { at_least, claims }),
+            _ if self.claims.is_empty() => Err(InvalidPack::Empty),
+            _ if claims == 0 => Err(InvalidPack::OnlyWarns),
+            Some(at_least) => match distinct(counting).len() {
+                different if at_least as usize > different => {
+                    Err(InvalidPack::Same { at_least, claims, different })
+                }
+                _ => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Sees that it has no more claims than can be kept.
+    pub(crate) fn check_size(&self) -> Result<(), InvalidPack> {
+        match self.claims.len() {
+            claims if claims > CLAIMS_MAX => Err(InvalidPack::TooMany(claims)),
             _ => Ok(()),
         }
+    }
+
+    /// Says whether the rule asks for one claim at least, and for no more than there are that count.
+    fn has_sound_rule(&self) -> bool {
+        let claims = self.claims.iter().filter(|claim| claim.counts()).count();
+        self.at_least.is_none_or(|at_least| at_least > 0 && at_least as usize <= claims)
     }
 
     /// Returns what the verdicts of the claims come to: `ok` only if enough of them hold.
@@ -103,6 +144,9 @@ impl Pack {
     }
 
     /// Returns what they come to on an occasion: those that are checked on others do not count. `skipped` if all are.
+    ///
+    /// Where so many must hold and fewer are due, all that are due must: `at_least: 2` of one that is checked as the step ends
+    /// and one that is not asks for the first alone then.
     pub fn verdict_at(&self, occasion: Occasion) -> Verdict {
         let counting = || self.claims.iter().filter(|claim| claim.counts());
         let due: Vec<&Claim> = counting().filter(|claim| claim.is_due(occasion)).collect();
@@ -113,7 +157,7 @@ impl Pack {
     }
 
     fn weighed(&self, claims: Vec<&Claim>) -> Verdict {
-        if claims.is_empty() || self.check().is_err() {
+        if claims.is_empty() || self.check_size().is_err() || !self.has_sound_rule() {
             return Verdict::Failed;
         }
         let needed = self.at_least.map_or(claims.len(), |least| claims.len().min(least as usize));
@@ -147,6 +191,11 @@ impl Pack {
     /// Says of each claim what was expected and what was found, one line each.
     pub fn told(&self) -> Vec<String> {
         self.claims.iter().map(Claim::told).collect()
+    }
+
+    /// Counts the verdicts; it is satisfied as [`verdict_at`](Self::verdict_at) says.
+    pub fn summary_at(&self, occasion: Occasion) -> Summary {
+        Summary { satisfied: self.verdict_at(occasion) == Verdict::Ok, ..self.summary() }
     }
 
     /// Counts the verdicts.
@@ -224,6 +273,49 @@ impl Claim {
         Self { terms, ..self }
     }
 
+    /// Holds where the other does not. What is pinned has no opposite.
+    #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "it is the word of workflow files")]
+    pub fn not(mut self) -> Self {
+        self.terms.not = true;
+        self
+    }
+
+    /// Only warns: it is checked and told, and its pack does not depend on it.
+    #[must_use]
+    pub fn warns(mut self) -> Self {
+        self.terms.severity = Severity::Warn;
+        self
+    }
+
+    /// Is looked at again, for so long, until it holds.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.terms.within_ms = Some(milliseconds(time));
+        self
+    }
+
+    /// Says how long one check may take, where the verifier's own limit does not fit.
+    #[must_use]
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.terms.timeout_ms = Some(milliseconds(time));
+        self
+    }
+
+    /// Says when it is checked, in place of always.
+    #[must_use]
+    pub fn at(mut self, occasions: impl IntoIterator<Item = Occasion>) -> Self {
+        self.terms.at = occasions.into_iter().collect();
+        self
+    }
+
+    /// Says that what is expected and found is written down nowhere; so it is checked only when its step ends.
+    #[must_use]
+    pub fn sensitive(mut self) -> Self {
+        self.terms.sensitive = true;
+        self
+    }
+
     /// Says whether its pack depends on it.
     pub fn counts(&self) -> bool {
         self.terms.severity == Severity::Fail
@@ -279,13 +371,21 @@ impl Claim {
     }
 }
 
+/// Whole milliseconds, as they are recorded.
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
 /// Returns the claims of which no two say the same of the same file: one that stands twice counts once, however it is spelled.
 fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
     let mut seen = BTreeSet::new();
     let mut is_new = |claim: &Claim| {
         let is_path = claim.host.is_some() || matches!(&*claim.kind, ARTIFACT_EXISTS | FILE_SHA256);
         let subject = if is_path { Bound::of(claim).name().to_owned() } else { claim.subject.clone() };
-        seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not))
+        let is_told = !claim.terms.sensitive || claim.checked_at.is_none();
+        // What was expected of something sensitive is not known once it was checked: `check` has seen to it before.
+        let is_new = seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not));
+        is_new || !is_told
     };
     claims.into_iter().filter(|claim| is_new(claim)).collect()
 }

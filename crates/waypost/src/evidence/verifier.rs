@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 
@@ -103,7 +105,12 @@ impl Verifier {
     ///
     /// A claim to be pinned that never was is `failed`.
     pub async fn verify(&self, pack: &Pack, site: &Site) -> Pack {
-        self.verify_until(pack, site, Occasion::Verify, self.deadline_of(&pack.claims)).await
+        self.verify_on(pack, site, Occasion::Verify).await
+    }
+
+    /// The same on another occasion.
+    pub async fn verify_on(&self, pack: &Pack, site: &Site, occasion: Occasion) -> Pack {
+        self.verify_until(pack, site, occasion, self.deadline_of(&pack.claims)).await
     }
 
     /// Pins what is to be pinned, then checks every claim: what a step does when it commits.
@@ -283,6 +290,11 @@ impl Verifier {
         if aim == Aim::Check && is_open_pin(claim) {
             return Finding::failed("nothing was pinned when the step committed");
         }
+        if aim == Aim::Pin && claim.terms.not {
+            return Finding::failed(
+                "it is pinned as it is, and so `not` can never hold: say what must not be found",
+            );
+        }
         if let (Aim::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
             return Finding::unknown(format!("it was made on `{host}`, and this is `{}`", site.host()));
         }
@@ -298,8 +310,7 @@ impl Verifier {
         let patience = begun + within;
         let mut pause = PAUSE_FIRST;
         loop {
-            let limit = deadline.min(Instant::now() + once);
-            let finding = tried(probe.as_ref(), (claim, aim, site), limit).await;
+            let finding = tried(probe.as_ref(), (claim, aim, site), (once, deadline)).await;
             let finding = if claim.terms.not { finding.reversed() } else { finding };
             if finding.verdict == Verdict::Ok || Instant::now() + pause >= patience.min(deadline) {
                 return finding;
@@ -318,7 +329,8 @@ fn glance_at(
 ) -> impl Future<Output = Vec<(usize, Finding)>> {
     let work = tokio::task::spawn_blocking(move || {
         let glance = |(place, probe, claim, site): &(usize, Arc<dyn Probe>, Claim, Site)| {
-            Some((*place, probe.glance(claim, site)?))
+            let said = catch_unwind(AssertUnwindSafe(|| probe.glance(claim, site)));
+            Some((*place, said.unwrap_or_else(|_| Some(panicked(claim)))?))
         };
         let said: Vec<_> = asked.iter().filter_map(glance).collect();
         // What was asked goes back with it: memory is given back where it was taken.
@@ -332,8 +344,13 @@ fn glance_at(
     }
 }
 
-/// Makes one check, again and again while what is in its way may pass and there is time.
-async fn tried(probe: &dyn Probe, (claim, aim, site): (&Claim, Aim, &Site), limit: Instant) -> Finding {
+/// Makes one check, again and again while what is in its way may pass and there is time: `once` for one claim, and none
+/// after the `deadline` of all.
+async fn tried(
+    probe: &dyn Probe,
+    (claim, aim, site): (&Claim, Aim, &Site),
+    (once, deadline): (Duration, Instant),
+) -> Finding {
     let begun = Instant::now();
     let mut last = None;
     let tries = async {
@@ -349,18 +366,42 @@ async fn tried(probe: &dyn Probe, (claim, aim, site): (&Claim, Aim, &Site), limi
         }
         ask(probe, claim, aim, site).await
     };
-    let in_time = tokio::time::timeout_at(limit, tries).await;
-    in_time.unwrap_or_else(|_| {
-        let silent = || Finding::unknown(format!("no answer within {:?}", limit - begun));
-        last.unwrap_or_else(silent)
-    })
+    let in_time = tokio::time::timeout_at(deadline.min(begun + once), tries).await;
+    in_time.unwrap_or_else(|_| last.unwrap_or_else(|| silent(once, deadline - begun)))
 }
 
-async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {
-    match aim {
-        Aim::Check => probe.check(claim, site).await,
-        Aim::Pin => probe.pin(claim, site).await,
+/// Says that a probe gave no answer in its time, or in what was left of that of all.
+fn silent(once: Duration, left: Duration) -> Finding {
+    if once <= left {
+        return Finding::unknown(format!("no answer within {once:?}"));
     }
+    let left = Duration::from_millis(left.as_millis().try_into().unwrap_or(u64::MAX));
+    Finding::unknown(format!("no answer within {left:?}, when the time for all checks was used up"))
+}
+
+/// Asks a probe, which may be somebody's own: one that panics takes nobody down.
+async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {
+    let asked = async {
+        match aim {
+            Aim::Check => probe.check(claim, site).await,
+            Aim::Pin => taken(probe.pin(claim, site).await),
+        }
+    };
+    AssertUnwindSafe(asked).catch_unwind().await.unwrap_or_else(|_| panicked(claim))
+}
+
+/// Refuses a pin of nothing, by which no later check could tell anything.
+fn taken(finding: Finding) -> Finding {
+    match (finding.verdict, finding.found.is_null()) {
+        (Verdict::Ok, true) => {
+            Finding::failed("null was found, and that is nothing to pin: say what is expected")
+        }
+        _ => finding,
+    }
+}
+
+fn panicked(claim: &Claim) -> Finding {
+    Finding::unknown(format!("the probe for claims of kind `{}` panicked", claim.kind))
 }
 
 /// Says whether a claim waits to be pinned.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::engine::{Attempt, Performed};
 use crate::evidence::InvalidPack;
-use crate::record::{Ending, Failure, FailureKind, Pack, Verdict};
+use crate::record::{Ending, Failure, FailureKind, Occasion, Pack, Verdict};
 
 use super::context::Context;
 use super::level::{Held, Level};
@@ -38,10 +38,10 @@ pub(super) async fn vouched(
         () = attempt.killed() => return Performed::Stopped { in_progress: true },
         () = stopped_for(attempt, STOP_GRACE) => return Performed::Stopped { in_progress: true },
     };
-    let verdict = checked.verdict();
+    let verdict = checked.verdict_at(Occasion::Commit);
     let unmet = checked.unmet();
     told.evidence = Some(checked);
-    if verdict == Verdict::Ok {
+    if matches!(verdict, Verdict::Ok | Verdict::Skipped) {
         return Performed::Completed { output, ending, told };
     }
     let mut failure = Failure::new(FailureKind::Evidence, vec![no_evidence(attempt)]);
@@ -56,9 +56,6 @@ fn no_evidence(attempt: &Attempt) -> String {
 
 /// Refuses a pack that nothing can satisfy.
 fn sensible(pack: &Pack) -> Result<(), String> {
-    if pack.claims.is_empty() {
-        return Err("its pack is empty, and holds for nothing".to_owned());
-    }
     pack.check().map_err(|why: InvalidPack| why.to_string())
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::evidence::Pack;
+use super::evidence::{Occasion, Pack};
 use super::is_default;
 use super::run::{Definition, RunStatus};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
@@ -165,6 +165,16 @@ impl Header {
     /// the label of a checkpoint.
     pub fn stands_as_before(&self) -> bool {
         matches!((&self.phase, self.reason), (Phase::Progress { .. }, Reason::Accept | Reason::Manual))
+    }
+
+    /// Says on what occasion its evidence was checked: claims that are due on others were left out then.
+    pub fn occasion(&self) -> Occasion {
+        match &self.phase {
+            // What a person accepts is claimed then, as at the end of a step.
+            Phase::Progress { .. } if self.reason != Reason::Accept => Occasion::Verify,
+            Phase::Restored => Occasion::Resume,
+            _ => Occasion::Commit,
+        }
     }
 
     /// Names the record as people write it.

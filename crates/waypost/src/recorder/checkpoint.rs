@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::evidence::Summary;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
-use crate::record::{Ending, FailureKind, Header, Pack, Phase, Record, Try, Verdict};
+use crate::record::{Ending, FailureKind, Header, Occasion, Pack, Phase, Record, Try, Verdict};
 use crate::schema::decode;
 use crate::store::{Damage, Page, Scan, ScanOrder, Store, StoreError};
 
@@ -117,12 +117,20 @@ impl Checkpoint {
     /// Returns what the evidence came to when it was checked last; `skipped` without evidence. Only `ok` is trust, and
     /// it says nothing about now.
     pub fn verdict(&self) -> Verdict {
-        self.evidence().map_or(Verdict::Skipped, Pack::verdict)
+        self.evidence().map_or(Verdict::Skipped, |pack| pack.verdict_at(self.occasion()))
     }
 
     /// Counts the verdicts of the last check.
     pub fn summary(&self) -> Summary {
-        self.evidence().map(Pack::summary).unwrap_or_default()
+        self.evidence().map(|pack| pack.summary_at(self.occasion())).unwrap_or_default()
+    }
+
+    /// Returns on what occasion its evidence was checked last.
+    fn occasion(&self) -> Occasion {
+        match &self.found {
+            Some(_) => Occasion::Resume,
+            None => self.verification.as_ref().unwrap_or(&self.record).header().occasion(),
+        }
     }
 
     /// Returns how the step ended, if it has.
@@ -325,6 +333,6 @@ impl Walk<'_> {
 
 /// Says what the verdicts of a check come to, for the record that carries them.
 pub(super) fn verified_phase(pack: &Pack) -> Phase {
-    let summary = serde_json::to_value(pack.summary()).unwrap_or(Value::Null);
+    let summary = serde_json::to_value(pack.summary_at(Occasion::Verify)).unwrap_or(Value::Null);
     Phase::Progress { key: VERIFIED_KEY.to_owned(), value: summary }
 }

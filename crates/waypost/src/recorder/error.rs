@@ -114,9 +114,15 @@ pub(super) fn unmet(pack: &Pack) -> String {
     if pack.claims.is_empty() {
         return "it has no claims".to_owned();
     }
-    let unmet: Vec<_> = pack.claims.iter().filter(|claim| claim.verdict != Verdict::Ok).collect();
+    let mut unmet: Vec<_> =
+        pack.claims.iter().filter(|claim| claim.counts() && claim.verdict != Verdict::Ok).collect();
+    if unmet.iter().any(|claim| claim.verdict != Verdict::Skipped) {
+        // Those that were not due have nothing to do with it.
+        unmet.retain(|claim| claim.verdict != Verdict::Skipped);
+    }
     let told = |claim: &&crate::record::Claim| {
-        let why = claim.error.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        let skipped = (claim.verdict == Verdict::Skipped).then_some("it is not checked on this occasion");
+        let why = claim.error.as_deref().or(skipped).map(|why| format!(" ({why})")).unwrap_or_default();
         format!("{}{why}", claim.title())
     };
     let mut text = unmet.iter().take(NAMED_MAX).map(told).collect::<Vec<_>>().join(", ");

@@ -9,10 +9,12 @@ use tokio::time::Instant;
 
 use crate::engine::Told;
 use crate::engine::chain::Draft;
-use crate::evidence::Summary;
+use crate::evidence::{COMMAND_EXIT, Summary, other_names};
 use crate::id::CheckpointRef;
 use crate::plan::Bound as BoundBy;
-use crate::record::{Claim, Header, Note, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict};
+use crate::record::{
+    Claim, Header, Note, Occasion, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict,
+};
 use crate::schema::decode;
 use crate::store::StoreError;
 
@@ -42,8 +44,12 @@ impl Recorder {
     /// Checks the evidence of a checkpoint now, and appends the verdicts. The checkpoint itself stays as it is.
     ///
     /// A claim that held when it was committed, and that a newer step makes too, is checked as that step makes it: a
-    /// file that was rightly rewritten is no fault of the checkpoint before. A claim about what a step is about to
-    /// rewrite, which was begun and has not completed, is `skipped`.
+    /// file that was rightly rewritten is no fault of the checkpoint before. A recorded exit code stays that of its own
+    /// step, and a link counts for the file that it led to only as long as it leads there. A claim about what a step is
+    /// about to rewrite, which was begun and has not completed, is `skipped`.
+    ///
+    /// Claims that are not due when somebody [wants to know](Occasion::Verify), as those that are sensitive, stay `skipped`
+    /// and do not count; where none is due, the verdict is `skipped`.
     ///
     /// # Errors
     /// - [`Error::Store`]: there is no such checkpoint, it is damaged, or the verdicts could not be written.
@@ -58,7 +64,7 @@ impl Recorder {
         }
         let bound = self.bind(&tip, at.seq, pack).await?;
         let site = self.site_of(record.header());
-        let mut checked = self.options.verifier.verify(&bound.judged(), &site).await;
+        let mut checked = self.options.verifier.verify_on(&bound.judged(), &site, Occasion::Verify).await;
         bound.finish(&mut checked);
         let mut writing = self.writing().await?;
         let next = writing.tip.clone();
@@ -74,8 +80,8 @@ impl Recorder {
 
     /// Finds the newest checkpoint, of one label or of all, whose own evidence holds now.
     ///
-    /// Every candidate is checked by its own claims, as they must hold to go back there: nothing is remembered, and
-    /// nothing is written. What a rollback undid is no candidate, nor is what retention has dropped the state of; that of
+    /// Every candidate is checked by its own claims, as they must hold to go back there
+    /// ([`rollback_to_checkpoint`](Self::rollback_to_checkpoint)): nothing is remembered, and nothing is written. What a rollback undid is no candidate, nor is what retention has dropped the state of; that of
     /// the newest whose evidence held when it was last looked at is always kept. At most [`SEARCH_TRIES_MAX`] are checked,
     /// in about [`SEARCH_TIME_MAX`].
     ///
@@ -97,20 +103,22 @@ impl Recorder {
                 break;
             }
             let checked = self.check_now(header).await;
-            if checked.verdict() == Verdict::Ok
+            if checked.verdict_at(Occasion::Resume) == Verdict::Ok
                 && let Some(checkpoint) = self.whole(&candidate, &checked).await?
             {
                 search.checkpoint = Some(checkpoint);
                 break;
             }
-            search.passed_over.push((header.reference(), checked.summary()));
+            search.passed_over.push((header.reference(), checked.summary_at(Occasion::Resume)));
         }
         Ok(search)
     }
 
     /// Goes back to a checkpoint whose evidence holds now, and returns its state.
     ///
-    /// Its own claims are checked, all of them, and only `ok` counts. A record is appended; nothing is removed. Steps
+    /// Its own claims are checked, all that are due before something is [trusted](Occasion::Resume), and only `ok` counts.
+    /// Those that are not due then, as those that are sensitive, do not count against it; but a checkpoint of which no claim
+    /// is due is never gone back to: nothing shows that it holds. A record is appended; nothing is removed. Steps
     /// under way are undone with all else since then: their ends are refused from now on. Keys of later visits are
     /// new ([`Begun::idempotency_key`](super::Begun::idempotency_key)): doing them again is wanted.
     ///
@@ -124,7 +132,7 @@ impl Recorder {
             return Err(Error::NoEvidence(at.clone()));
         }
         let checked = self.check_now(record.header()).await;
-        let verdict = checked.verdict();
+        let verdict = checked.verdict_at(Occasion::Resume);
         if verdict != Verdict::Ok {
             return Err(Error::NotVerified { at: at.clone(), verdict, pack: Box::new(checked) });
         }
@@ -157,10 +165,10 @@ impl Recorder {
         }
     }
 
-    /// Checks the claims of a record as they stand.
+    /// Checks the claims of a record as they stand, before it is trusted.
     async fn check_now(&self, header: &Header) -> Pack {
         let pack = header.evidence.clone().unwrap_or_else(|| Pack::all([]));
-        self.options.verifier.verify(&pack, &self.site_of(header)).await
+        self.options.verifier.verify_on(&pack, &self.site_of(header), Occasion::Resume).await
     }
 
     /// Loads a checkpoint whole; none if it is damaged or its state was dropped, so that it is no place to go back to.
@@ -176,16 +184,15 @@ impl Recorder {
 
     /// Says for each claim of a checkpoint by whose words it is to be checked.
     async fn bind(&self, tip: &Tip, seq: u64, pack: Pack) -> Result<Bound, Error> {
-        let mut in_flux = BTreeSet::new();
+        let mut in_flux: Vec<Claim> = Vec::new();
         for entry in &tip.position.frontier {
             if matches!(entry.status, Status::Started | Status::Failed) && entry.since != seq {
                 let since = self.checkpoints.load(&tip.reference(entry.since)).await;
                 let pack = since.ok().and_then(|record| record.header().evidence.clone());
-                let claims = pack.into_iter().flat_map(|pack| pack.claims);
-                in_flux.extend(claims.map(|claim| BoundBy::of(&claim).name().to_owned()));
+                in_flux.extend(pack.into_iter().flat_map(|pack| pack.claims));
             }
         }
-        let mut newer: Vec<(BoundBy, u64, Claim)> = Vec::new();
+        let mut newer: Vec<(u64, Claim)> = Vec::new();
         let mut walk = self.checkpoints.walk(tip.chain.next - 1);
         let mut effective = false;
         while let Some(record) = walk.next().await? {
@@ -195,26 +202,47 @@ impl Recorder {
                 break;
             }
             let pack = header.evidence.as_ref().filter(|_| matches!(header.phase, Phase::Completed(_)));
-            for claim in pack.into_iter().flat_map(|pack| &pack.claims) {
-                newer.push((BoundBy::of(claim), header.seq, claim.clone()));
-            }
+            newer.extend(
+                pack.into_iter().flat_map(|pack| &pack.claims).map(|claim| (header.seq, claim.clone())),
+            );
         }
         if !effective {
             // A rollback undid it: what was done since says nothing about it.
-            (newer, in_flux) = (Vec::new(), BTreeSet::new());
+            (newer, in_flux) = (Vec::new(), Vec::new());
         }
-        let claims = pack.claims.into_iter().map(|claim| {
-            let bound = BoundBy::of(&claim);
-            let by = newer.iter().find(|(newer, ..)| bound.gives_way_to(newer));
+        let all = pack.claims.iter().chain(newer.iter().map(|(_, claim)| claim)).chain(&in_flux);
+        let mut bounds = self.bounds_now(all.collect()).await.into_iter();
+        let own: Vec<BoundBy> = bounds.by_ref().take(pack.claims.len()).collect();
+        let newer: Vec<(BoundBy, (u64, Claim))> = bounds.by_ref().take(newer.len()).zip(newer).collect();
+        let in_flux: BTreeSet<String> = bounds.map(|bound| bound.name().to_owned()).collect();
+        let claims = pack.claims.into_iter().zip(own).map(|(claim, bound)| {
+            // Which code a step ended with, no later step can change.
+            let is_shared = claim.kind != COMMAND_EXIT;
+            let by = newer.iter().find(|(newer, _)| is_shared && bound.gives_way_to(newer));
             if in_flux.iter().any(|name| bound.is_touched_by(name)) {
                 (claim, By::Nobody)
-            } else if let (Some((_, seq, newest)), Verdict::Ok) = (by, claim.verdict) {
+            } else if let (Some((_, (seq, newest))), Verdict::Ok) = (by, claim.verdict) {
                 (newest.clone(), By::Newer(*seq))
             } else {
                 (claim, By::Itself)
             }
         });
         Ok(Bound { at_least: pack.at_least, claims: claims.collect() })
+    }
+
+    /// Says by what claims are bound now, in their order: a name that does not lead to the file any more that it led to when
+    /// its claim was made stands for itself.
+    async fn bounds_now(&self, claims: Vec<&Claim>) -> Vec<BoundBy> {
+        let mut claims: Vec<Claim> = claims.into_iter().cloned().collect();
+        let named: Vec<&mut Claim> = claims.iter_mut().filter(|claim| claim.file.is_some()).collect();
+        if !named.is_empty() {
+            let subjects = named.iter().map(|claim| claim.subject.clone()).collect();
+            let names = other_names(subjects, &self.site, self.options.verifier.deadline()).await;
+            for (claim, _) in named.into_iter().zip(names).filter(|(claim, name)| claim.file != *name) {
+                claim.file = None;
+            }
+        }
+        claims.iter().map(BoundBy::of).collect()
     }
 }
 

@@ -82,7 +82,7 @@ impl Stats {
         }
         // What a start carries is what its step is about to claim, not a check.
         if let Some(pack) = header.evidence.as_ref().filter(|_| header.phase != Phase::Started) {
-            match pack.verdict() {
+            match pack.verdict_at(header.occasion()) {
                 Verdict::Ok => self.checks.ok += 1,
                 Verdict::Failed => self.checks.failed += 1,
                 Verdict::Unknown => self.checks.unknown += 1,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::id::{CheckpointRef, Digest, RunId, StepId};
 use crate::record::{
-    Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Printed, Try, Usage, encode,
+    Claim, Ending, Flaw, Header, Note, OUTPUTS_INLINE_BYTES_MAX, Pack, Printed, Terms, Try, Usage, encode,
 };
 
 use super::Error;
@@ -82,7 +82,8 @@ impl Begin {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         label::check(&self.labels)?;
-        Ok(self.rewrites.as_ref().map_or(Ok(()), Pack::check)?)
+        // What will be written need not hold.
+        Ok(self.rewrites.as_ref().map_or(Ok(()), Pack::check_size)?)
     }
 
     pub(super) fn all_labels(&self) -> BTreeMap<String, String> {
@@ -220,7 +221,8 @@ impl Commit {
         Self { printed, ..self }
     }
 
-    /// Gives the commit an id of the caller's. The same commit under the same id is written once.
+    /// Gives the commit an id of the caller's. The same commit under the same id is written once; one with other claims,
+    /// on other terms, or checked now where that one was not, is another.
     #[must_use]
     pub fn external(self, id: impl Into<String>) -> Self {
         Self { external: Some(id.into()), ..self }
@@ -295,26 +297,36 @@ impl Commit {
 
     /// Returns a digest of all that is committed under a caller's id; none without such an id.
     ///
-    /// The order of members does not matter, nor does which try of the step it is.
-    pub(super) fn content(&self, begun: &Begun) -> Result<Option<Digest>, Flaw> {
+    /// The order of members does not matter, nor does which try of the step it is. `auto_verify` is what is done where the
+    /// commit does not say.
+    pub(super) fn content(&self, begun: &Begun, auto_verify: bool) -> Result<Option<Digest>, Flaw> {
         if self.external.is_none() {
             return Ok(None);
         }
+        let auto_verify = self.auto_verify.unwrap_or(auto_verify);
         let malformed = |error: serde_json::Error| Flaw::Malformed(error.to_string());
         let state = match &self.state {
             None => None,
             Some(Err(flaw)) => return Err(flaw.clone()),
             Some(Ok(given)) => Some(serde_json::from_str::<Value>(given.0.get()).map_err(malformed)?),
         };
-        let claim =
-            |claim: &Claim| json!([claim.kind, claim.subject, claim.name, claim.expect, claim.pinned]);
+        let claim = |claim: &Claim| {
+            let Claim { kind, subject, name, expect, pinned, terms, .. } = claim;
+            // What is as always adds nothing: digests of commits that were written before they were looked at stay.
+            let terms = Some(terms).filter(|terms| **terms != Terms::default());
+            let [said, more] = [json!([kind, subject, name, expect, pinned]), json!(terms)];
+            if more.is_null() { said } else { json!([said, more]) }
+        };
         let pack = self.pack.as_ref().map(|pack| {
             json!({ "at_least": pack.at_least, "claims": pack.claims.iter().map(claim).collect::<Vec<_>>() })
         });
-        let content = json!({
+        let mut content = json!({
             "step": begun.step, "labels": self.all_labels(begun, None), "pack": pack, "state": state,
             "outputs": self.outputs, "exit_code": self.exit_code, "usage": self.usage, "notes": self.notes,
         });
+        if self.pack.is_some() && !auto_verify {
+            content["auto_verify"] = false.into();
+        }
         let bytes = serde_json::to_vec(&sorted(content)).map_err(malformed)?;
         Ok(Some(Digest::of(&bytes)))
     }

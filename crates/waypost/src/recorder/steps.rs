@@ -4,8 +4,8 @@ use crate::engine::Told;
 use crate::engine::chain::Draft;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    Claim, Failure, FailureKind, FrontierEntry, Note, Pack, Phase, Reason, Settled, Start, Status, Try,
-    Verdict,
+    Claim, Failure, FailureKind, FrontierEntry, Note, Occasion, Pack, Phase, Reason, Settled, Start, Status,
+    Try, Verdict,
 };
 use crate::store::{Scan, ScanOrder};
 
@@ -90,7 +90,8 @@ impl Recorder {
     pub async fn commit_step(&self, begun: &Begun, commit: Commit) -> Result<Checkpoint, Error> {
         commit.check()?;
         let given = self.given(commit.state.clone())?;
-        let content = commit.content(begun).map_err(|source| self.unwritable(source))?;
+        let content =
+            commit.content(begun, self.options.auto_verify).map_err(|source| self.unwritable(source))?;
         {
             let mut writing = self.writing().await?;
             if let Some(done) = self.committed_before(&mut writing, begun, &commit, content).await? {
@@ -107,7 +108,7 @@ impl Recorder {
         writing.tip.check_open(begun)?;
         let mut next = writing.tip.clone();
         let seq = next.chain.next;
-        let verdict = pack.as_ref().map_or(Verdict::Skipped, Pack::verdict);
+        let verdict = pack.as_ref().map_or(Verdict::Skipped, |pack| pack.verdict_at(Occasion::Commit));
         let completed = matches!(verdict, Verdict::Ok | Verdict::Skipped);
         let state = given.unwrap_or_else(|| next.state.clone());
         let phase = if completed {
@@ -285,8 +286,9 @@ fn settles(begun: &Begun, commit: &Commit, pack: Option<&Pack>) -> Result<(), Er
     if commit.pack.as_ref().is_some_and(pinned) {
         return unsettled("a claim that is pinned now would hold whatever was done");
     }
-    if pack.verdict() != Verdict::Ok {
-        return unsettled(&format!("its evidence is {}: {}", verdict_word(pack.verdict()), unmet(pack)));
+    let verdict = pack.verdict_at(Occasion::Commit);
+    if verdict != Verdict::Ok {
+        return unsettled(&format!("its evidence is {}: {}", verdict_word(verdict), unmet(pack)));
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub struct Mark {
 impl Mark {
     /// Takes what counts from a header.
     pub fn of(header: &Header) -> Self {
-        let held = header.evidence.as_ref().map(|pack| pack.verdict() == Verdict::Ok);
+        let held = header.evidence.as_ref().map(|pack| pack.verdict_at(header.occasion()) == Verdict::Ok);
         let (finishes, commits) = match &header.phase {
             Phase::Completed(_) => (true, true),
             Phase::Skipped(_) => (true, false),

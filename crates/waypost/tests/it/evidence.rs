@@ -14,6 +14,8 @@ use waypost::Digest;
 use waypost::evidence::{CLAIMS_MAX, Cost, Finding, InvalidPack, Limits, Probe, Sha256Probe, Site, Verifier};
 use waypost::record::{Claim, Pack, Verdict};
 
+mod own;
+
 /// A folder with `a.txt` (`alpha`), `empty`, `sub/b.txt` (`beta`), and a file beside it that nothing may reach.
 fn folder() -> TempDir {
     let outer = tempfile::tempdir().unwrap();

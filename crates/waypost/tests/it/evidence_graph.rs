@@ -217,7 +217,7 @@ async fn an_empty_pack_is_refused() {
 
     let (_, failure) = outcome.failed.unwrap();
     assert_eq!(failure.kind, FailureKind::Evidence);
-    assert_eq!(failure.error[1], "its pack is empty, and holds for nothing");
+    assert_eq!(failure.error[1], "a pack without claims shows nothing, and never holds");
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use waypost_testing::records::{run_id, step_id};
 
 mod crash;
 mod kill;
+mod occasions;
 mod random;
 mod rollback;
 mod steps;

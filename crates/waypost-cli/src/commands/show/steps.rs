@@ -125,10 +125,10 @@ impl Branch {
             let state = state.and_then(|state| state.get("steps")?.get(id));
             let settled = position.as_ref().and_then(|position| position.ledger.get(step)).copied();
             let is_finished = entry.is_none() && is_open.map_or(settled.is_some(), |open| !open);
-            let end = told.ends.get(id).copied().filter(|header| counts(header.at.epoch));
-            let is_its_end = |header: &&Header| {
-                ends(&header.phase) && settled.is_none_or(|settled| settled.seq() <= header.seq)
-            };
+            // Of one whose results were used again, the newest word is that, and its end is before.
+            let ends_told = if is_finished { &told.finished } else { &told.ends };
+            let end = ends_told.get(id).copied().filter(|header| counts(header.at.epoch));
+            let is_its_end = |header: &&Header| settled.is_none_or(|settled| settled.seq() <= header.seq);
             let facts = StepFacts {
                 entry,
                 standing,
@@ -164,6 +164,8 @@ fn ends(phase: &Phase) -> bool {
 struct Told<'a> {
     /// What it came to last.
     ends: HashMap<&'a str, &'a Header>,
+    /// With what it finished last.
+    finished: HashMap<&'a str, &'a Header>,
     /// Its last start.
     starts: HashMap<&'a str, (&'a Start, Timestamp)>,
     /// Steps whose last start was to count what became of their items.
@@ -207,6 +209,9 @@ impl<'a> Told<'a> {
             }
             if !matches!(header.phase, Phase::Started) {
                 told.ends.entry(step.as_str()).or_insert(header);
+            }
+            if ends(&header.phase) {
+                told.finished.entry(step.as_str()).or_insert(header);
             }
             told.standing.entry(step.as_str()).or_insert(match &header.phase {
                 Phase::Started | Phase::Progress { .. } => Some(Status::Started),

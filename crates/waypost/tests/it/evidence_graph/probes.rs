@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::{Occasion, Terms};
 
 use super::*;
 
@@ -13,6 +14,7 @@ use super::*;
 struct Table {
     has_row: AtomicBool,
     hangs: AtomicBool,
+    panics: AtomicBool,
 }
 
 #[async_trait]
@@ -34,6 +36,7 @@ impl Probe for Table {
     }
 
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+        assert!(!self.panics.load(Ordering::Relaxed), "as it was told to");
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -89,7 +92,8 @@ async fn a_check_that_takes_too_long_stops_the_resume() {
 
     assert_eq!(
         refused.to_string(),
-        "run r needs a decision: step `insert`: evidence could not be checked: row sales (no answer within 1s)"
+        "run r needs a decision: step `insert`: evidence could not be checked: row sales \
+         (no answer within 1s, when the time for all checks was used up)"
     );
 }
 
@@ -154,4 +158,38 @@ async fn some_of_many_claims_may_be_enough() {
     desk.remove("a.txt");
     desk.resume(&graph).await;
     assert_eq!(desk.said(), ["a"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_due_later_does_not_fail_its_step() {
+    let desk = Desk::new();
+    desk.write("a", "a");
+    let later = Terms { at: [Occasion::Verify].into(), ..Terms::default() };
+    let graph = Graph::<Work>::builder("later")
+        .step("make", |work: Work, _: Context| async move { Ok::<_, StepError>(work) })
+        .evidence(move |_| Pack::all([Claim::file("a"), Claim::file("later").on_terms(later.clone())]))
+        .build()
+        .unwrap();
+
+    let outcome = desk.engine().run(&graph, "r", Work::default()).await.unwrap();
+
+    assert_eq!(outcome.status, RunStatus::Completed);
+    assert!(desk.engine().resume(&graph, "r").await.unwrap().idle);
+}
+
+#[tokio::test]
+async fn a_probe_that_panics_fails_its_step_and_not_the_program() {
+    let (desk, table) = (Desk::new(), Arc::new(Table::default()));
+    let graph = inserts(&table, &desk);
+    let engine = desk.engine().with_verifier(Verifier::new().with_probe(table.clone()));
+    engine.run(&graph, "r", Work::default()).await.unwrap();
+    table.panics.store(true, Ordering::Relaxed);
+
+    let refused = engine.resume(&graph, "r").await.unwrap_err();
+    let failed = engine.run(&graph, "s", Work::default()).await.unwrap();
+
+    let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
+    let Cause::EvidenceUnknown(why) = &questions[0].cause else { panic!("{refused}") };
+    assert!(why[0].contains("the probe for claims of kind `row` panicked"), "{why:?}");
+    assert_eq!(failed.status, RunStatus::Failed);
 }

@@ -171,3 +171,29 @@ async fn a_kind_of_the_users_own_is_a_probe() {
     engine.resume(&graph, "r").await.unwrap();
     assert_eq!(table.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn a_loop_of_ones_own_goes_back_only_where_evidence_holds() -> Result<(), Box<dyn std::error::Error>> {
+    use waypost::recorder::{Begin, Commit, Label, Options, Recorder, run_record};
+    use waypost::{RunId, StepId};
+
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path();
+    let store = Arc::new(MemoryStore::new());
+    let record = run_record(RunId::new("r")?, "loop");
+    let recorder = Recorder::create(store, record, &0, Options::new().with_base(folder)).await?;
+
+    let begun = recorder.begin_step(Begin::new(StepId::new("build")?, Label::ToolExecuted)).await?;
+    std::fs::write(folder.join("out"), "built")?;
+    let pack = Pack::all([Claim::unchanged("out"), Claim::file("token").sensitive().not()]);
+    let built = recorder.commit_step(&begun, Commit::with(pack).state(&1)).await?;
+    assert_eq!(built.verdict(), Verdict::Ok);
+
+    std::fs::write(folder.join("out"), "spoiled")?;
+    assert_eq!(recorder.verify_checkpoint(&built.reference()).await?.verdict(), Verdict::Failed);
+    assert!(recorder.rollback_to_checkpoint::<u32>(&built.reference()).await.is_err());
+
+    std::fs::write(folder.join("out"), "built")?;
+    assert_eq!(recorder.rollback_to_checkpoint::<u32>(&built.reference()).await?, 1);
+    Ok(())
+}

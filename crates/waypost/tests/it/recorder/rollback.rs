@@ -62,14 +62,14 @@ async fn a_rollback_goes_only_where_evidence_was_committed() {
     let begun = recorder.begin_step(begin("a")).await.unwrap();
     let bare = recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
     let begun = recorder.begin_step(begin("b")).await.unwrap();
-    let empty = recorder.commit_step(&begun, Commit::with(Pack::all([]))).await.unwrap();
+    let failed = recorder.commit_step(&begun, Commit::with(keeps("gone"))).await.unwrap();
     let before = rig.count().await;
 
     for reference in [at(1), begun.since().clone(), bare.reference()] {
         let error = recorder.rollback_to_checkpoint::<Value>(&reference).await.unwrap_err();
         assert!(matches!(error, Error::NoEvidence(_)), "{error}");
     }
-    let error = recorder.rollback_to_checkpoint::<Value>(&empty.reference()).await.unwrap_err();
+    let error = recorder.rollback_to_checkpoint::<Value>(&failed.reference()).await.unwrap_err();
     assert!(matches!(error, Error::NotVerified { .. }), "{error}");
     assert_eq!(rig.count().await, before);
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use serde_json::json;
 use waypost::evidence::InvalidPack;
-use waypost::record::{Claim, FailureKind, Note, Pack, Phase, RunStatus, Usage, Verdict};
+use waypost::record::{Claim, FailureKind, Note, Occasion, Pack, Phase, RunStatus, Terms, Usage, Verdict};
 use waypost::recorder::{Begin, Commit, Error, Label, Recorder, run_record};
 use waypost::shape::{Shape, Step};
 use waypost::store::{Page, RunQuery, Signal, SignalKind, Store, StoreError};
@@ -229,6 +229,10 @@ async fn one_id_does_not_stand_for_two_contents() {
     rig.write("out", "x");
     let commit = || Commit::with(keeps("out")).external("id").state(&json!({ "n": 1 })).output("a", 1);
     recorder.commit_step(&begun, commit()).await.unwrap();
+    let on_terms = |terms: Terms| {
+        let pack = Pack::all([Claim::unchanged("out").on_terms(terms)]);
+        Commit::with(pack).external("id").state(&json!({ "n": 1 })).output("a", 1)
+    };
     let other = recorder.begin_step(begin("tell")).await.unwrap();
     let before = rig.count().await;
 
@@ -239,6 +243,11 @@ async fn one_id_does_not_stand_for_two_contents() {
         (&begun, commit().label(Label::ErrorBoundary)),
         (&begun, Commit::with(keeps("other")).external("id").state(&json!({ "n": 1 })).output("a", 1)),
         (&begun, Commit::without_evidence().external("id").state(&json!({ "n": 1 })).output("a", 1)),
+        (&begun, commit().auto_verify(false)),
+        (&begun, on_terms(Terms { not: true, ..Terms::default() })),
+        (&begun, on_terms(Terms { within_ms: Some(1), ..Terms::default() })),
+        (&begun, on_terms(Terms { at: [Occasion::Commit].into(), ..Terms::default() })),
+        (&begun, on_terms(Terms { sensitive: true, ..Terms::default() })),
         (&other, commit()),
     ];
     for (begun, commit) in others {

@@ -1,5 +1,6 @@
 //! Checking evidence again, and finding the last checkpoint that holds.
 
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
@@ -102,6 +103,56 @@ async fn a_file_that_a_later_step_rewrote_does_not_condemn_the_older_one() {
     assert_eq!(record.header().notes, [Note::Event { name: "evidence_bound".to_owned(), data: bound }]);
 }
 
+/// What happened: a checkpoint was `ok` whose file was gone, by another file that had got its inode.
+/// Why: a name was taken for the file that it had led to, though it led there no more.
+/// What stops it now: a name that leads nowhere, or elsewhere, stands for itself.
+#[tokio::test]
+async fn a_file_that_is_gone_is_not_another_one_that_has_its_inode() {
+    for _ in 0..20 {
+        let rig = Rig::new();
+        let recorder = rig.create().await;
+        let linked = |name: &str| {
+            rig.write(name, name);
+            fs::hard_link(rig.path(name), rig.path(&format!("{name}2"))).unwrap();
+            fs::metadata(rig.path(name)).unwrap().ino()
+        };
+        let first = linked("a");
+        let begun = recorder.begin_step(begin("a")).await.unwrap();
+        let older = recorder.commit_step(&begun, Commit::with(keeps("a"))).await.unwrap();
+        rig.remove("a");
+        rig.remove("a2");
+        let begun = recorder.begin_step(begin("c")).await.unwrap();
+        let second = linked("c");
+        recorder.commit_step(&begun, Commit::with(keeps("c"))).await.unwrap();
+
+        let verified = recorder.verify_checkpoint(&older.reference()).await.unwrap();
+
+        assert_eq!(verified.verdict(), Verdict::Failed);
+        if first == second {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_is_gone_is_not_what_it_led_to() {
+    let rig = Rig::new();
+    let recorder = rig.create().await;
+    rig.write("v1", "1");
+    symlink("v1", rig.path("latest")).unwrap();
+    let begun = recorder.begin_step(begin("a")).await.unwrap();
+    let older = recorder.commit_step(&begun, Commit::with(keeps("latest"))).await.unwrap();
+    let begun = recorder.begin_step(begin("b")).await.unwrap();
+    rig.write("v1", "rewritten");
+    recorder.commit_step(&begun, Commit::with(keeps("v1"))).await.unwrap();
+
+    let led = recorder.verify_checkpoint(&older.reference()).await.unwrap();
+    rig.remove("latest");
+    let gone = recorder.verify_checkpoint(&older.reference()).await.unwrap();
+
+    assert_eq!((led.verdict(), gone.verdict()), (Verdict::Ok, Verdict::Failed));
+}
+
 #[tokio::test]
 async fn a_claim_that_never_held_is_not_saved_by_a_newer_one() {
     let rig = Rig::new();
@@ -183,10 +234,8 @@ async fn the_last_verified_checkpoint_of_one_label() {
 async fn a_checkpoint_without_evidence_is_never_the_last_verified_one() {
     let rig = Rig::new();
     let recorder = rig.create().await;
-    for commit in [Commit::without_evidence(), Commit::with(Pack::all([]))] {
-        let begun = recorder.begin_step(begin("a")).await.unwrap();
-        recorder.commit_step(&begun, commit).await.unwrap();
-    }
+    let begun = recorder.begin_step(begin("a")).await.unwrap();
+    recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
 
     assert_eq!(recorder.last_verified_checkpoint(None).await.unwrap().checkpoint, None);
 }
