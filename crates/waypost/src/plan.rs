@@ -400,9 +400,11 @@ impl BranchView<'_> {
             let upstream = before.or_else(|| rerun.get(&place).cloned());
             let entry = entries.get(step.id.as_str()).copied();
             // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
-            let comes_again = self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
+            let comes_again =
+                self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
             let is_asked = entry.is_some_and(|entry| self.is_in_doubt(step, entry));
-            let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked) {
+            let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked)
+            {
                 true => self.doubted(step),
                 false => None,
             };

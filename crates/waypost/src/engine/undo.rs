@@ -253,7 +253,8 @@ impl<'a, P: Program> Undoer<'a, P> {
             }
         }
         let mut seen = HashSet::new();
-        let pass = |effect: &Effect| (effect.branch.clone(), effect.step.clone(), effect.at.iteration.clone());
+        let pass =
+            |effect: &Effect| (effect.branch.clone(), effect.step.clone(), effect.at.iteration.clone());
         effects.retain(|effect: &Effect| seen.insert(pass(effect)));
         let mut newer = HashSet::new();
         for effect in &mut effects {
@@ -553,7 +554,11 @@ impl<'a, P: Program> Undoer<'a, P> {
             }
             self.around.push((key(record), state));
         }
-        debug_assert_eq!(self.around.last().map(|((name, _), _)| name), Some(branch), "it is on its own path");
+        debug_assert_eq!(
+            self.around.last().map(|((name, _), _)| name),
+            Some(branch),
+            "it is on its own path"
+        );
         Ok(&self.around.last().expect("a branch is on its own path").1)
     }
 
