@@ -10,8 +10,8 @@ use waypost::evidence::{
 };
 use waypost::record::{Claim, Verdict};
 
-use crate::fits;
 use crate::json::{JSON_BYTES_MAX, read_json, value_at};
+use crate::{check_count, fits};
 
 /// Largest file that is looked into: it is read whole, beside seven others.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
@@ -93,7 +93,7 @@ impl FileProbe {
             return Err(Finding::failed("no `count` is expected"));
         }
         let wrong = |error| Finding::failed(format!("`count`: {error}"));
-        crate::check(&count).map_err(wrong)?;
+        check_count(&count).map_err(wrong)?;
         let paths = match expect.get("type").and_then(Value::as_str) {
             Some("symlink") => find_names(site, &claim.subject).await?,
             _ => find_all(site, &claim.subject).await?,
@@ -257,7 +257,9 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
             ("json", _) => Err("`json` is a map of paths and values".to_owned()),
             ("lines", wanted) => {
                 let lines = json!(text.lines().count());
-                let fit = fits(wanted, &lines).map_err(|error| format!("`lines`: {error}"));
+                let fit = check_count(wanted)
+                    .and_then(|()| fits(wanted, &lines))
+                    .map_err(|error| format!("`lines`: {error}"));
                 found["lines"] = lines;
                 fit
             }

@@ -56,6 +56,7 @@ pub(crate) fn cases() -> Vec<Case> {
         all(json!({ "size": "> 4" }), FAILED),
         all(json!({ "newer_than": "old.txt" }), OK),
         all(json!({ "count": null }), FAILED),
+        all(json!({ "count": ">= 0" }), FAILED),
         all(json!({ "count": "> many" }), FAILED),
         all(json!({ "colour": "red" }), UNKNOWN),
         all(json!({ "absent": true }), FAILED),
