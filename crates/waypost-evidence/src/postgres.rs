@@ -285,7 +285,7 @@ async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
     let columns = columns.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
     let columns = columns.collect::<Result<Vec<(String, String)>, Error>>()?;
     let known: Vec<String> = columns.iter().map(|(name, _)| name.clone()).collect();
-    rows.in_columns(&known)?;
+    rows.in_columns(&known, |one, other| one == other)?;
     Ok(Types { table: format!("{}.{}", quoted(&schema), quoted(&name)), columns })
 }
 
