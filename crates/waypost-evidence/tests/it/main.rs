@@ -174,6 +174,9 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 4 }), FAILED),
         (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
         (ARTIFACT_EXISTS, "twice.json".to_owned(), json!({ "json": { "$.n": 4 } }), FAILED),
+        (JSON_VALUE, "deep.json".to_owned(), json!({ "path": "$.n", "value": 3 }), UNKNOWN),
+        (JSON_VALUE, "huge.json".to_owned(), json!({ "path": "$.n", "value": "> 3" }), UNKNOWN),
+        (ARTIFACT_EXISTS, "huge.json".to_owned(), json!({ "json": { "$.n": "> 3" } }), UNKNOWN),
         (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n" }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "value": 3 }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!(null), FAILED),
@@ -243,6 +246,9 @@ fn world(folder: &Path) {
     fs::write(folder.join("a.json"), r#"{"n": 3, "none": null, "list": [{"name": "a"}, {"name": "b"}]}"#)
         .unwrap();
     fs::write(folder.join("twice.json"), r#"{"n": 3, "in": [{"a": 1, "a": 2}], "n": 4}"#).unwrap();
+    let deep = format!("{{\"n\": 3, \"in\": {}{}}}", "[".repeat(500), "]".repeat(500));
+    fs::write(folder.join("deep.json"), deep).unwrap();
+    fs::write(folder.join("huge.json"), r#"{"n": 1e999}"#).unwrap();
     fs::create_dir(folder.join("folder")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", folder.join("out")).unwrap();
     let connection = Connection::open(folder.join("a.db")).unwrap();

@@ -17,7 +17,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::id::{Digest, Digester};
 use crate::record::Claim;
 
-use super::beneath::{LastLink, Lost, Place};
+use super::beneath::{LastLink, Lost, Place, regular};
 use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
@@ -222,6 +222,11 @@ impl Wanted {
             Err(lost) => return none(finding_of(lost)),
         };
         let (kind, bytes) = (kind_of(&stat), u64::try_from(stat.st_size).unwrap_or(0));
+        if kind == "file"
+            && let Err(lost) = regular(&stat)
+        {
+            return finding_of(lost);
+        }
         let mut found = json!({ "type": kind });
         if kind == "file" {
             found["size"] = json!(bytes);
@@ -467,6 +472,11 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     let (site, subject) = (site.clone(), subject.to_owned());
     let looked = blocking(move |_| -> Result<Timestamp, Lost> {
         let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
+        if !matches!(kind_of(&stat), "file" | "directory") {
+            return Err(Lost::Refused(
+                "it is neither a file nor a folder, and its time says nothing".to_owned(),
+            ));
+        }
         let (seconds, nanoseconds) = Stamp::of(&stat).modified;
         let time = i32::try_from(nanoseconds).ok().and_then(|part| Timestamp::new(seconds, part).ok());
         time.ok_or_else(|| Lost::Unclear("when it was written is no time".to_owned()))
