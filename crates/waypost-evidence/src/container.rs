@@ -1,6 +1,7 @@
 //! `container_running`: a container runs, is healthy, and is of an image.
 
-use std::io::ErrorKind;
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -8,7 +9,7 @@ use hyper::{Method, StatusCode};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 use waypost::evidence::{Cost, Finding, Probe, Site};
-use waypost::record::Claim;
+use waypost::record::{Claim, Verdict};
 
 use crate::exchange::{self, Question};
 use crate::{check, fits};
@@ -33,39 +34,52 @@ const SHORT_ID_DIGITS: usize = 12;
 /// - `ok`: an engine knows it so.
 /// - `failed`: an engine knows it otherwise, or every engine that is there knows no such container. One whose id only begins
 ///   so is another one.
-/// - `unknown`: there is no engine, it may not be asked, or gives no answer.
+/// - `unknown`: there is no engine, or one of them may not be asked or gives no answer, and no other knows the container. One
+///   is not there where its socket is not; one that a variable names is there. While a health check is only beginning, nobody
+///   knows that it is not `healthy`.
 ///
 /// Engines are asked over their Unix sockets, and only for what they know of the container: nothing is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerProbe {
-    docker: Result<Vec<PathBuf>, String>,
-    podman: Result<Vec<PathBuf>, String>,
+    docker: Sockets,
+    podman: Sockets,
+}
+
+/// Where an engine is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Sockets {
+    /// At the places where it usually is, in this order.
+    Usual(Vec<PathBuf>),
+    /// Where a variable says that it is.
+    Named(PathBuf),
+    /// Nowhere, as a variable names what is no socket of this machine.
+    Elsewhere(String),
 }
 
 impl Default for ContainerProbe {
     /// Asks the engines of this machine: where `DOCKER_HOST` and `CONTAINER_HOST` say, if they are set, otherwise at the
     /// usual sockets of the system and of the user.
     fn default() -> Self {
-        let of_user = |name: &str| Some(PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join(name));
-        let usual =
-            |user: &str, system: &str| of_user(user).into_iter().chain([PathBuf::from(system)]).collect();
-        Self {
-            docker: named("DOCKER_HOST").unwrap_or_else(|| Ok(usual("docker.sock", "/var/run/docker.sock"))),
-            podman: named("CONTAINER_HOST")
-                .unwrap_or_else(|| Ok(usual("podman/podman.sock", "/run/podman/podman.sock"))),
-        }
+        Self::by(|name| std::env::var(name).ok())
     }
 }
 
-/// Returns the socket that a variable names, if it is set.
-fn named(variable: &str) -> Option<Result<Vec<PathBuf>, String>> {
-    let value = std::env::var(variable).ok().filter(|value| !value.is_empty())?;
-    Some(match value.strip_prefix("unix://") {
-        Some(path) => Ok(vec![PathBuf::from(path)]),
-        None => {
-            Err(format!("{variable} names no socket of this machine (`unix://...`), and no other is asked"))
-        }
-    })
+/// Returns where an engine is: where its variable says, otherwise at its usual sockets of the user and of the system.
+fn sockets(
+    variable: impl Fn(&str) -> Option<String>,
+    named_by: &str,
+    (of_user, of_system): (&str, &str),
+) -> Sockets {
+    if let Some(value) = variable(named_by).filter(|value| !value.is_empty()) {
+        return match value.strip_prefix("unix://") {
+            Some(path) => Sockets::Named(PathBuf::from(path)),
+            None => Sockets::Elsewhere(format!(
+                "{named_by} names no socket of this machine (`unix://...`), and no other is asked"
+            )),
+        };
+    }
+    let of_user = variable("XDG_RUNTIME_DIR").map(|folder| PathBuf::from(folder).join(of_user));
+    Sockets::Usual(of_user.into_iter().chain([PathBuf::from(of_system)]).collect())
 }
 
 /// What an engine says of a container.
@@ -74,14 +88,30 @@ enum Said {
     Known(Value),
     /// It has no such container.
     None,
-    /// Nobody listens at its socket.
+    /// Where it might be, there is no socket.
     NoEngine,
 }
 
 impl ContainerProbe {
-    /// Makes a probe that asks engines at these sockets, in their order.
+    /// Makes a probe that asks engines at these sockets, in their order, as far as they are there.
     pub fn at(docker: impl IntoIterator<Item = PathBuf>, podman: impl IntoIterator<Item = PathBuf>) -> Self {
-        Self { docker: Ok(docker.into_iter().collect()), podman: Ok(podman.into_iter().collect()) }
+        let usual = Sockets::Usual;
+        Self { docker: usual(docker.into_iter().collect()), podman: usual(podman.into_iter().collect()) }
+    }
+
+    /// Makes a probe with these variables in the place of those of the process.
+    pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        let variables: BTreeMap<String, String> = variables.into_iter().collect();
+        Self::by(|name| variables.get(name).cloned())
+    }
+
+    fn by(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let docker = ("docker.sock", "/var/run/docker.sock");
+        let podman = ("podman/podman.sock", "/run/podman/podman.sock");
+        Self {
+            docker: sockets(&variable, "DOCKER_HOST", docker),
+            podman: sockets(&variable, "CONTAINER_HOST", podman),
+        }
     }
 
     /// Asks one engine after the other, until one knows the container.
@@ -89,15 +119,16 @@ impl ContainerProbe {
         let both = [("docker", &self.docker), ("podman", &self.podman)];
         let (mut is_there, mut silent) = (false, None);
         for (_, sockets) in both.into_iter().filter(|(own, _)| engine == "auto" || engine == *own) {
-            let sockets = match sockets {
-                Ok(sockets) => sockets,
-                Err(why) => {
+            let (sockets, is_named) = match sockets {
+                Sockets::Usual(sockets) => (&**sockets, false),
+                Sockets::Named(socket) => (std::slice::from_ref(socket), true),
+                Sockets::Elsewhere(why) => {
                     silent = Some(Finding::unknown(why));
                     continue;
                 }
             };
             for socket in sockets {
-                match ask(socket, name).await {
+                match ask(socket, is_named, name).await {
                     Ok(Said::Known(found)) => return Ok(found),
                     Ok(Said::None) => is_there = true,
                     Ok(Said::NoEngine) => {}
@@ -115,19 +146,26 @@ impl ContainerProbe {
     }
 }
 
-async fn ask(socket: &Path, name: &str) -> Result<Said, Finding> {
-    let stream = match UnixStream::connect(socket).await {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            return Ok(Said::NoEngine);
+async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding> {
+    let is_missing = |error: io::Error| error.kind() == ErrorKind::NotFound;
+    if !is_named && std::fs::symlink_metadata(socket).is_err_and(is_missing) {
+        return Ok(Said::NoEngine);
+    }
+    // Where it is, or should be, and nobody listens: it was stopped, and its containers may be there all the same.
+    let stream = UnixStream::connect(socket).await.map_err(|error| {
+        let why = format!("cannot ask the engine at {}: {error}", socket.display());
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Finding::unknown_yet(why),
+            _ => Finding::unknown(why),
         }
-        Err(error) => {
-            return Err(Finding::unknown(format!("cannot ask the engine at {}: {error}", socket.display())));
-        }
-    };
+    })?;
     let path = format!("/containers/{name}/json");
     let question = Question { method: Method::GET, host: "localhost", path: &path, wants_body: true };
-    let answer = exchange::ask(stream, question).await?;
+    let answer = exchange::ask(stream, question).await.map_err(|finding| match finding.verdict() {
+        // What speaks no HTTP is no engine, and says nothing of the container.
+        Verdict::Failed => Finding::unknown(format!("no engine answers at {}", socket.display())),
+        _ => finding,
+    })?;
     match answer.status {
         StatusCode::OK => {
             let found: Value = serde_json::from_slice(&answer.body)
@@ -268,6 +306,9 @@ impl<'a> Wanted<'a> {
                 .into_iter()
                 .find_map(|health| health["Status"].as_str());
             match health.filter(|health| !matches!(*health, "" | "none")) {
+                Some("starting") if !wanted => {
+                    return Err(Finding::unknown_yet("its health check has not come to an end yet"));
+                }
                 Some(health) => {
                     holds &= (health == "healthy") == wanted;
                     found.insert("health".to_owned(), health.into());

@@ -6,15 +6,13 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
-use waypost::evidence::Finding;
-use waypost::in_use::is_in_use;
+use waypost::evidence::{Finding, Spot};
 
 /// Where a file says whether it has a log, and what it says then (<https://sqlite.org/fileformat2.html#file_format_version_numbers>).
 const READ_VERSION: usize = 19;
@@ -23,7 +21,7 @@ const LOGGED: u8 = 2;
 /// A database that is open for reading.
 pub(crate) struct DatabaseFile {
     pub(crate) connection: Connection,
-    path: PathBuf,
+    spot: Spot,
     /// How it looked when it was taken for one that does not change.
     closed: Option<Look>,
 }
@@ -36,42 +34,61 @@ struct Look {
 }
 
 impl Look {
-    fn at(path: &Path) -> io::Result<Self> {
-        let file = fs::metadata(path)?;
-        let log_bytes = bytes_of(&beside(path, "-wal"))?.unwrap_or_default();
+    fn at(spot: &Spot) -> io::Result<Self> {
+        let file = spot.open()?.metadata()?;
+        let log_bytes = spot.bytes_beside("-wal")?.unwrap_or_default();
         Ok(Self { file: (file.ino(), file.size(), file.mtime(), file.mtime_nsec()), log_bytes })
     }
 }
 
 impl DatabaseFile {
     /// Opens a database.
-    pub(crate) fn open(path: PathBuf) -> Result<Self, Finding> {
+    pub(crate) fn open(spot: Spot) -> Result<Self, Finding> {
         let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
-        if fs::metadata(&path).is_ok_and(|file| is_in_use(file.dev(), file.ino())) {
-            return Err(Finding::failed("it is the database in which this run is kept"));
-        }
-        let log_bytes = bytes_of(&beside(&path, "-wal")).map_err(unclear)?;
-        let has_index = bytes_of(&beside(&path, "-shm")).map_err(unclear)?.is_some();
-        let (is_logged, is_empty) = read_header(&path).map_err(unclear)?;
+        // SQLite opens what is beside a database by its name, and would wait at a pipe for ever.
+        spot.bytes_beside("-journal").map_err(unclear)?;
+        let log_bytes = spot.bytes_beside("-wal").map_err(unclear)?;
+        let has_index = spot.bytes_beside("-shm").map_err(unclear)?.is_some();
+        let (is_logged, is_empty) = read_header(&spot).map_err(unclear)?;
         let (closed, parameters) = match log_bytes {
             None if !is_logged => (None, ""),
-            None => (Some(Look::at(&path).map_err(unclear)?), "?immutable=1"),
-            Some(0) if !has_index => (Some(Look::at(&path).map_err(unclear)?), "?immutable=1"),
+            None => (Some(Look::at(&spot).map_err(unclear)?), "?immutable=1"),
+            Some(0) if !has_index => (Some(Look::at(&spot).map_err(unclear)?), "?immutable=1"),
             Some(_) if has_index && !is_empty => (None, "?readonly_shm=1"),
-            Some(_) => return Err(left_behind(&path, "-wal", "takes that in")),
+            Some(_) => return Err(left_behind(spot.path(), "-wal", "takes that in")),
         };
-        let flags =
-            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-        let connection = Connection::open_with_flags(uri(&path, parameters), flags);
-        let connection =
-            connection.map_err(|error| Finding::unknown(format!("it cannot be asked: {error}")))?;
-        Ok(Self { connection, path, closed })
+        // There is no link in the path; one that is put there now is not followed.
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_URI
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let connection = Connection::open_with_flags(uri(spot.path(), parameters), flags);
+        let connection = connection.map_err(|error| match spot.is_there() {
+            true => Finding::unknown(format!("it cannot be asked: {error}")),
+            false => swapped(),
+        })?;
+        Ok(Self { connection, spot, closed })
     }
 
-    /// Says whether somebody wrote to it meanwhile where that was not waited for.
-    pub(crate) fn has_changed(&self) -> bool {
-        self.closed.as_ref().is_some_and(|before| Look::at(&self.path).ok().as_ref() != Some(before))
+    /// Says that it cannot be told what was read, if so: another file stands there, or somebody wrote to it where that was not
+    /// waited for.
+    pub(crate) fn changed(&self) -> Option<Finding> {
+        if !self.spot.is_there() {
+            return Some(swapped());
+        }
+        let has_changed =
+            self.closed.as_ref().is_some_and(|before| Look::at(&self.spot).ok().as_ref() != Some(before));
+        has_changed.then(|| Finding::unknown_yet("it was written to while it was read"))
     }
+
+    /// Returns where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.spot.path()
+    }
+}
+
+fn swapped() -> Finding {
+    Finding::unknown_yet("another file was put in its place while it was looked at")
 }
 
 /// Says that who wrote to a database was cut off (or has it open in a way that nobody else may read), and what is left.
@@ -90,19 +107,10 @@ fn beside(path: &Path, what: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Returns how long a file is, if there is one.
-fn bytes_of(path: &Path) -> io::Result<Option<u64>> {
-    match fs::metadata(path) {
-        Ok(file) => Ok(Some(file.len())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Says whether a database has a log while it is open, and whether there is nothing in it.
-fn read_header(path: &Path) -> io::Result<(bool, bool)> {
+fn read_header(spot: &Spot) -> io::Result<(bool, bool)> {
     let mut header = Vec::new();
-    File::open(path)?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
+    spot.open()?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
     Ok((header.get(READ_VERSION) == Some(&LOGGED), header.is_empty()))
 }
 

@@ -96,6 +96,10 @@ async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer
 /// Something answers in another language, or the connection broke.
 fn said_of(error: &hyper::Error) -> Finding {
     if error.is_parse() {
+        // To clients, hyper says so only in words.
+        if error.to_string().contains("too large") {
+            return Finding::unknown("the head of the answer is larger than what is looked at");
+        }
         return Finding::failed(format!("what answers there does not speak HTTP: {error}"));
     }
     Finding::unknown_yet(format!("the connection broke: {error}"))

@@ -115,7 +115,7 @@ impl ExecProbe {
 
     fn finding(&self, ended: &Ended) -> Finding {
         let said = said(&ended.stderr, &self.environment);
-        let found = || found_in(ended.stdout.whole());
+        let found = || found_in(ended.stdout.whole(), &self.environment);
         match ended.end {
             End::Code(0) => Finding::ok(found()),
             End::Code(1) => match said {
@@ -133,11 +133,43 @@ impl ExecProbe {
 }
 
 /// Reads what a program answered; null if that is no JSON, and how much it is if that is more than is kept.
-fn found_in(printed: Option<String>) -> Value {
+fn found_in(printed: Option<String>, environment: &Environment) -> Value {
     let Some(text) = printed else { return Value::Null };
-    let found = serde_json::from_str(&text).unwrap_or_default();
     match text.trim().len() {
-        ..=FOUND_BYTES_MAX => found,
+        ..=FOUND_BYTES_MAX => {
+            let mut found = serde_json::from_str(&text).unwrap_or_default();
+            hide(&mut found, environment);
+            found
+        }
         bytes => json!({ "bytes": bytes }),
+    }
+}
+
+/// Hides secrets in all that a program says, its numbers too.
+fn hide(value: &mut Value, environment: &Environment) {
+    match value {
+        Value::String(text) => *text = environment.mask(text).into_owned(),
+        Value::Number(number) => {
+            // With an exponent, and without.
+            let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
+            let masked = [Some(number.to_string()), plain].into_iter().flatten().find_map(|text| {
+                let masked = environment.mask(&text);
+                (*masked != *text).then(|| masked.into_owned())
+            });
+            if let Some(masked) = masked {
+                *value = masked.into();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| hide(item, environment)),
+        Value::Object(map) => {
+            let entries = std::mem::take(map).into_iter();
+            *map = entries
+                .map(|(name, mut value)| {
+                    hide(&mut value, environment);
+                    (environment.mask(&name).into_owned(), value)
+                })
+                .collect();
+        }
+        Value::Null | Value::Bool(_) => {}
     }
 }

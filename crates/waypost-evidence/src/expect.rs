@@ -1,23 +1,26 @@
 //! The language of expectations: a scalar means equals, `"> 5"` compares, `"~ regex"` matches, a list means one of them.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 
 use regex_lite::Regex;
 use serde_json::Value;
 use waypost::evidence::parse_size;
 
+use crate::decimal::{Decimal, is_plain};
+
+type Comparison = fn(Ordering) -> bool;
+
 /// Comparisons, the longer first, so that `>=` is not taken for `>`.
 const COMPARISONS: [(&str, Comparison); 7] = [
-    (">=", |order| order.is_ge()),
-    ("<=", |order| order.is_le()),
-    ("!=", |order| order.is_ne()),
-    ("==", |order| order.is_eq()),
-    (">", |order| order.is_gt()),
-    ("<", |order| order.is_lt()),
-    ("=", |order| order.is_eq()),
+    (">=", Ordering::is_ge),
+    ("<=", Ordering::is_le),
+    ("!=", Ordering::is_ne),
+    ("==", Ordering::is_eq),
+    (">", Ordering::is_gt),
+    ("<", Ordering::is_lt),
+    ("=", Ordering::is_eq),
 ];
-
-type Comparison = fn(std::cmp::Ordering) -> bool;
 
 /// An expectation that nothing can be compared with. It is never taken to hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,14 +55,17 @@ pub fn literal_text(text: &str) -> Cow<'_, str> {
 /// Sees that something is expected of how many there are: a number, a comparison with one, or a list of them.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: no number is so.
+/// [`InvalidExpectation`]: no number is so, or every one, as with `>= 0`.
 pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
-    let is_number = |text: &str| Number::read(text).is_some() || parse_size(text).is_ok();
+    let is_number = |text: &str| number_or_size(text).is_some();
     let is_one = match expect {
         Value::Array(list) if !list.is_empty() => return list.iter().try_for_each(check_count),
         Value::Number(number) => number.is_u64(),
         Value::String(text) => match sign_of(text) {
             Some("~") => return check(expect),
+            Some(">" | ">=") if fits(expect, &0.into()) == Ok(true) => {
+                return Err(InvalidExpectation(format!("`{text}` holds for every number of them")));
+            }
             Some(sign) => is_number(text[sign.len()..].trim()),
             None => text.parse::<u64>().is_ok(),
         },
@@ -69,10 +75,12 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
     if is_one { Ok(()) } else { Err(wrong()) }
 }
 
-/// Says whether what was found is as expected. A number and its text are the same; null is only null.
+/// Says whether what was found is as expected. A number is also the text that it is written as, and a text that is written
+/// as a plain number is that number; null is only null.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: nothing can be compared with the expectation.
+/// [`InvalidExpectation`]: nothing can be compared with the expectation, or not with this number, which was rounded when it
+/// was read.
 pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Array(list) if list.is_empty() => {
@@ -84,39 +92,80 @@ pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
         }
         Value::Object(_) => Err(InvalidExpectation("a map is no expectation of a value".to_owned())),
         Value::String(text) => text_fits(text, found),
-        Value::Number(number) => {
-            let order = number_of(found).and_then(|found| found.compare(&Number::of(number)));
-            Ok(order.is_some_and(|order| order.is_eq()))
-        }
+        Value::Number(number) => match found {
+            Value::Number(found) => Ok(ordered(&Decimal::of(found), &Decimal::of(number))?.is_eq()),
+            Value::String(found) => Ok(*found == number.to_string()),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Ok(false),
+        },
         Value::Bool(_) | Value::Null => Ok(expect == found),
     }
 }
 
 fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     if let Some(pattern) = text.strip_prefix('~') {
-        let regex = Regex::new(pattern.trim_start());
-        let regex = regex.map_err(|error| {
-            InvalidExpectation(format!("`{}` is no regular expression: {error}", pattern.trim_start()))
-        })?;
+        let pattern = pattern.trim_start();
+        if pattern.is_empty() {
+            return Err(InvalidExpectation(format!(
+                "`{text}` is an empty regular expression, and matches anything"
+            )));
+        }
+        let regex = Regex::new(pattern)
+            .map_err(|error| InvalidExpectation(format!("`{pattern}` is no regular expression: {error}")))?;
         return Ok(plain(found).is_some_and(|found| regex.is_match(&found)));
     }
-    let compared =
-        COMPARISONS.iter().find_map(|(sign, holds)| Some((*sign, *holds, text.strip_prefix(sign)?)));
-    let Some((sign, holds, bound)) = compared else {
-        return Ok(plain(found).is_some_and(|found| found == text));
-    };
-    let bound = bound.trim();
-    let number =
-        Number::read(bound).or_else(|| parse_size(bound).ok().map(|bytes| Number::Whole(bytes.into())));
-    match number {
-        Some(number) => {
-            let order = number_of(found).and_then(|found| found.compare(&number));
-            Ok(order.is_some_and(holds))
+    let Some(sign) = sign_of(text) else { return equals(text, found) };
+    let bound = text[sign.len()..].trim();
+    match sign {
+        "==" | "=" => equals_or_size(bound, found),
+        // Nothing is told of what is not there.
+        "!=" => Ok(plain(found).is_some() && !equals_or_size(bound, found)?),
+        _ => {
+            let bound = number_or_size(bound).ok_or_else(|| {
+                InvalidExpectation(format!("`{text}`: `{bound}` is neither a number nor a size"))
+            })?;
+            let holds = COMPARISONS.iter().find_map(|(own, holds)| (*own == sign).then_some(*holds));
+            let Some((found, holds)) = number_of(found).zip(holds) else { return Ok(false) };
+            Ok(holds(ordered(&found, &bound)?))
         }
-        None if matches!(sign, "==" | "=") => Ok(plain(found).is_some_and(|found| found == bound)),
-        None if sign == "!=" => Ok(plain(found).is_some_and(|found| found != bound)),
-        None => Err(InvalidExpectation(format!("`{text}`: `{bound}` is neither a number nor a size"))),
     }
+}
+
+/// Says whether what was found is this text, or the number that it is written as.
+fn equals(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
+    let Value::Number(number) = found else { return Ok(plain(found).is_some_and(|found| found == text)) };
+    if number.to_string() == text {
+        return Ok(true);
+    }
+    let written = Decimal::read(text).filter(|_| is_plain(text));
+    written.map_or(Ok(false), |written| Ok(ordered(&Decimal::of(number), &written)?.is_eq()))
+}
+
+/// The same, of a text that may also be a size with its unit.
+fn equals_or_size(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
+    match (size_of(text), found) {
+        (Some(size), Value::Number(number)) => Ok(ordered(&Decimal::of(number), &size)?.is_eq()),
+        _ => equals(text, found),
+    }
+}
+
+fn number_or_size(text: &str) -> Option<Decimal> {
+    Decimal::read(text).or_else(|| size_of(text))
+}
+
+/// Reads a size with its unit, as `2 KiB`.
+fn size_of(text: &str) -> Option<Decimal> {
+    let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
+    let bytes = parse_size(text).ok().filter(|_| has_unit)?;
+    Decimal::read(&bytes.to_string())
+}
+
+/// Compares numbers.
+fn ordered(found: &Decimal, bound: &Decimal) -> Result<Ordering, InvalidExpectation> {
+    found.compare(bound).ok_or_else(|| {
+        let why =
+            "a number with a fraction, or with an exponent, is rounded from 2^53 on, and was not compared";
+        InvalidExpectation(why.to_owned())
+    })
 }
 
 /// Writes a scalar as it is spelled; nothing for null, lists and maps.
@@ -128,48 +177,10 @@ fn plain(value: &Value) -> Option<String> {
     }
 }
 
-/// A number, exact where it is whole.
-#[derive(Debug, Clone, Copy)]
-enum Number {
-    Whole(i128),
-    Real(f64),
-}
-
-impl Number {
-    fn of(number: &serde_json::Number) -> Self {
-        let whole = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
-        whole.map_or_else(|| Self::Real(number.as_f64().unwrap_or(f64::NAN)), Self::Whole)
-    }
-
-    fn read(text: &str) -> Option<Self> {
-        let is_number = text.bytes().any(|byte| byte.is_ascii_digit())
-            && text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-        if !is_number {
-            return None;
-        }
-        text.parse().map(Self::Whole).ok().or_else(|| text.parse().ok().map(Self::Real))
-    }
-
-    fn compare(self, other: &Self) -> Option<std::cmp::Ordering> {
-        match (self, *other) {
-            (Self::Whole(one), Self::Whole(other)) => Some(one.cmp(&other)),
-            (one, other) => one.real().partial_cmp(&other.real()),
-        }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "compared with a fraction, the last digits do not count")]
-    fn real(self) -> f64 {
-        match self {
-            Self::Whole(whole) => whole as f64,
-            Self::Real(real) => real,
-        }
-    }
-}
-
-fn number_of(value: &Value) -> Option<Number> {
+fn number_of(value: &Value) -> Option<Decimal> {
     match value {
-        Value::Number(number) => Some(Number::of(number)),
-        Value::String(text) => Number::read(text.trim()),
+        Value::Number(number) => Some(Decimal::of(number)),
+        Value::String(text) => Decimal::read(text.trim()),
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }
 }

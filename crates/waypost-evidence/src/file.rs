@@ -10,8 +10,8 @@ use waypost::evidence::{
 };
 use waypost::record::{Claim, Verdict};
 
-use crate::fits;
 use crate::json::{JSON_BYTES_MAX, read_json, value_at};
+use crate::{check_count, fits};
 
 /// Largest file that is looked into: it is read whole, beside seven others.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
@@ -93,9 +93,9 @@ impl FileProbe {
             return Err(Finding::failed("no `count` is expected"));
         }
         let wrong = |error| Finding::failed(format!("`count`: {error}"));
-        crate::check(&count).map_err(wrong)?;
+        check_count(&count).map_err(wrong)?;
         let paths = match expect.get("type").and_then(Value::as_str) {
-            Some("symlink") => find_names(site, &claim.subject).await?,
+            Some("symlink") => links(site, find_names(site, &claim.subject).await?).await,
             _ => find_all(site, &claim.subject).await?,
         };
         let found = json!({ "count": paths.len() });
@@ -171,6 +171,20 @@ impl FileProbe {
     }
 }
 
+/// Returns those that are links themselves.
+async fn links(site: &Site, paths: Vec<String>) -> Vec<String> {
+    let mut links = Vec::new();
+    for path in paths {
+        let claim = Claim::new(ARTIFACT_EXISTS, path.clone()).expecting(json!({ "type": "symlink" }));
+        // What cannot be looked at is looked at once more as one of them, and then told.
+        let found = ExistsProbe.check(&claim, site).await;
+        if found.verdict() != Verdict::Failed {
+            links.push(path);
+        }
+    }
+    links
+}
+
 /// Says whether what was found is of the type that is expected, so that something else about it differs.
 fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
     match wanted.and_then(Value::as_str).unwrap_or("any") {
@@ -195,6 +209,10 @@ async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> R
     for name in names {
         if name.is_empty() {
             return Err(wrong());
+        }
+        if is_pattern(name) {
+            let why = format!("`newer_than`: `{name}` is a pattern, and a file or a time is compared with");
+            return Err(Finding::failed(why));
         }
         let bound = match name.parse::<Timestamp>() {
             Ok(time) => time,
@@ -257,7 +275,9 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
             ("json", _) => Err("`json` is a map of paths and values".to_owned()),
             ("lines", wanted) => {
                 let lines = json!(text.lines().count());
-                let fit = fits(wanted, &lines).map_err(|error| format!("`lines`: {error}"));
+                let fit = check_count(wanted)
+                    .and_then(|()| fits(wanted, &lines))
+                    .map_err(|error| format!("`lines`: {error}"));
                 found["lines"] = lines;
                 fit
             }
@@ -284,14 +304,17 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
         let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");
         return Err(Finding::unknown(why));
     }
-    let value = read_json(bytes).map_err(|why| Finding::failed(format!("it {why}")))?;
+    let value = read_json(bytes, "it")?;
     let (mut holds, mut found) = (true, Map::new());
     for (path, wanted) in expect {
         let at = value_at(&value, path).map_err(Finding::failed)?;
         let fit = fits(wanted, at.unwrap_or(&Value::Null));
         let fit = fit.map_err(|error| Finding::failed(format!("`json`: {error}")))?;
-        holds &= fit && at.is_some();
-        found.insert(path.clone(), at.cloned().unwrap_or_default());
+        let Some(at) = at else {
+            return Err(Finding::absent(format!("it has nothing at `{path}`")));
+        };
+        holds &= fit;
+        found.insert(path.clone(), at.clone());
     }
     Ok((holds, found))
 }

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use async_trait::async_trait;
+use rustix::fs::Access;
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site, find_folder};
 use waypost::record::Claim;
@@ -36,7 +38,7 @@ const VARIABLES: [(&str, &str); 6] = [
 ///
 /// - `ok`: it is so.
 /// - `failed`: it is otherwise. Of a folder that is not there, or is no top of a repository, the opposite does not hold either.
-/// - `unknown`: there is no git, or it does not tell, as of a repository of somebody else.
+/// - `unknown`: there is no git, or it does not tell, as of a repository of somebody else, or one that may not be read.
 #[derive(Debug, Clone)]
 pub struct GitProbe {
     environment: Environment,
@@ -198,11 +200,16 @@ impl GitProbe {
         };
         words.extend(changes.map(OsString::from));
         let environment = self.variables(&folder)?;
+        let top = folder.clone();
         let ended = Program { words, folder, environment, input: None }.run().await?;
         let said = said(&ended.stderr, &self.environment);
         match ended.end {
             End::Code(0) => {}
             End::Code(128) if said.as_deref().is_some_and(|said| said.contains("not a git repository")) => {
+                // To git, what it may not read is not there.
+                if let Some(why) = barred(&top) {
+                    return Err(Finding::unknown(format!("it may be a git repository: {why}")));
+                }
                 return Err(Finding::failed("it is not the top of a git repository"));
             }
             End::Code(127) => return Err(Finding::unknown("there is no git here")),
@@ -232,4 +239,15 @@ impl GitProbe {
         variables.push(("GIT_CEILING_DIRECTORIES".into(), above));
         Ok(variables)
     }
+}
+
+/// Says what keeps git from seeing that a folder is the top of a repository; nothing where nothing does.
+fn barred(top: &Path) -> Option<String> {
+    let parts = [".git", ".git/HEAD", ".git/objects", ".git/refs"].into_iter();
+    parts.map(|part| (part, top.join(part))).find_map(|(part, path)| {
+        match rustix::fs::access(&path, Access::READ_OK) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => None,
+            Err(errno) => Some(format!("`{part}` cannot be read: {errno}")),
+        }
+    })
 }

@@ -197,7 +197,7 @@ impl Wanted {
         if self.json.is_empty() {
             return Ok(if holds { Finding::ok(found) } else { Finding::differs(found) });
         }
-        let body = read_json(&answer.body).map_err(|why| Finding::failed(format!("the answer {why}")))?;
+        let body = read_json(&answer.body, "the answer")?;
         let (mut values, mut missing) = (Map::new(), Vec::new());
         for (path, wanted) in &self.json {
             match at(&body, path).map_err(Finding::failed)? {

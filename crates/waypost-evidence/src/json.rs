@@ -59,9 +59,9 @@ impl Probe for JsonProbe {
             Ok(bytes) => bytes,
             Err(finding) => return finding.either_way(),
         };
-        let value = match read_json(&bytes) {
+        let value = match read_json(&bytes, "it") {
             Ok(value) => value,
-            Err(why) => return Finding::failed(format!("it {why}")),
+            Err(finding) => return finding,
         };
         let found = match at(&value, path) {
             Ok(Some(found)) => found,
@@ -81,12 +81,21 @@ impl Probe for JsonProbe {
     }
 }
 
-/// Reads JSON in which no key stands twice in a map: readers differ in which of them they take. Else says why, after what it is
-/// about.
-pub(crate) fn read_json(bytes: &[u8]) -> Result<Value, String> {
-    serde_json::from_slice(bytes).map(|Once(value)| value).map_err(|error| match error.is_data() {
-        true => error.to_string(),
-        false => format!("is no JSON: {error}"),
+/// How the messages begin that are about what this reader does not take, though it may be JSON.
+const LIMITS: [&str; 2] = ["recursion limit exceeded", "number out of range"];
+
+/// Reads JSON in which no key stands twice in a map: readers differ in which of them they take. Else says what is to be found
+/// of `what` it was read from.
+pub(crate) fn read_json(bytes: &[u8], what: &str) -> Result<Value, Finding> {
+    serde_json::from_slice(bytes).map(|Once(value)| value).map_err(|error| {
+        let why = error.to_string();
+        match error.is_data() {
+            true => Finding::failed(format!("{what} {why}")),
+            false if LIMITS.iter().any(|limit| why.starts_with(limit)) => {
+                Finding::unknown(format!("{what} has JSON that is not read: {why}"))
+            }
+            false => Finding::failed(format!("{what} is no JSON: {why}")),
+        }
     })
 }
 

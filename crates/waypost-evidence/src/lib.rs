@@ -89,6 +89,7 @@ pub mod claims;
 mod command;
 mod container;
 mod database_file;
+mod decimal;
 mod environment;
 mod exchange;
 mod exec;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site, modified, read_file};
 use waypost::record::Claim;
 
-use crate::{check, fits};
+use crate::{InvalidExpectation, check, check_count, fits};
 
 /// Recorded kind of claims about processes.
 pub const PROCESS_EXISTS: &str = "process_exists";
@@ -169,9 +169,9 @@ impl Wanted {
                 }
             }
         }
-        for expect in [&wanted.args, &wanted.count].into_iter().flatten() {
-            check(expect).map_err(|error| Finding::failed(error.to_string()))?;
-        }
+        let wrong = |error: InvalidExpectation| Finding::failed(error.to_string());
+        wanted.args.as_ref().map_or(Ok(()), check).map_err(wrong)?;
+        wanted.count.as_ref().map_or(Ok(()), check_count).map_err(wrong)?;
         if wanted.pid.is_some() && wanted.pid_file.is_some() {
             return Err(Finding::failed("a number and a pid file are two ways to say which process"));
         }

@@ -9,7 +9,7 @@ use crate::found::kept;
 use crate::login::is_postgres;
 use crate::postgres::PostgresProbe;
 use crate::sqlite::SqliteProbe;
-use crate::{check, fits, sign_of};
+use crate::{InvalidExpectation, check, check_count, fits, sign_of};
 
 /// Recorded kind of claims about rows.
 pub const DB_ROW: &str = "db_row";
@@ -133,10 +133,11 @@ impl Wanted {
             Some(_) => Err(Finding::failed(format!("`{name}` is a map of columns and values"))),
         };
         let count = expect.get("count");
-        for (name, value) in [("count", count), ("equals", expect.get("equals"))] {
-            let checked = value.map_or(Ok(()), check);
-            checked.map_err(|error| Finding::failed(format!("`{name}`: {error}")))?;
-        }
+        let of = |name: &str, checked: Result<(), InvalidExpectation>| {
+            checked.map_err(|error| Finding::failed(format!("`{name}`: {error}")))
+        };
+        of("count", count.map_or(Ok(()), check_count))?;
+        of("equals", expect.get("equals").map_or(Ok(()), check))?;
         match (expect.get("table"), expect.get("query")) {
             (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
                 let (conditions, keys) =
@@ -166,6 +167,11 @@ impl Rows {
                 let wrong = |error| Finding::failed(format!("`{key}`: column `{name}`: {error}"));
                 check(value).map_err(wrong)?;
             }
+        }
+        for (name, value) in &self.keys {
+            // What is not equal to itself was rounded.
+            let wrong = |error| Finding::failed(format!("`where`: column `{name}`: {error}"));
+            fits(value, value).map_err(wrong)?;
         }
         Ok(self)
     }
@@ -223,9 +229,13 @@ impl Rows {
         Finding::failed(format!("it has no table `{}`{}", self.table, but(known)))
     }
 
-    /// Sees that the table has all columns that are named.
-    pub(crate) fn in_columns(&self, known: &[String]) -> Result<(), Finding> {
-        match self.columns().find(|column| !known.contains(column)) {
+    /// Sees that the table has all columns that are named; `is_same` says which names are one.
+    pub(crate) fn in_columns(
+        &self,
+        known: &[String],
+        is_same: impl Fn(&str, &str) -> bool,
+    ) -> Result<(), Finding> {
+        match self.columns().find(|column| !known.iter().any(|known| is_same(known, column))) {
             Some(column) => {
                 Err(Finding::failed(format!("table `{}` has no column `{column}`{}", self.table, but(known))))
             }

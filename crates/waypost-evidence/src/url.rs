@@ -64,12 +64,14 @@ impl Url {
     /// Follows a reference as it stands in `Location`, unless that leads to another host or service, or to less safety.
     pub(crate) fn follow(&self, location: &str) -> Option<Self> {
         let scheme = if self.is_tls { "https" } else { "http" };
-        let text = if location.contains("://") {
+        let text = if has_scheme(location) {
             location.to_owned()
         } else if location.starts_with("//") {
             format!("{scheme}:{location}")
         } else if location.starts_with('/') {
             format!("{scheme}://{}{location}", self.authority())
+        } else if location.starts_with('?') {
+            format!("{scheme}://{}{}{location}", self.authority(), self.uri.path())
         } else {
             let folder = self.uri.path().rsplit_once('/').map_or("", |(folder, _)| folder);
             format!("{scheme}://{}{folder}/{location}", self.authority())
@@ -79,6 +81,13 @@ impl Url {
         let is_safer = (self.port, self.is_tls, next.port, next.is_tls) == (80, false, 443, true);
         (next.host == self.host && (is_same || is_safer)).then_some(next)
     }
+}
+
+/// Says whether a reference begins with a scheme, as `https:`: it is absolute then, whatever comes later in it.
+fn has_scheme(reference: &str) -> bool {
+    let end = reference.find([':', '/', '?', '#']);
+    let before = end.filter(|end| reference[*end..].starts_with(':')).map(|end| &reference[..end]);
+    before.is_some_and(|scheme| scheme.starts_with(|first: char| first.is_ascii_alphabetic()))
 }
 
 /// Sees that something can be asked for by HTTP.
@@ -106,7 +115,12 @@ mod tests {
         assert_eq!(followed("more").as_deref(), Some("http://api.example/v1/more"));
         assert_eq!(followed("//API.example/x").as_deref(), Some("http://API.example/x"));
         assert_eq!(followed("https://api.example/x").as_deref(), Some("https://api.example/x"));
+        assert_eq!(followed("?u=a:b").as_deref(), Some("http://api.example/v1/items?u=a:b"));
+        for (here, to) in [("x?u=http://other/", "v1/x?u=http://other/"), ("/x?u=http://b", "x?u=http://b")] {
+            assert_eq!(followed(here).as_deref(), Some(&*format!("http://api.example/{to}")));
+        }
         for elsewhere in [
+            "mailto:me@api.example",
             "http://other.example/",
             "//other.example/",
             "http://api.example:8080/",

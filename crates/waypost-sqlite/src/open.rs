@@ -194,8 +194,9 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
     settle(&connection, place, options)?;
-    // It cannot be closed by who cannot look at it.
+    // It cannot be closed by who cannot look at it. What the log is like says nothing of what a step did.
     let _ = place.in_use.add(&place.beside("-shm"));
+    let _ = place.in_use.add(&place.beside("-wal"));
     schema::make_shrinkable(&connection);
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;

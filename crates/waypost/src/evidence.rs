@@ -48,22 +48,25 @@ use crate::lock::host_name;
 use crate::record::{Claim, Verdict};
 
 mod beneath;
+mod blocking;
 mod exit;
 mod expect;
 mod files;
 mod pack;
 mod pattern;
+mod spot;
 mod tree;
 mod verifier;
 
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
 pub use files::{
-    ExistsProbe, Sha256Probe, check_mode, find_all, find_file, find_folder, find_names, modified, read_file,
+    ExistsProbe, Sha256Probe, check_mode, find_all, find_folder, find_names, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub(crate) use pattern::reaches;
-pub use pattern::{is_pattern, literal_path, named_by};
+pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
+pub use spot::{Spot, find_spot};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder is there.

@@ -94,7 +94,7 @@ fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> 
     let mut lines = Vec::new();
     for file in written {
         // A text of JSON is one of YAML.
-        let path = json!(literal_path(&file.path));
+        let path = json!(file.subject());
         lines.push(format!("  - {}: {path}  # {}", file.key(), size::shown(file.bytes)));
     }
     if more {
@@ -183,7 +183,12 @@ struct Written {
 
 impl Written {
     fn claim(&self) -> Value {
-        json!({ (self.key()): literal_path(&self.path) })
+        json!({ (self.key()): self.subject() })
+    }
+
+    /// Writes its path so that it means just that where it stands in a workflow file: no pattern, and no expression.
+    fn subject(&self) -> String {
+        literal_path(&self.path).replace("${{", "${{ '${{' }}")
     }
 
     fn key(&self) -> &'static str {

@@ -1,7 +1,9 @@
 //! Evidence about what answers over a connection.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
+use serde_json::json;
 use waypost_testing::postgres::{PASSWORD, USER, cluster};
 use waypost_testing::{Reply, Server};
 
@@ -140,9 +142,71 @@ steps:
     let shown = rig.json(&["show", "r", "--json"]);
     assert_eq!(shown["steps"][0]["evidence"][0]["found"]["json"]["$.t"], "***", "{shown}");
     assert_eq!(shown["steps"][3]["evidence"][0]["verdict"], "ok", "{shown}");
-    for entry in walk(&rig.path(".waypost")) {
-        let bytes = fs::read(&entry).unwrap();
-        assert!(!bytes.windows(14).any(|window| window == b"sesame-open-up"), "{}", entry.display());
+    assert_untold(&rig, &["sesame-open-up"]);
+}
+
+#[test]
+fn a_secret_that_is_found_is_kept_by_no_store_be_it_a_text_or_a_number() {
+    for store in STORES {
+        let rig = Rig::new().at(store);
+        rig.write(
+            "flow.yaml",
+            r#"
+secrets: [TOKEN, PIN]
+steps:
+  - id: a
+    run: echo "{\"text\":\"$TOKEN\",\"number\":$PIN}" > a.json
+    evidence:
+      - { json: a.json, path: $.text, value: "~ ^s" }
+      - { json: a.json, path: $.number, value: "> 5" }
+      - { file: a.json, json: { $.text: "~ ^s", $.number: "> 5" } }
+      - { exec: ./says }
+"#,
+        );
+        rig.write("says", "#!/bin/sh\ncat a.json\n");
+        fs::set_permissions(rig.path("says"), fs::Permissions::from_mode(0o755)).unwrap();
+
+        let mut run = rig.command(&["run", "flow.yaml", "--id", "r"]);
+        let told = rig.told(&run.env("TOKEN", "sesame-open-up").env("PIN", "84421973").output().unwrap());
+
+        assert!(told.starts_with("exit 0\n"), "{store}: {told}");
+        let shown = rig.json(&["show", "r", "--json"]);
+        let found = |place: usize| &shown["steps"][0]["evidence"][place]["found"];
+        assert_eq!((found(0), found(1)), (&json!("***"), &json!("***")), "{store}: {shown}");
+        let both = json!({ "text": "***", "number": "***" });
+        assert_eq!(found(2)["json"], json!({ "$.text": "***", "$.number": "***" }), "{store}: {shown}");
+        assert_eq!(*found(3), both, "{store}: {shown}");
+        assert_untold(&rig, &["sesame-open-up", "84421973"]);
+    }
+}
+
+/// Sees that no command tells what it has kept of any of these, and that no file has it as it stands. What a store has in it
+/// is compressed, so that looking at its bytes alone would show nothing.
+fn assert_untold(rig: &Rig, secrets: &[&str]) {
+    for args in [
+        &["show", "r", "--json"][..],
+        &["show", "r"],
+        &["verify", "r", "--json"],
+        &["report", "r"],
+        &["events", "r"],
+        &["events", "r", "--json"],
+        &["logs", "r"],
+    ] {
+        let output = rig.call(args);
+        let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(told.len() > 20, "{args:?}: {told}");
+        for secret in secrets {
+            assert!(!told.contains(secret), "{args:?}: {told}");
+        }
+    }
+    for folder in [".waypost", "kept"].map(|name| rig.path(name)).into_iter().filter(|path| path.exists()) {
+        for entry in walk(&folder) {
+            let bytes = fs::read(&entry).unwrap();
+            for secret in secrets {
+                let is_it = |window: &[u8]| window == secret.as_bytes();
+                assert!(!bytes.windows(secret.len()).any(is_it), "{}", entry.display());
+            }
+        }
     }
 }
 
@@ -164,13 +228,7 @@ fn a_secret_is_known_however_an_expression_has_to_spell_it() {
     );
 
     assert_eq!(told.matches("contains a secret, which must not be recorded").count(), 3, "{told}");
-    for entry in walk(&rig.path(".waypost")) {
-        let bytes = fs::read(&entry).unwrap();
-        for spelled in ["se[*]same.open", "se\\*same\\.open", "se\\\\*same\\\\.open"] {
-            let is_it = |window: &[u8]| window == spelled.as_bytes();
-            assert!(!bytes.windows(spelled.len()).any(is_it), "{spelled} in {}", entry.display());
-        }
-    }
+    assert_untold(&rig, &["se[*]same.open", "se\\*same\\.open", "se\\\\*same\\\\.open"]);
 }
 
 fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {

@@ -229,7 +229,7 @@ fn evidence_is_suggested_by_what_a_step_wrote() {
 #[test]
 fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     let rig = Rig::with(
-        "secrets: [TOK]\nsteps:\n  - {id: a, run: 'sleep 0.1; mkdir \"$TOK\"; echo x > \"$TOK/f\"; echo x > \"a*\"; sleep 0.1'}\n",
+        "secrets: [TOK]\nsteps:\n  - {id: a, run: 'sleep 0.1; mkdir \"$TOK\"; echo x > \"$TOK/f\"; echo x > \"a*\"; echo x > \"b$\"\"{{c\"; sleep 0.1'}\n",
     );
     let call = |args: &[&str]| rig.command(args).env("TOK", "supersecretvalue").output().unwrap();
     assert_eq!(call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
@@ -238,12 +238,41 @@ fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     let json = call(&["evidence", "suggest", "r", "a", "--json"]);
 
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
-    let lines =
-        ["evidence:", "  - sha256: \"a[*]\"  # 2 B", "  # left out, as their paths hold a secret: 1\n"];
+    // An expression in the place of what would begin one.
+    let odd = "b${{ '${{' }}c";
+    let odd_line = format!("  - sha256: \"{odd}\"  # 2 B");
+    let lines = [
+        "evidence:",
+        "  - sha256: \"a[*]\"  # 2 B",
+        &odd_line,
+        "  # left out, as their paths hold a secret: 1\n",
+    ];
     assert_eq!(text, lines.join("\n"));
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(json["evidence"], serde_json::json!([{"sha256": "a[*]"}]));
+    assert_eq!(json["evidence"], serde_json::json!([{"sha256": "a[*]"}, {"sha256": odd}]));
+    let flow = format!("steps:\n  - {{id: a, run: 'echo x', evidence: [{{sha256: \"{odd}\"}}]}}\n");
+    rig.write("pasted.yaml", &flow);
+    assert_eq!(rig.call(&["run", "pasted.yaml", "--id", "s", "-q"]).status.code(), Some(0));
     assert_eq!(json["secret"], 1);
+}
+
+// A code that evidence names has not failed the step; what comes after it runs, and a resume believes it.
+#[test]
+fn a_step_has_ended_well_with_a_code_that_its_evidence_names() {
+    let flow = "steps:\n  - {id: a, run: 'echo a >> trace; echo n=1 >> $WAYPOST_OUTPUT; exit CODE', evidence: [{exit: [0, 3]}]}\n  - {id: b, run: 'echo ${{ steps.a.outputs.n }} >> trace; test -e go'}\n";
+    let rig = Rig::with(&flow.replace("CODE", "3"));
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert_eq!(shown["steps"][0]["evidence"][0]["found"], 3, "{shown}");
+    rig.write("go", "");
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+    assert_eq!(rig.read("trace"), "a\n1\n1\n");
+
+    for (code, exit, ends) in [("4", "[0, 3]", 1), ("3", "3", 0), ("0", "3", 4)] {
+        let rig = Rig::with(&flow.replace("CODE", code).replace("[0, 3]", exit));
+        rig.write("go", "");
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(ends), "{code}");
+    }
 }
 
 // What happened: a retry of dead letters asked a person about a step that may simply run again, and "done" ran it. What stops

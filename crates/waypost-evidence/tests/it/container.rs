@@ -77,6 +77,7 @@ fn cases() -> Vec<Case> {
         at("sick", json!({ "healthy": true }), FAILED),
         at("sick", json!({ "healthy": false }), OK),
         at("new", json!({ "healthy": true }), FAILED),
+        at("new", json!({ "healthy": false }), UNKNOWN),
         at("pod", json!({ "healthy": true }), OK),
         at("c0ffee0123456789", json!({ "healthy": true }), FAILED),
         at("c0ffee0123456789", json!({ "healthy": false }), FAILED),
@@ -146,11 +147,32 @@ fn every_engine_that_is_there_is_asked() {
     // One that gives no answer may have it.
     assert_eq!(verdict(claim("broken")), Verdict::Unknown);
     drop(has_it);
-    assert_eq!(verdict(claim("web")), Verdict::Failed, "nobody listens at its socket any more");
+    assert_eq!(verdict(claim("web")), Verdict::Unknown, "nobody listens at its socket any more");
+    assert_eq!(verdict(claim("web").on_terms(Terms { not: true, ..Terms::default() })), Verdict::Unknown);
 
     std::fs::remove_file(&podman).unwrap();
     std::fs::create_dir(&podman).unwrap();
     drop(has_none);
     let strange = checked(&verifier(&docker, &podman), claim("web"));
     assert_eq!(strange.verdict, Verdict::Unknown, "{strange:?}");
+}
+
+#[test]
+fn an_engine_that_is_named_or_speaks_no_http_says_nothing_of_a_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let (docker, podman) = (folder.path().join("docker.sock"), folder.path().join("podman.sock"));
+    let variables = [("DOCKER_HOST", &docker), ("CONTAINER_HOST", &podman)];
+    let variables = variables.map(|(name, path)| (name.to_owned(), format!("unix://{}", path.display())));
+    let verifier = Verifier::new().with_probe(Arc::new(ContainerProbe::with_variables(variables)));
+    let not = || Claim::new(CONTAINER_RUNNING, "gone").on_terms(Terms { not: true, ..Terms::default() });
+    let _has_none = Server::unix(&docker, |_| Reply::http(404, &[], "{}")).unwrap();
+
+    assert_eq!(checked(&verifier, not()).verdict, Verdict::Unknown, "podman is named, and is not there");
+
+    let other = Server::unix(&podman, |_| Reply::Bytes(b"SSH-2.0-x\r\n".to_vec())).unwrap();
+    assert_eq!(checked(&verifier, not()).verdict, Verdict::Unknown, "it speaks no HTTP");
+    drop(other);
+    std::fs::remove_file(&podman).unwrap();
+    let _has_none_either = Server::unix(&podman, |_| Reply::http(404, &[], "{}")).unwrap();
+    assert_eq!(checked(&verifier, not()).verdict, Verdict::Ok);
 }

@@ -36,6 +36,36 @@ fn expectations() -> Vec<(Value, Value, Option<bool>)> {
         (json!(5), json!(5), Some(true)),
         (json!(5), json!(5.0), Some(true)),
         (json!(5), json!("5"), Some(true)),
+        (json!(7), json!("007"), Some(false)),
+        (json!("007"), json!(7), Some(false)),
+        (json!(2134), json!("02134"), Some(false)),
+        (json!(100_000), json!("1e5"), Some(false)),
+        (json!("1e5"), json!(100_000), Some(false)),
+        (json!(1.1), json!("1.10"), Some(false)),
+        (json!(1.1), json!("1.1"), Some(true)),
+        (json!("5.50"), json!(5.5), Some(true)),
+        (json!("5"), json!(5.0), Some(true)),
+        (json!("= 007"), json!(7), Some(false)),
+        (json!("2 KiB"), json!(2048), Some(false)),
+        (json!("= 2 KiB"), json!(2048), Some(true)),
+        (json!("= 7"), json!("007"), Some(false)),
+        (json!("!= 7"), json!("007"), Some(true)),
+        (json!("!= 3"), json!("abc"), Some(true)),
+        (json!("!= 3"), json!(""), Some(true)),
+        (json!("!= 3"), json!("3"), Some(false)),
+        (json!("!= 3"), json!(true), Some(true)),
+        (json!("> 6"), json!("007"), Some(true)),
+        // What was rounded is equal to nothing, and the other way round neither.
+        (json!(9_007_199_254_740_994.0), json!(9_007_199_254_740_994.0), None),
+        (json!("9007199254740994"), json!(9_007_199_254_740_994.0), None),
+        (json!("!= 9007199254740994"), json!(9_007_199_254_740_994.0), None),
+        (json!("> 9007199254740994"), json!(9_007_199_254_740_994.0), None),
+        (json!("> 9007199254740994"), json!("9007199254740994.5"), Some(true)),
+        (json!("<= 9007199254740994"), json!("9007199254740994.5"), Some(false)),
+        (json!("> 5"), json!(6.02e23), Some(true)),
+        (json!(u64::MAX), json!(u64::MAX), Some(true)),
+        (json!("~ "), json!("x"), None),
+        (json!("~"), json!("x"), None),
         (json!("5"), json!(5), Some(true)),
         (json!(5), json!(null), Some(false)),
         (json!(null), json!(null), Some(true)),
@@ -113,6 +143,7 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         file(json!({ "lines": "> 3" }), FAILED),
         file(json!({ "lines": [2, 3] }), OK),
         file(json!({ "lines": [] }), FAILED),
+        file(json!({ "lines": ">= 0" }), FAILED),
         file(json!({ "lines": 3, "contains": "four" }), FAILED),
         file(json!({ "size": "> 99", "contains": "two" }), FAILED),
         file(json!({ "size": null }), FAILED),
@@ -143,6 +174,9 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 4 }), FAILED),
         (JSON_VALUE, "twice.json".to_owned(), json!({ "path": "$.n", "value": 3 }), FAILED),
         (ARTIFACT_EXISTS, "twice.json".to_owned(), json!({ "json": { "$.n": 4 } }), FAILED),
+        (JSON_VALUE, "deep.json".to_owned(), json!({ "path": "$.n", "value": 3 }), UNKNOWN),
+        (JSON_VALUE, "huge.json".to_owned(), json!({ "path": "$.n", "value": "> 3" }), UNKNOWN),
+        (ARTIFACT_EXISTS, "huge.json".to_owned(), json!({ "json": { "$.n": "> 3" } }), UNKNOWN),
         (JSON_VALUE, "a.json".to_owned(), json!({ "path": "$.n" }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!({ "value": 3 }), FAILED),
         (JSON_VALUE, "a.json".to_owned(), json!(null), FAILED),
@@ -168,6 +202,8 @@ fn claims(port: u16, closed: u16) -> Vec<Case> {
         row(json!({ "table": "jobs", "count": "> 2" }), FAILED),
         row(json!({ "table": "jobs", "where": { "id": 9 }, "count": 0 }), OK),
         row(json!({ "table": "jobs", "count": [] }), FAILED),
+        row(json!({ "table": "jobs", "count": ">= 0" }), FAILED),
+        row(json!({ "table": "jobs", "count": [7, "> -1"] }), FAILED),
         row(json!({ "table": "jobs", "where": {} }), FAILED),
         row(json!({ "table": "none" }), FAILED),
         row(json!({ "table": "jobs", "where": { "none": "none" } }), FAILED),
@@ -210,6 +246,9 @@ fn world(folder: &Path) {
     fs::write(folder.join("a.json"), r#"{"n": 3, "none": null, "list": [{"name": "a"}, {"name": "b"}]}"#)
         .unwrap();
     fs::write(folder.join("twice.json"), r#"{"n": 3, "in": [{"a": 1, "a": 2}], "n": 4}"#).unwrap();
+    let deep = format!("{{\"n\": 3, \"in\": {}{}}}", "[".repeat(500), "]".repeat(500));
+    fs::write(folder.join("deep.json"), deep).unwrap();
+    fs::write(folder.join("huge.json"), r#"{"n": 1e999}"#).unwrap();
     fs::create_dir(folder.join("folder")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", folder.join("out")).unwrap();
     let connection = Connection::open(folder.join("a.db")).unwrap();

@@ -17,7 +17,7 @@ use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked, runtime, tls};
 const TABLES: &str = r#"
 CREATE TYPE mood AS ENUM ('calm', 'busy');
 CREATE TABLE jobs (id bigint, state text, note text, done boolean, price numeric, mood mood, code char(4), short varchar(3),
-    at timestamptz, key uuid, more jsonb, bytes bytea, many int[]);
+    at timestamptz, key uuid, more jsonb, bytes bytea, many int[], zip text DEFAULT '02134');
 INSERT INTO jobs VALUES
     (1, 'done', NULL, true, 12.50, 'calm', 'ab', 'abc', '2026-01-02 03:04:05Z', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11',
         '{"n": 1}', '\xff', '{1,2}'),
@@ -30,6 +30,11 @@ CREATE VIEW view AS SELECT id FROM jobs;
 CREATE TABLE plain (data json);
 INSERT INTO plain VALUES ('{}');
 CREATE TABLE kept (secret text);
+CREATE TABLE hidden (id int);
+INSERT INTO hidden VALUES (1), (2);
+ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;
+ALTER TABLE hidden FORCE ROW LEVEL SECURITY;
+CREATE POLICY higher ON hidden USING (id > 1);
 CREATE SEQUENCE counter;
 CREATE FUNCTION writing() RETURNS int LANGUAGE plpgsql AS 'BEGIN INSERT INTO jobs (id) VALUES (9); RETURN 1; END';
 "#;
@@ -62,6 +67,14 @@ fn cases(subject: &str) -> Vec<Case> {
         by(json!({ "state": null }), FAILED),
         by(json!({ "done": true, "id": 1 }), OK),
         by(json!({ "price": 12.5 }), OK),
+        by(json!({ "price": "12.50" }), OK),
+        by(json!({ "price": "012.5" }), FAILED),
+        by(json!({ "id": "01" }), FAILED),
+        by(json!({ "zip": 2134 }), FAILED),
+        by(json!({ "zip": "02134" }), OK),
+        row(json!({ "table": "hidden" }), UNKNOWN),
+        row(json!({ "table": "hidden", "where": { "id": 1 }, "count": 0 }), UNKNOWN),
+        query("SELECT count(*) FROM hidden", json!(1), UNKNOWN),
         by(json!({ "price": "12345678901234567890.123" }), OK),
         by(json!({ "mood": "busy" }), OK),
         by(json!({ "mood": "glad" }), FAILED),
@@ -88,6 +101,13 @@ fn cases(subject: &str) -> Vec<Case> {
         one(json!({ "note": null, "done": true }), OK),
         one(json!({ "note": "" }), FAILED),
         one(json!({ "price": 12.5, "mood": "calm" }), OK),
+        one(json!({ "price": "12.50" }), OK),
+        one(json!({ "price": "012.5" }), FAILED),
+        one(json!({ "id": "01" }), FAILED),
+        one(json!({ "zip": 2134 }), FAILED),
+        one(json!({ "zip": "02134" }), OK),
+        query("SELECT 12345678901234567.00::numeric(30, 2)", json!(12_345_678_901_234_567_u64), OK),
+        query("SELECT 12345678901234567.50::numeric(30, 2)", json!(12_345_678_901_234_567_u64), FAILED),
         one(json!({ "price": "> 12" }), OK),
         one(json!({ "at": "~ ^2026-01-02T" }), OK),
         one(json!({ "more": "x" }), FAILED),
@@ -213,7 +233,10 @@ fn what_is_not_there_is_told_with_what_is() {
     };
 
     let table = why(json!({ "table": "jbos" }));
-    assert_eq!(table, "it has no table `jbos`: it has `jobs`, `kept`, `odd \" name`, `plain`, `view`");
+    assert_eq!(
+        table,
+        "it has no table `jbos`: it has `hidden`, `jobs`, `kept`, `odd \" name`, `plain`, `view`"
+    );
     let column = why(json!({ "table": "plain", "values": { "date": 1 } }));
     assert_eq!(column, "table `plain` has no column `date`: it has `data`");
     let query = why(json!({ "query": "SELECT nme FROM jobs", "equals": 1 }));

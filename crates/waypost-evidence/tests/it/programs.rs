@@ -226,6 +226,14 @@ fn secrets_are_given_only_by_name_and_are_masked_before_a_text_is_clipped() {
     let with = run("printf '%0495d' 0; echo \"$TOKEN\"", json!({ "stdout": "x", "env": ["TOKEN"] }));
     let told = run("echo \"no $TOKEN\" >&2; false", json!({ "env": { "TOKEN": null } }));
 
+    let environment =
+        environment.clone().masked_by(|text| text.replace("open-sesame", "***").replace("8442", "***"));
+    let says = r#"echo '{"t": ["open-sesame"], "n": 8442, "open-sesame": 1}'"#;
+    fs::write(folder.path().join("says"), format!("#!/bin/sh\n{says}\n")).unwrap();
+    fs::set_permissions(folder.path().join("says"), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = found_in(environment.clone(), Claim::new(EXEC, "./says"), folder.path());
+
+    assert_eq!(said.found, json!({ "t": ["***"], "n": "***", "***": 1 }), "{said:?}");
     assert_eq!(without.verdict, Verdict::Ok, "{without:?}");
     assert_eq!(with.found["stdout"], format!("{}***", "0".repeat(495)));
     assert_eq!(told.error.as_deref(), Some("no ***"), "{told:?}");

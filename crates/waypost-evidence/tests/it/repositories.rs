@@ -167,3 +167,26 @@ fn without_git_nothing_is_known() {
 
     assert_eq!(checked.verdict, Verdict::Unknown, "{checked:?}");
 }
+
+#[test]
+fn what_may_not_be_read_may_be_a_repository() {
+    let folder = tempfile::tempdir().unwrap();
+    world(folder.path());
+    let not = || claim("r", json!({ "head": "other" })).on_terms(Terms { not: true, ..Terms::default() });
+    let verdict = |claim: Claim| found(Environment::inherited(), claim, folder.path()).verdict;
+    let git = folder.path().join("r/.git");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    // Root reads everything.
+    let unread = if rustix::process::geteuid().is_root() { Verdict::Ok } else { Verdict::Unknown };
+    for path in [git.clone(), git.join("HEAD"), git.join("objects")] {
+        mode(&path, 0o000);
+        assert_eq!(verdict(not()), unread, "{}", path.display());
+        mode(&path, 0o700);
+    }
+
+    fs::rename(&git, folder.path().join("r/.other")).unwrap();
+    std::os::unix::fs::symlink(".git", &git).unwrap();
+
+    assert_eq!(verdict(not()), Verdict::Unknown, "where the link leads cannot be told");
+    assert_eq!(verdict(claim("r", json!({ "clean": true }))), Verdict::Unknown);
+}

@@ -258,6 +258,21 @@ pub(crate) fn variables_in(code: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Evidence {
+    /// Returns the exit codes with which its step has ended well, beside 0: those that a claim names as numbers.
+    pub(crate) fn codes(&self) -> Vec<u8> {
+        let claims =
+            self.claims.iter().filter(|claim| claim.kind.recorded == COMMAND_EXIT && !claim.terms.not);
+        let codes = claims.filter_map(|claim| match &claim.expect {
+            Some(Expected::List(codes)) => Some(codes),
+            _ => None,
+        });
+        let number = |code: &Expected| match code {
+            Expected::Plain(code) => code.as_u64().and_then(|code| u8::try_from(code).ok()),
+            _ => None,
+        };
+        codes.flatten().filter_map(number).collect()
+    }
+
     /// Returns the texts in it that may hold expressions.
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
         self.claims

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Component, Path};
 
 use serde_json::Value;
-use waypost::evidence::{check_mode, check_size};
+use waypost::evidence::{check_mode, check_pattern, check_size};
 use waypost_evidence::{check_count, check_header, check_path, check_query, check_status, sign_of};
 
 use super::about::About;
@@ -112,22 +112,19 @@ pub(super) fn codes<'n>(
         Kind::List(items) => items.iter().collect(),
         _ => vec![node],
     };
-    let (mut codes, mut has_zero) = (Vec::new(), false);
+    let mut codes = Vec::new();
     for item in items {
         if matches!(&item.kind, Kind::Text(text) if text.contains("${{")) {
             let template = checker.template(item, "exit")?;
             texts.push((template.clone(), item));
             codes.push(Expected::Filled(template, Language::Text));
-            has_zero = true;
             continue;
         }
         let code = checker.integer(item, "exit", 0..=255)?;
-        has_zero |= code == 0;
         codes.push(Expected::Plain(Value::from(code)));
     }
-    if !has_zero {
-        let help = "write `exit: 0`; which other codes the run goes on after, `continue_on_error` says";
-        checker.wrong(node, "a step has failed that ends with another exit code than 0", help);
+    if codes.is_empty() {
+        checker.wrong(node, "`exit` names no code", "write `exit: 0` or `exit: [0, 3]`");
         return None;
     }
     Some(Expected::List(codes))
@@ -223,7 +220,12 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
         return;
     }
     match kind.key {
-        _ if kind.about == About::Path => inside(checker, node, subject),
+        _ if kind.about == About::Path => {
+            if let Err(why) = check_pattern(subject) {
+                checker.wrong(node, format!("`{}`: {why}", kind.key), "name fewer folders on the way");
+            }
+            inside(checker, node, subject);
+        }
         "process" if subject.contains('/') => {
             let help = "write the name of the program without its folder, or the number of a process";
             checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);

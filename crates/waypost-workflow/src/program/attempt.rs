@@ -214,7 +214,7 @@ impl WorkflowProgram {
         };
         let capture = job.captures().then_some(job.capture_max);
         let Recorded { life, captured } = record(streams, self.mask(), &mut log, capture, life).await;
-        let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        let is_done = job.is_done(&life);
         if let Life::Lost(lost) = &life {
             self.end_leftovers(lost, attempt, mark);
         }
@@ -257,7 +257,7 @@ impl WorkflowProgram {
     /// Ends the log, and says for the record what is known of a try besides its outputs.
     async fn ending(&self, job: &Command, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
         let exit_code = life.exit_code();
-        let (lines, bytes) = if exit_code == Some(0) { SUCCESS_TAIL } else { FAILURE_TAIL };
+        let (lines, bytes) = if job.is_done(life) { SUCCESS_TAIL } else { FAILURE_TAIL };
         let tail = log.tail(lines, bytes);
         let (_, summary) = log.finish().await;
         let mut told = Told::default();
@@ -282,7 +282,7 @@ impl WorkflowProgram {
         mut ending: Ending,
         mut told: Told,
     ) -> Performed<StepOutput> {
-        let is_done = matches!(life, Life::Exited(Exit::Code(0)));
+        let is_done = job.is_done(&life);
         told.usage = taken.usage;
         told.notes.extend(taken.events);
         match taken.printed {
@@ -354,13 +354,19 @@ impl WorkflowProgram {
 }
 
 impl Command {
+    /// Says whether it has ended well: with 0, or with a code that its evidence names.
+    fn is_done(&self, life: &Life) -> bool {
+        life.exit_code()
+            .is_some_and(|code| code == 0 || u8::try_from(code).is_ok_and(|code| self.codes.contains(&code)))
+    }
+
     fn captures(&self) -> bool {
         self.capture.is_some() || self.keeps_stdout
     }
 
     fn handover(&self, scratch: &Scratch, captured: Option<Captured>, life: &Life, mask: &Mask) -> Handover {
         let wanted = match life {
-            Life::Exited(Exit::Code(0)) => Wanted::All,
+            life if self.is_done(life) => Wanted::All,
             life if self.tolerance.covers(life.exit_code().and_then(|code| u8::try_from(code).ok())) => {
                 Wanted::Written
             }

@@ -34,6 +34,8 @@ pub(super) struct Command {
     pub(super) grace: Duration,
     /// Whether a failure without an exit code, or with this one, lets the run go on.
     pub(super) tolerance: Tolerance,
+    /// The codes with which it has ended well, beside 0.
+    pub(super) codes: Vec<u8>,
     /// Whether the run may go on after a try that was cut midway, although nobody knows how far it came.
     pub(super) may_be_cut: bool,
     pub(super) report: Option<(Template, Scope)>,
@@ -87,6 +89,7 @@ impl Command {
             makes_items: false,
             grace: step.grace,
             tolerance: step.continue_on_error.clone(),
+            codes: step.evidence.as_ref().map(|evidence| evidence.codes()).unwrap_or_default(),
             may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),
             report: step.report.clone().map(|report| (report, scope)),
             env,
@@ -105,6 +108,7 @@ impl Command {
         let mut bare = step.clone();
         (bare.work, bare.outputs, bare.keeps_stdout) = (Work::Run(undo.clone()), Vec::new(), false);
         (bare.stdin, bare.report, bare.capture) = (None, None, None);
+        bare.evidence = None;
         Ok(Self { undoes: true, rendered: true, ..Self::render(&bare, undo, scope, around)? })
     }
 

@@ -414,6 +414,9 @@ fn filled(template: &Template, language: Language, scope: &Scope) -> Result<Stri
     }
 }
 
+/// What stands in the place of a number that is a secret.
+const HIDDEN: &str = "***";
+
 /// Hides secrets in what was found.
 fn without_secrets(mut pack: Pack, mask: &Mask) -> Pack {
     pack.claims.iter_mut().for_each(|claim| redact(claim, mask));
@@ -439,6 +442,9 @@ fn hide(value: &mut Value, mask: &Mask) {
                 })
                 .collect();
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        // Of a number no part can be hidden.
+        Value::Number(_) if mask.is_within(value) => *value = HIDDEN.into(),
+        Value::Number(_) => {}
+        Value::Null | Value::Bool(_) => {}
     }
 }

@@ -92,6 +92,16 @@ impl Place {
         &self.path
     }
 
+    /// Returns its name in its folder.
+    pub(super) fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Returns the folder that it is in.
+    pub(super) fn folder(&self) -> &OwnedFd {
+        &self.folder
+    }
+
     /// Looks at what is there, without following a link.
     pub(super) fn stat(&self) -> Result<Stat, Lost> {
         rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)

@@ -17,7 +17,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::id::{Digest, Digester};
 use crate::record::Claim;
 
-use super::beneath::{LastLink, Lost, Place};
+use super::beneath::{LastLink, Lost, Place, regular};
+use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
 use super::tree::Survey;
@@ -221,6 +222,11 @@ impl Wanted {
             Err(lost) => return none(finding_of(lost)),
         };
         let (kind, bytes) = (kind_of(&stat), u64::try_from(stat.st_size).unwrap_or(0));
+        if kind == "file"
+            && let Err(lost) = regular(&stat)
+        {
+            return finding_of(lost);
+        }
         let mut found = json!({ "type": kind });
         if kind == "file" {
             found["size"] = json!(bytes);
@@ -432,33 +438,14 @@ impl Sha256Probe {
 pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<Vec<u8>, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
     let read = blocking(move |_| -> Result<Vec<u8>, Lost> {
-        let (file, _) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
-        let mut bytes = Vec::new();
-        let limit = (bytes_max as u64).saturating_add(1);
-        let read = file.take(limit).read_to_end(&mut bytes);
-        read.map_err(|error| Lost::Unclear(format!("cannot read it: {error}")))?;
+        let (file, before) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
+        let bytes = read_whole(file, &before, bytes_max, || {})?;
         match bytes.len() > bytes_max {
             true => Err(Lost::Unclear(format!("it has more than the {bytes_max} bytes that are looked at"))),
             false => Ok(bytes),
         }
     });
     read.await.map_err(finding_of)
-}
-
-/// Returns where a regular file is that a claim is about, without links on the way, for probes that have others open it.
-///
-/// What somebody puts in its place before it is opened, is opened.
-///
-/// # Errors
-/// As [`read_file`].
-pub async fn find_file(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
-    let (site, subject) = (site.clone(), subject.to_owned());
-    let found = blocking(move |_| -> Result<PathBuf, Lost> {
-        let place = Place::find(&site, &subject, LastLink::Follow)?;
-        place.open_regular()?;
-        Ok(site.base().unwrap_or(Path::new("")).join(place.path()))
-    });
-    found.await.map_err(finding_of)
 }
 
 /// Returns where a folder is that a claim is about, without links on the way, for probes that have others look into it.
@@ -485,6 +472,11 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     let (site, subject) = (site.clone(), subject.to_owned());
     let looked = blocking(move |_| -> Result<Timestamp, Lost> {
         let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
+        if !matches!(kind_of(&stat), "file" | "directory") {
+            return Err(Lost::Refused(
+                "it is neither a file nor a folder, and its time says nothing".to_owned(),
+            ));
+        }
         let (seconds, nanoseconds) = Stamp::of(&stat).modified;
         let time = i32::try_from(nanoseconds).ok().and_then(|part| Timestamp::new(seconds, part).ok());
         time.ok_or_else(|| Lost::Unclear("when it was written is no time".to_owned()))
@@ -524,6 +516,31 @@ fn digest_of(expect: &Value) -> Result<String, String> {
     }
 }
 
+/// Reads a file, no more than a byte over a limit, and sees that it was the same file all the time.
+fn read_whole(
+    mut file: File,
+    before: &Stat,
+    bytes_max: usize,
+    meanwhile: impl FnOnce(),
+) -> Result<Vec<u8>, Lost> {
+    let mut bytes = Vec::new();
+    let limit = (bytes_max as u64).saturating_add(1);
+    let read = (&mut file).take(limit).read_to_end(&mut bytes);
+    read.map_err(|error| Lost::Unclear(format!("cannot read it: {error}")))?;
+    meanwhile();
+    stayed(&file, before)?;
+    Ok(bytes)
+}
+
+/// Sees that nobody wrote to a file since it was opened.
+fn stayed(file: &File, before: &Stat) -> Result<(), Lost> {
+    let after = rustix::fs::fstat(file).map_err(super::beneath::lost)?;
+    match Stamp::of(before) == Stamp::of(&after) {
+        true => Ok(()),
+        false => Err(Lost::Changing("it was written to while it was read".to_owned())),
+    }
+}
+
 /// Hashes a file piece by piece, and sees that it was the same file all the time.
 pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
     let mut hash = Digester::default();
@@ -540,51 +557,27 @@ pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> 
             Err(error) => return Err(Lost::Unclear(format!("cannot read it: {error}"))),
         }
     }
-    let after = rustix::fs::fstat(&file).map_err(super::beneath::lost)?;
-    if Stamp::of(before) != Stamp::of(&after) {
-        return Err(Lost::Changing("it was written to while it was read".to_owned()));
-    }
+    stayed(&file, before)?;
     Ok(hash.finish())
 }
 
-fn finding_of(lost: Lost) -> Finding {
-    match lost {
-        Lost::Missing => Finding::absent("it is not there"),
-        Lost::Refused(why) => Finding::failed(why),
-        Lost::Unclear(why) => Finding::unknown(why),
-        Lost::Changing(why) => Finding::unknown_yet(why),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Does what may block on a thread for that, and tells it when nobody waits any more.
-async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
-    struct Dropped(Arc<AtomicBool>);
-    impl Drop for Dropped {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    let flag = Dropped(Arc::default());
-    let seen = Arc::clone(&flag.0);
-    match tokio::task::spawn_blocking(move || work(&seen)).await {
-        Ok(outcome) => outcome,
-        Err(_) => T::cut("the check was cut short"),
-    }
-}
+    #[test]
+    fn what_is_written_while_it_is_read_is_not_believed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        let read = |meanwhile: &dyn Fn()| {
+            std::fs::write(&path, "one").expect("a file");
+            let file = File::open(&path).expect("it is there");
+            let before = rustix::fs::fstat(&file).expect("it is open");
+            read_whole(file, &before, 9, meanwhile)
+        };
 
-/// What work on another thread comes to, also if that thread was taken away.
-trait Outcome: Send + 'static {
-    fn cut(why: &str) -> Self;
-}
-
-impl Outcome for Finding {
-    fn cut(why: &str) -> Self {
-        Self::unknown(why)
-    }
-}
-
-impl<T: Send + 'static> Outcome for Result<T, Lost> {
-    fn cut(why: &str) -> Self {
-        Err(Lost::Unclear(why.to_owned()))
+        assert_eq!(read(&|| {}), Ok(b"one".to_vec()));
+        let changed = read(&|| std::fs::write(&path, "three").expect("a file"));
+        assert!(matches!(changed, Err(Lost::Changing(_))), "{changed:?}");
     }
 }

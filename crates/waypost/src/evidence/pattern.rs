@@ -77,6 +77,28 @@ pub fn named_by(subject: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8(bytes.collect()).expect("only what is ASCII was replaced"))
 }
 
+/// Most parts of a pattern: no way that is walked is much longer, and each `**` may look through all that is beneath it again.
+const PARTS_MAX: usize = 128;
+
+/// Sees that a subject is not a pattern of too many parts; many `**` behind each other count as one.
+///
+/// # Errors
+/// It is one.
+pub fn check_pattern(subject: &str) -> Result<(), String> {
+    let count = if is_pattern(subject) { parts_of(subject).len() } else { 0 };
+    match count > PARTS_MAX {
+        true => Err(format!("a pattern of {count} parts is too long: at most {PARTS_MAX} are taken")),
+        false => Ok(()),
+    }
+}
+
+/// Returns the parts of a pattern. Any folders within any folders are any folders.
+fn parts_of(pattern: &str) -> Vec<&str> {
+    let mut parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    parts.dedup_by(|one, other| *one == "**" && *other == "**");
+    parts
+}
+
 /// Splits a pattern before the first part that has a sign.
 pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
     let sign = first_sign(pattern).unwrap_or(pattern.len());
@@ -85,27 +107,27 @@ pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
         "" => ".",
         literal => literal,
     };
-    (literal, pattern[start..].split('/').filter(|part| !part.is_empty() && *part != ".").collect())
+    (literal, parts_of(&pattern[start..]))
 }
 
 /// Says whether a pattern names a path, written as a subject, or a folder that it lies in.
 pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
-    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let parts = parts_of(pattern);
     let names: Vec<&str> = path.split('/').collect();
-    reaches_from(&parts, &names)
-}
-
-fn reaches_from(parts: &[&str], names: &[&str]) -> bool {
-    match (parts.split_first(), names.split_first()) {
-        (None, _) => true,
-        (Some(_), None) => false,
-        (Some((&"**", rest)), Some((_, below))) => {
-            rest.is_empty() || reaches_from(rest, names) || reaches_from(parts, below)
+    // Whether the parts from one on reach what the names from each place on are; none reach everything.
+    let mut reach = vec![true; names.len() + 1];
+    for (place, part) in parts.iter().enumerate().rev() {
+        let is_last = place + 1 == parts.len();
+        let mut next = vec![false; names.len() + 1];
+        for (at, name) in names.iter().enumerate().rev() {
+            next[at] = match *part {
+                "**" => is_last || reach[at] || next[at + 1],
+                part => reach[at + 1] && fits(part, named_by(name).as_bytes()),
+            };
         }
-        (Some((part, rest)), Some((name, below))) => {
-            fits(part, named_by(name).as_bytes()) && reaches_from(rest, below)
-        }
+        reach = next;
     }
+    reach[0]
 }
 
 /// Says whether a name is as a part of a pattern: `?` is one byte of it that begins a letter with those after it, `*` any.
@@ -166,5 +188,34 @@ mod tests {
         assert_eq!((folder, parts.len()), ("out/", 1));
         assert!(fits(parts[0], b"1-a?[.csv"));
         assert!(!fits(parts[0], b"1-ab[.csv"));
+    }
+
+    #[test]
+    fn a_pattern_reaches_what_it_names_and_what_is_in_that() {
+        for (pattern, path, reaches_it) in [
+            ("out", "out/a", true),
+            ("out/*", "out/a/b", true),
+            ("out/*.csv", "out/a.txt", false),
+            ("**/a", "x/y/a", true),
+            ("**/a", "a", true),
+            ("**/a/b", "x/a/c/a/b", true),
+            ("**/a/b", "x/a/c", false),
+            ("out/**", "out/a", true),
+            ("out/**", "out", false),
+            ("**/**/./**/a", "x/a", true),
+            ("**", "a", true),
+        ] {
+            assert_eq!(reaches(pattern, path), reaches_it, "{pattern} and {path}");
+        }
+        let (pattern, path) = ("**/a/".repeat(60) + "zz", "a/".repeat(200) + "y");
+        assert!(!reaches(&pattern, &path), "in no time that grows with each part");
+    }
+
+    #[test]
+    fn many_folders_behind_each_other_are_any_folders_and_too_many_parts_are_refused() {
+        assert_eq!(split(&("**/".repeat(9_000) + "x")).1, ["**", "x"]);
+        assert!(check_pattern(&("**/".repeat(9_000) + "x")).is_ok());
+        assert!(check_pattern(&("*/".repeat(128) + "x")).is_err());
+        assert!(check_pattern(&"a/".repeat(500)).is_ok(), "a path has its own limit");
     }
 }

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use super::Site;
 use super::beneath::{LastLink, Lost, Place, lost, regular};
 use super::files::{Stamp, hash_file};
-use super::pattern::{fits, is_pattern, literal_path, named_by, split};
+use super::pattern::{check_pattern, fits, is_pattern, literal_path, named_by, split};
 use crate::id::Digest;
 use crate::plan::resolved;
 
@@ -288,6 +288,7 @@ fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, Lost> {
 /// Finds what a pattern names, with the folder before its first sign: paths from there. What begins with a dot is named only by
 /// a pattern that does so too.
 fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd, Vec<PathBuf>), Lost> {
+    check_pattern(pattern).map_err(Lost::Refused)?;
     let (literal, parts) = split(pattern);
     let top = Place::find(site, literal, LastLink::Follow)?.open_folder()?;
     let mut found = Vec::new();

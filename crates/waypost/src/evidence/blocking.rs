@@ -1,0 +1,49 @@
+//! What is looked at on a thread where that may block, and what it comes to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Finding;
+use super::beneath::Lost;
+
+pub(super) fn finding_of(lost: Lost) -> Finding {
+    match lost {
+        Lost::Missing => Finding::absent("it is not there"),
+        Lost::Refused(why) => Finding::failed(why),
+        Lost::Unclear(why) => Finding::unknown(why),
+        Lost::Changing(why) => Finding::unknown_yet(why),
+    }
+}
+
+/// Does what may block on a thread for that, and tells it when nobody waits any more.
+pub(super) async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
+    struct Dropped(Arc<AtomicBool>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let flag = Dropped(Arc::default());
+    let seen = Arc::clone(&flag.0);
+    match tokio::task::spawn_blocking(move || work(&seen)).await {
+        Ok(outcome) => outcome,
+        Err(_) => T::cut("the check was cut short"),
+    }
+}
+
+/// What work on another thread comes to, also if that thread was taken away.
+pub(super) trait Outcome: Send + 'static {
+    fn cut(why: &str) -> Self;
+}
+
+impl Outcome for Finding {
+    fn cut(why: &str) -> Self {
+        Self::unknown(why)
+    }
+}
+
+impl<T: Send + 'static> Outcome for Result<T, Lost> {
+    fn cut(why: &str) -> Self {
+        Err(Lost::Unclear(why.to_owned()))
+    }
+}
