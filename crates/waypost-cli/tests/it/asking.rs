@@ -192,7 +192,10 @@ fn assert_untold(rig: &Rig, secrets: &[&str]) {
         &["events", "r", "--json"],
         &["logs", "r"],
     ] {
-        let output = rig.call(args);
+        // What is looked at anew is masked by who knows the secrets.
+        let mut command = rig.command(args);
+        let command = command.env("TOKEN", secrets[0]).env("PIN", secrets.last().unwrap_or(&"0000"));
+        let output = command.output().unwrap();
         let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(told.len() > 20, "{args:?}: {told}");
         for secret in secrets {
@@ -289,7 +292,7 @@ steps:
 
         let told_without = told(&["run", "flow.yaml", "--id", "none", "-q"], "healthy");
         assert!(
-            told_without.starts_with("exit 4\n") && told_without.contains("docker does not run here"),
+            told_without.starts_with("exit 4\n") && told_without.contains("cannot ask the engine at"),
             "{told_without}"
         );
         let engine = Server::unix(&socket, says).unwrap();
