@@ -15,7 +15,7 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;
-use super::recheck::{Branches, Known};
+use super::recheck::{Branches, Known, Wanted};
 use super::redo::opener_of;
 use super::snapshot::position_of;
 
@@ -86,6 +86,26 @@ pub(super) async fn life_of(
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(None),
         }
+    }
+}
+
+/// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, at the end of
+/// the one before. A run that went back has left behind what came since.
+pub(super) async fn in_pass(
+    store: &dyn Store,
+    root: &Shape,
+    branches: &Branches,
+    (newest, wanted): (Record, Wanted),
+) -> Result<Option<Record>, RunError> {
+    if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
+        return Ok(Some(stands));
+    }
+    let branch = &newest.header().branch;
+    let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
+    let joined = above.zip(opener_of(root, branch)).and_then(|(above, step)| above.joined.get(&step));
+    match joined {
+        Some(since) => Ok(life_of(store, &newest, (*since, &[])).await?),
+        None => Ok(None),
     }
 }
 

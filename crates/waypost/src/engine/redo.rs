@@ -370,6 +370,14 @@ impl Chooser<'_> {
     }
 }
 
+/// Says whether a branch has ended and was joined since.
+pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &Known) -> bool {
+    let header = known.record.header();
+    let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
+    let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };
+    header.end.is_some() && above.position.frontier.iter().all(|entry| entry.step != opener)
+}
+
 /// Returns the step that opened a branch.
 pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
     let parent = shape.of_branch(&branch.parent()?)?;

@@ -15,13 +15,13 @@ use crate::store::{StoreError, StoreExt as _};
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::{life_of, loops_around, of_whole_passes};
+use super::passes::{in_pass, loops_around, of_whole_passes};
 use super::recheck::{
-    Branches, Judged, Known, Trust, Wanted, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, opener_of, pace, standing_at,
-    targets,
+    Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, is_joined, opener_of, pace,
+    standing_at, targets,
 };
 use super::reopen::{Level, open_all_again, still_ahead};
 use super::snapshot::position_of;
@@ -182,14 +182,6 @@ pub(super) async fn stand<P: Program>(
     }
 }
 
-/// Says whether a branch has ended and was joined since.
-fn is_joined(shape: &Shape, branches: &Branches, known: &Known) -> bool {
-    let header = known.record.header();
-    let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
-    let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };
-    header.end.is_some() && above.position.frontier.iter().all(|entry| entry.step != opener)
-}
-
 /// Finds the branches that count, as they would be gone on with.
 pub(super) async fn survey<P: Program>(
     engine: &Engine,
@@ -287,7 +279,7 @@ impl<'a, P: Program> Scout<'a, P> {
             };
             let stands = match stands {
                 Some(stands) if loops_around(self.shape, &name) > 0 => {
-                    self.in_pass(branches, stands, wanted).await?
+                    in_pass(store, self.shape, branches, (stands, wanted)).await?
                 }
                 stands => stands,
             };
@@ -313,28 +305,6 @@ impl<'a, P: Program> Scout<'a, P> {
             self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
-    }
-
-    /// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, at the end of
-    /// the one before. A run that went back has left behind what came since.
-    async fn in_pass(
-        &self,
-        branches: &Branches,
-        newest: Record,
-        wanted: Wanted,
-    ) -> Result<Option<Record>, RunError> {
-        let store = self.engine.store.as_ref();
-        if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
-            return Ok(Some(stands));
-        }
-        let branch = &newest.header().branch;
-        let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
-        let joined =
-            above.zip(opener_of(self.shape, branch)).and_then(|(above, step)| above.joined.get(&step));
-        match joined {
-            Some(since) => Ok(life_of(store, &newest, (*since, &[])).await?),
-            None => Ok(None),
-        }
     }
 
     /// Says whether a branch has joined branches that a person wants to be worked on again: then it goes back to that, also

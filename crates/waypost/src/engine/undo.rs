@@ -19,8 +19,6 @@
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 
-use serde::{Deserialize, Serialize};
-
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
 use crate::shape::Shape;
@@ -36,7 +34,12 @@ use super::given::is_copied;
 use super::passes::life_of;
 use super::redo::with_state;
 use super::snapshot::{Snapshot, position_of};
-use super::{Engine, Performed, Program, RENEW_INTERVAL, ResumeFrom, RunError, Spot, StopHandle, StopLevel};
+use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, Spot, StopHandle, StopLevel};
+
+mod told;
+
+use told::{Before, Told, told_before};
+pub(super) use told::{refuse_amid, refuse_undone};
 
 /// The key of the progress records that tell of undoing.
 pub const UNDO: &str = "undo";
@@ -54,56 +57,6 @@ pub struct Undone {
     pub iteration: Vec<u32>,
     /// Whether it says how it is undone. What does not is left as it is.
     pub is_undone: bool,
-}
-
-/// What a record tells of undoing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
-enum Told {
-    /// The steps that finished after this record of the main branch are being undone.
-    Begun {
-        to: u64,
-    },
-    Started {
-        branch: BranchPath,
-        step: StepId,
-        seq: u64,
-    },
-    Done {
-        branch: BranchPath,
-        step: StepId,
-        seq: u64,
-    },
-    Failed {
-        branch: BranchPath,
-        step: StepId,
-        seq: u64,
-        error: Vec<String>,
-    },
-}
-
-/// What was undone before, or begun.
-#[derive(Debug, Default)]
-struct Before {
-    done: HashSet<EffectKey>,
-    /// How often each was begun.
-    started: HashMap<EffectKey, usize>,
-}
-
-impl Before {
-    fn of(told: Vec<(u64, Told)>) -> Self {
-        let mut before = Self::default();
-        for (_, told) in told {
-            match told {
-                Told::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
-                Told::Started { branch, step, seq } => {
-                    *before.started.entry((branch, step, seq)).or_default() += 1;
-                }
-                Told::Begun { .. } | Told::Failed { .. } => {}
-            }
-        }
-        before
-    }
 }
 
 /// The branch, the step, and the record that finished it.
@@ -571,77 +524,4 @@ fn stopped() -> Failure {
 /// Says whether a record opens branches.
 fn opens(header: &Header) -> bool {
     header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_after())
-}
-
-/// Reads what was told of undoing in a run, however often it went back since, with the records that tell of it.
-async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, Told)>, RunError> {
-    let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
-    let mut scan = Scan { branch, phase, ..Scan::of(run) };
-    let mut told = Vec::new();
-    loop {
-        let page = engine.store.scan(&scan).await?;
-        told.extend(page.records.iter().filter_map(|record| match &record.header().phase {
-            Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
-                Some((record.header().seq, serde_json::from_value(value.clone()).ok()?))
-            }
-            _ => None,
-        }));
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(told),
-        }
-    }
-}
-
-/// Refuses to go on from a checkpoint at which steps count as finished that were undone since.
-///
-/// # Errors
-/// [`RunError::NoState`]: there are some.
-pub(super) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
-    let (store, main) = (engine.store.as_ref(), BranchPath::main());
-    let told = told_before(engine, run).await?;
-    let undone = |(at, told)| match told {
-        Told::Done { branch, step, seq } => Some((at, branch, step, seq)),
-        _ => None,
-    };
-    let undone: Vec<(u64, BranchPath, StepId, u64)> = told.into_iter().filter_map(undone).collect();
-    if undone.is_empty() {
-        return Ok(());
-    }
-    for record in store.history(run, &main, seq).await? {
-        let header = record.header();
-        let (Some(step), Phase::Completed(_)) = (&header.step, &header.phase) else { continue };
-        let is_undone = |(at, branch, _, seq): &&(u64, BranchPath, StepId, u64)| match branch.is_main() {
-            true => *seq == header.seq,
-            // What was done anew since ended after that.
-            false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
-        };
-        if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
-            let why = format!("step `{undone}`, which was finished there, has been undone since");
-            return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
-        }
-    }
-    Ok(())
-}
-
-/// Returns the name of the step of the main branch below which a branch lies.
-fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    around.filter_map(|branch| branch.opened_by()).last().map(|(step, _)| step)
-}
-
-/// Refuses to go on with a run that is being undone, but for who goes back at least as far.
-///
-/// # Errors
-/// [`RunError::Undoing`]: it is.
-pub(super) fn refuse_amid(
-    run: &RunId,
-    position: &Position,
-    from: Option<&ResumeFrom>,
-) -> Result<(), RunError> {
-    match (position.undoing, from) {
-        (None, _) => Ok(()),
-        (Some(to), Some(ResumeFrom::Checkpoint(back_to))) if *back_to <= to => Ok(()),
-        (Some(to), _) => Err(RunError::Undoing { run: run.clone(), to }),
-    }
 }
