@@ -4,12 +4,13 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{
     Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
 };
-use crate::shape::{Shape, Step};
+use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::chain::Draft;
 use super::doubt::cut_in;
+use super::fit::Forget;
 use super::snapshot::position_of;
 use super::undo::refuse_undone;
 use super::{Engine, ResumeFrom, RunError};
@@ -87,7 +88,10 @@ pub(super) async fn go_back(
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
-    position.ahead = None;
+    if position.ahead.take().is_some() {
+        // Something was being done again there: passes that were to follow that have left in the state what they gave before.
+        base.redone.extend(passes_to_come(shape, &position).map(Forget::Step));
+    }
     // Of what was put aside then and taken up since, the branches are others.
     let stands = base.position.aside.iter().chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
@@ -288,4 +292,21 @@ pub(super) async fn load_with_state(
     let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
     let record = engine.store.load(run, branch, carrier.header().seq).await?;
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
+}
+
+/// Names the steps of loops that are unfinished and have not begun.
+fn passes_to_come<'a>(shape: &'a Shape, position: &'a Position) -> impl Iterator<Item = StepId> + 'a {
+    let unfinished = Unfinished::of(shape, position);
+    let around = shape.passes_around(position);
+    let comes = move |(place, step): &(usize, &Step)| {
+        let entry = position.frontier.iter().find(|entry| entry.step == step.id);
+        let begins = |entry: &FrontierEntry| {
+            !step.has_begun(entry) && entry.at.iteration == shape.first_iteration(*place, around)
+        };
+        !shape.is_routed()
+            && shape.share_loop(*place, *place)
+            && unfinished.has(*place)
+            && entry.is_none_or(begins)
+    };
+    shape.steps().iter().enumerate().filter(comes).map(|(_, step)| step.id.clone())
 }

@@ -211,7 +211,10 @@ async fn take_up_one<P: Program>(
     // left only of an earlier fan-out when all seem to have ended.
     let current = above.shape.steps()[place].opened(fan);
     let is_current = current.is_some_and(|current| current.name == children.name);
-    let counts = |index: &u64| is_current && position.origin == Some(fan.since) && *index < fan.opened;
+    // One that is taken to another life of its own counts by that.
+    let moved = found.stand.moves.get(&branch);
+    let origin = moved.map_or(position.origin, |moved| moved.position.origin);
+    let counts = |index: &u64| is_current && origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
     // What the session before this one did not ask about, it was told.
     let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };

@@ -176,22 +176,56 @@ pub(super) async fn of_whole_passes(
     Ok(found)
 }
 
-/// Returns the passes that a branch is in, or was in last; where the step that opened it waits for another, the passes of that.
+/// Returns the passes that a branch is in, or was in last; where those above it are in others by now, these.
 async fn newest_pass(
     store: &dyn Store,
     root: &Shape,
     (branches, known): (&Branches, &Known),
 ) -> Result<Vec<u32>, RunError> {
     let head = known.record.header();
-    let above = head.branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
-    let waits = above
-        .zip(opener_of(root, &head.branch))
-        .and_then(|(above, step)| above.position.frontier.iter().find(|entry| entry.step == step));
-    if let Some(entry) = waits.or(known.position.frontier.first()) {
-        return Ok(entry.at.iteration.clone());
+    let mut passes = match known.position.frontier.first() {
+        Some(entry) => entry.at.iteration.clone(),
+        None => {
+            let ends = |record: &Record| is_end(record.header());
+            let found = store.find_back(&head.run, &head.branch, head.seq, &ends).await?;
+            found.map(|end| end.header().at.iteration.clone()).unwrap_or_default()
+        }
+    };
+    let mut below = head.branch.clone();
+    while let Some(above) = below.parent() {
+        let frontier = branches.get(&(above.depth(), above.clone())).map(|known| &known.position.frontier);
+        let opener = opener_of(root, &below);
+        let waits =
+            frontier.and_then(|entries| entries.iter().find(|entry| Some(&entry.step) == opener.as_ref()));
+        let others = frontier.and_then(|entries| entries.first()).map(|entry| {
+            let around = root.loops_around(&above).min(entry.at.iteration.len());
+            &entry.at.iteration[..around]
+        });
+        let now = waits.map(|entry| entry.at.iteration.as_slice()).or(others).unwrap_or_default();
+        let count = now.len().min(passes.len());
+        passes[..count].copy_from_slice(&now[..count]);
+        below = above;
     }
-    let found = store.find_back(&head.run, &head.branch, head.seq, &|record| is_end(record.header())).await?;
-    Ok(found.map(|end| end.header().at.iteration.clone()).unwrap_or_default())
+    Ok(passes)
+}
+
+/// Finds the record with which the branches of a step were opened that it joined last, in a pass before that which its branch is
+/// in and has not come to it yet.
+pub(super) async fn joined_before(
+    store: &dyn Store,
+    root: &Shape,
+    (header, step): (&Header, &StepId),
+) -> Result<Option<u64>, StoreError> {
+    let around = loops_around(root, &header.branch);
+    if around == 0 {
+        return Ok(None);
+    }
+    let history = history(store, header, around).await?;
+    let joined = history
+        .iter()
+        .map(Record::header)
+        .find(|header| matches!(header.phase, Phase::Completed(_)) && header.step.as_ref() == Some(step));
+    Ok(joined.and_then(|joined| joined.about))
 }
 
 /// Says whether a step has ended with a record, and what comes after it has gone on.

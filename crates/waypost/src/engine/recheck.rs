@@ -21,6 +21,7 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
+use super::passes::joined_before;
 use super::snapshot::effective_of;
 use super::{Engine, OnUnknown, Program, RunError, Spot};
 
@@ -135,7 +136,13 @@ pub(super) async fn joined_on(
             joined.insert(step.id.clone(), fan.since);
             continue;
         }
-        let Some(settled) = position.ledger.get(&step.id) else { continue };
+        let Some(settled) = position.ledger.get(&step.id) else {
+            if step.opens_evidence() && !also.contains(&step.id) && unfinished.has(place) {
+                let before = joined_before(store, shape, (header, &step.id)).await?;
+                joined.extend(before.map(|since| (step.id.clone(), since)));
+            }
+            continue;
+        };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }

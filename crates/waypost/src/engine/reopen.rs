@@ -127,6 +127,12 @@ async fn open_again(
             position.ask_about(&step.id, known.filter(|entry| step.has_begun(entry)).cloned());
         }
     }
+    if entry.fan.is_none() {
+        // How its branches ended is not counted twice.
+        let left =
+            position.joined.remove(&target.step).or_else(|| stands.and_then(|entry| entry.fan.clone()));
+        position.dead = position.dead.saturating_sub(left.map_or(0, |fan| fan.dead_in_all()));
+    }
     position.frontier.retain(|entry| !is_after(entry));
     position.frontier.push(entry);
     position.ledger.remove(&target.step);
