@@ -22,6 +22,7 @@ use crate::store::{Progress, RunEntry, Store, StoreError};
 
 mod accept;
 mod advance;
+mod alike;
 mod anew;
 mod attempt;
 mod back;

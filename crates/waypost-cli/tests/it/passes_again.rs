@@ -157,8 +157,8 @@ fn a_group_that_is_not_believed_itself_does_its_last_pass_again() {
     for store in STORES {
         let rig = done(&flow, store, "a1 b1 a2 b2 a3 b3 z3");
 
-        // Within it are steps with evidence of their own: what came after it may read files that are others now.
-        assert_eq!(without(&rig, &["b.txt"], Some(0)), "a3 b3 z3", "{store}");
+        // All gives what it gave, and what is pinned within is as it was.
+        assert_eq!(without(&rig, &["b.txt"], Some(0)), "a3 b3", "{store}");
         holds(&rig);
     }
 }
@@ -213,10 +213,10 @@ fn a_group_begins_with_the_pass_that_is_not_believed() {
         rig.write("go", "");
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 
-        assert_eq!(without(&rig, &["a2.txt"], Some(0)), "a2 b2 a3 b3 z", "{store}");
+        assert_eq!(without(&rig, &["a2.txt"], Some(0)), "a2 b2 a3 b3", "{store}");
         holds(&rig);
         assert_eq!(without(&rig, &["a3.txt"], Some(0)), "a3", "{store}");
-        assert_eq!(without(&rig, &["a1.txt", "a3.txt"], Some(0)), "a1 b1 a2 b2 a3 b3 z", "{store}");
+        assert_eq!(without(&rig, &["a1.txt", "a3.txt"], Some(0)), "a1 b1 a2 b2 a3 b3", "{store}");
         holds(&rig);
         std::fs::remove_file(rig.path("a1.txt")).unwrap();
         assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}");
@@ -306,7 +306,7 @@ fn a_pass_with_steps_that_must_not_be_repeated_is_asked_about() {
         let rig = Rig::with(&flow).at(store);
         rig.write("go", "");
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
-        let all = "a1 b1 a2 b2 a3 b3 z";
+        let all = "a1 b1 a2 b2 a3 b3";
 
         assert_eq!(without(&rig, &["a1.txt"], Some(8)), "", "{store}");
         rig.write("trace", "");
@@ -358,20 +358,23 @@ fn items_of_the_pass_before_are_looked_at_until_the_next_comes_to_them() {
 // taken for one of the pass left behind, and the group was joined without it, for ever.
 #[test]
 fn an_item_is_done_again_whose_branch_has_begun_another_pass_since() {
-    // A store of files lets go of the states of what was left behind.
-    let rig = Rig::with(ITEMS).at(STORES[0]);
-    rig.write("ok", "");
-    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
-    let newest = rig.json(&["checkpoints", "r", "--json"]);
-    let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
-    let stood = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
-    std::fs::remove_file(rig.path("ok")).unwrap();
-    assert_eq!(without(&rig, &["i1"], Some(1)), "p1 i1 p2");
-    assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));
+    for store in STORES {
+        let rig = Rig::with(ITEMS).at(store);
+        rig.write("ok", "");
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        let newest = rig.json(&["checkpoints", "r", "--json"]);
+        let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+        let stood = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
+        std::fs::remove_file(rig.path("ok")).unwrap();
+        assert_eq!(without(&rig, &["i1"], Some(1)), "p1 i1 p2");
+        assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));
 
-    let did = without(&rig, &["i2"], Some(0));
-    assert!(did == "i2" || did == "i2 z", "{did}");
-    holds(&rig);
+        rig.write("ok", "");
+        // A store of files lets go of the states of what was left behind, so that passes begin with the first.
+        let did = if store == STORES[0] { "i2 z" } else { "p1 i1 p2 i2 z" };
+        assert_eq!(without(&rig, &["i2"], Some(0)), did, "{store}");
+        holds(&rig);
+    }
 }
 
 #[test]

@@ -270,3 +270,56 @@ fn what_comes_after_passes_that_began_anew_is_used_again_if_they_give_the_same()
     assert_eq!(resumed(&rig, 0), "r1 r2 r3", "the states of before are not kept");
     rests(&rig);
 }
+
+// What happened: whatever came behind a group, items or hooks that were begun anew ran again, although all was as before.
+#[test]
+fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_the_same() {
+    let behind = "- {id: z, run: 'echo z >> trace'}
+  - {id: x, run: 'echo x >> trace; echo x > x', evidence: [{sha256: x}]}";
+    let cases = [
+        // A group whose first pass is not believed any more.
+        (
+            "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: i, run: 'echo i${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > i${{ iteration }}', evidence: [{sha256: 'i${{ iteration }}'}]}]}",
+            "i1",
+            "i1 i2",
+        ),
+        // One whose own evidence is gone.
+        (
+            "- {id: o, repeat: {until: iteration == 1, max: 1}, steps: [{id: i, run: 'echo i >> trace; touch own; echo $(cat with 2>/dev/null) > i', evidence: [{sha256: i}]}], evidence: [{file: own}]}",
+            "own",
+            "i",
+        ),
+        (
+            "- {id: o, foreach: {items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; touch own; echo $(cat with 2>/dev/null) > ${{ item }}', evidence: [{sha256: '${{ item }}'}]}]}, evidence: [{file: own}]}",
+            "own",
+            "u v",
+        ),
+        // Items of passes, and groups of items.
+        (
+            "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: f, foreach: {items: [u], steps: [{id: i, run: 'echo u${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > u${{ iteration }}', evidence: [{sha256: 'u${{ iteration }}'}]}]}}]}",
+            "u1",
+            "u1 u2",
+        ),
+        // A hook.
+        (
+            "- {id: o, run: 'echo o >> trace; touch own', on_success: [{id: h, run: 'echo h >> trace; echo $(cat with 2>/dev/null) > h', evidence: [{sha256: h}]}], evidence: [{file: own}]}",
+            "own",
+            "o h",
+        ),
+    ];
+    for (opener, file, again) in cases {
+        let flow = format!("checkpoints: {{retention: 100}}\nsteps:\n  {opener}\n  {behind}\n");
+        for store in STORES {
+            let rig = ran(&flow, store, 0);
+            remove(&rig, file);
+            assert_eq!(resumed(&rig, 0), again, "{store}: {opener}");
+            rests(&rig);
+
+            // It leaves something else this time.
+            rig.write("with", "more");
+            remove(&rig, file);
+            assert_eq!(resumed(&rig, 0), format!("{again} z x"), "{store}: {opener}");
+            rests(&rig);
+        }
+    }
+}

@@ -6,7 +6,7 @@
 //!   g1 g2 g3 | g2       and here it was the last: there is no third any more
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
@@ -65,7 +65,7 @@ pub(super) async fn life_of(
     newest: &Record,
     (since, pass): (u64, &[u32]),
 ) -> Result<Option<Record>, StoreError> {
-    if position_of(newest)?.origin == Some(since) {
+    if has_state(newest) && position_of(newest)?.origin == Some(since) {
         return Ok(Some(newest.clone()));
     }
     let (head, order) = (newest.header(), ScanOrder::NewestFirst);
@@ -90,7 +90,8 @@ pub(super) async fn life_of(
 }
 
 /// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, at the end of
-/// the one before. A run that went back has left behind what came since.
+/// the one before. A run that went back has left behind what came since. Where the state of that end is not kept any more,
+/// the record has none.
 pub(super) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
@@ -102,11 +103,42 @@ pub(super) async fn in_pass(
     }
     let branch = &newest.header().branch;
     let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
-    let joined = above.zip(opener_of(root, branch)).and_then(|(above, step)| above.joined.get(&step));
-    match joined {
-        Some(since) => Ok(life_of(store, &newest, (*since, &[])).await?),
-        None => Ok(None),
+    let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
+    let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
+    if let Some(stands) = life_of(store, &newest, (since, &[])).await? {
+        return Ok(Some(stands));
     }
+    let header = above.record.header();
+    let history = history(store, header, loops_around(root, &header.branch)).await?;
+    let joins = |header: &&Header| header.step.as_ref() == Some(&step) && header.about == Some(since);
+    let Some(join) = history.iter().map(Record::header).find(joins) else { return Ok(None) };
+    Ok(end_in(store, &newest, join).await?)
+}
+
+/// Returns the record with which a branch ended in the pass that a record joined, the newest that was there by then.
+async fn end_in(store: &dyn Store, newest: &Record, join: &Header) -> Result<Option<Record>, StoreError> {
+    let (head, order) = (newest.header(), ScanOrder::NewestFirst);
+    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let is_joined = |header: &&Header| {
+            header.end.is_some()
+                && header.token <= join.token
+                && header.at.iteration.starts_with(&join.at.iteration)
+        };
+        if let Some(end) = page.records.iter().map(Record::header).find(is_joined) {
+            return store.load(&head.run, &head.branch, end.seq).await.map(Some);
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// Says whether the state of a record is kept, and with it where its branch stood.
+pub(super) fn has_state(record: &Record) -> bool {
+    record.state_bytes().is_some()
 }
 
 /// Lists the completed ends of steps of a branch that still count, the newest first: of each pass of the loops on it and
@@ -159,10 +191,11 @@ pub(super) async fn of_whole_passes(
     branches: &Branches,
     broken: Vec<Broken>,
 ) -> Result<Vec<Broken>, RunError> {
+    let gone = openers_of_gone(root, branches);
     let mut whole: BTreeMap<(BranchPath, StepId), Broken> = BTreeMap::new();
     let mut found = Vec::new();
     for broken in broken {
-        let Some(maker) = maker_of(store, root, branches, &broken).await? else {
+        let Some(maker) = maker_of(store, root, (branches, &gone), &broken).await? else {
             found.push(broken);
             continue;
         };
@@ -229,7 +262,7 @@ pub(super) async fn joined_before(
 }
 
 /// Says whether a step has ended with a record, and what comes after it has gone on.
-fn is_end(header: &Header) -> bool {
+pub(super) fn is_end(header: &Header) -> bool {
     match &header.phase {
         Phase::Completed(_) | Phase::Skipped(_) => true,
         Phase::Failed(failure) => failure.tolerated,
@@ -237,36 +270,58 @@ fn is_end(header: &Header) -> bool {
     }
 }
 
-/// Finds the end of the pass that a broken step is of, if others have followed it.
+/// Returns the steps that opened branches whose states are not kept any more.
+fn openers_of_gone(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
+    let gone = branches.values().filter(|known| !has_state(&known.record));
+    let gone = gone.map(|known| &known.record.header().branch);
+    gone.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
+}
+
+/// Finds the end of the pass that a broken step is of, if others have followed it; or that of the step which opened its
+/// branch, where the state of that is not kept any more, or of another one which it opened with it.
 async fn maker_of(
     store: &dyn Store,
     root: &Shape,
-    branches: &Branches,
+    (branches, gone): (&Branches, &BTreeSet<(BranchPath, StepId)>),
     broken: &Broken,
 ) -> Result<Option<Broken>, RunError> {
+    let Some(known) = branches.get(&(broken.branch.depth(), broken.branch.clone())) else { return Ok(None) };
     let around = loops_around(root, &broken.branch);
-    let known = branches.get(&(broken.branch.depth(), broken.branch.clone()));
-    let Some(known) = known.filter(|_| around > 0) else { return Ok(None) };
-    let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
-    let (of, now) = (&made.header().at.iteration, newest_pass(store, root, (branches, known)).await?);
-    let Some(differs) = (0..around).find(|place| of.get(*place) != now.get(*place)) else { return Ok(None) };
-    let mut below = broken.branch.clone();
-    while let Some(above) = below.parent() {
-        if root.loops_around(&above) > differs {
-            below = above;
-            continue;
-        }
-        let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
-        let Some(step) = opener_of(root, &below) else { return Ok(None) };
-        let pass = &of[..=differs];
-        let ends = |record: &Record| {
-            let header = record.header();
-            is_end(header) && header.step.as_ref() == Some(&step) && header.at.iteration == pass
-        };
-        let head = known.record.header();
-        let found = store.find_back(&head.run, &above, head.seq, &ends).await?;
-        let claims = broken.claims.clone();
-        return Ok(found.map(|end| Broken { branch: above, step, seq: end.header().seq, claims }));
+    if around == 0 && gone.is_empty() {
+        return Ok(None);
     }
-    Ok(None)
+    let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
+    let of = &made.header().at.iteration;
+    let differs = match around {
+        0 => None,
+        _ => {
+            let now = newest_pass(store, root, (branches, known)).await?;
+            (0..around).find(|place| of.get(*place) != now.get(*place))
+        }
+    };
+    let mut makers = Vec::new();
+    let mut below = broken.branch.clone();
+    while let Some((above, step)) = below.parent().zip(opener_of(root, &below)) {
+        let passes = root.loops_around(&below);
+        let is_passed = differs.is_some_and(|differs| passes > differs);
+        makers.push((above.clone(), step, passes, is_passed));
+        below = above;
+    }
+    // Of the passes that others have followed, the one below the branch that is in the pass all the same; of what is
+    // gone, the one highest up.
+    let passed = makers.iter().rposition(|(.., is_passed)| *is_passed);
+    let is_gone =
+        |(above, step, ..): &(BranchPath, StepId, usize, bool)| gone.contains(&(above.clone(), step.clone()));
+    let Some(place) = passed.max(makers.iter().rposition(is_gone)) else { return Ok(None) };
+    let (above, step, passes, _) = makers.swap_remove(place);
+    let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
+    let ends = |record: &Record| {
+        let header = record.header();
+        let is_its = is_end(header) && header.step.as_ref() == Some(&step);
+        is_its && of.get(..passes) == Some(header.at.iteration.as_slice())
+    };
+    let head = known.record.header();
+    let found = store.find_back(&head.run, &above, head.seq, &ends).await?;
+    let claims = broken.claims.clone();
+    Ok(found.map(|end| Broken { branch: above, step, seq: end.header().seq, claims }))
 }

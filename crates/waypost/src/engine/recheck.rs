@@ -137,7 +137,7 @@ pub(super) async fn joined_on(
             continue;
         }
         let Some(settled) = position.ledger.get(&step.id) else {
-            if step.opens_evidence() && !also.contains(&step.id) && unfinished.has(place) {
+            if step.opens_evidence() && !also.contains(&step.id) {
                 let before = joined_before(store, shape, (header, &step.id)).await?;
                 joined.extend(before.map(|since| (step.id.clone(), since)));
             }

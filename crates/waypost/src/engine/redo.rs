@@ -22,6 +22,7 @@ use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, R
 use crate::shape::{Shape, Step};
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
+use super::alike::joined_alike;
 use super::anew::after;
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
@@ -85,9 +86,9 @@ pub(super) async fn pace<P: Program>(
     let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
         return Ok(Pace::Behind);
     };
-    // Branches are joined again only if they have not all come out as before: they may have left other files.
     let joins = shape.step(step.as_str()).is_some_and(Step::opens_evidence);
-    if joins || !same_claims(header.evidence.as_ref(), pack.as_ref()) {
+    let may_differ = joins && !joined_alike(store, program.shape(), (then.header(), header)).await?;
+    if may_differ || !same_claims(header.evidence.as_ref(), pack.as_ref()) {
         return Ok(Pace::Changed);
     }
     let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };

@@ -18,10 +18,12 @@ use crate::record::{Ahead, Fan, FrontierEntry, Header, Phase, Position, Reason, 
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
+use super::alike::joined_alike;
 use super::anew::{after, joined_by};
 use super::back::epochs;
 use super::begin::decode_state;
 use super::fit::Forget;
+use super::passes::is_end;
 use super::recheck::{Judged, Known};
 use super::redo::{Move, Target, broken_by, done_before, redo_draft, same_claims, with_state};
 use super::snapshot::position_of;
@@ -327,7 +329,9 @@ async fn done_since<P: Program>(
     // The one that went back may stand in a batch with others behind it, so that `since` is not the first.
     let seq_min = Some(ahead.seq + 1);
     let mut scan = Scan { branch: Some(header.branch.clone()), seq_min, ..Scan::of(&header.run) };
-    let (mut done, mut ended) = (Done::default(), BTreeMap::new());
+    let mut done = Done::default();
+    // By step, its ends by the pass that they are of.
+    let mut ended: BTreeMap<StepId, BTreeMap<Vec<u32>, Header>> = BTreeMap::new();
     loop {
         let page = engine.store.scan(&scan).await?;
         for found in page.records.iter().map(Record::header) {
@@ -337,16 +341,14 @@ async fn done_since<P: Program>(
                 Phase::Restored
                     if found.reason == Reason::Redo && found.about.is_some() && is_wish(found) =>
                 {
-                    ended.remove(step);
+                    if let Some(passes) = ended.get_mut(step) {
+                        passes.retain(|pass, _| *pass < found.at.iteration);
+                    }
                     done.wanted.insert(step.clone());
                 }
-                Phase::Completed(_) | Phase::Skipped(_) => {
+                _ if is_end(found) => {
                     done.wanted.remove(step);
-                    ended.insert(step.clone(), found.clone());
-                }
-                Phase::Failed(failure) if failure.tolerated => {
-                    done.wanted.remove(step);
-                    ended.insert(step.clone(), found.clone());
+                    ended.entry(step.clone()).or_default().insert(found.at.iteration.clone(), found.clone());
                 }
                 _ => {}
             }
@@ -356,8 +358,20 @@ async fn done_since<P: Program>(
             None => break,
         }
     }
-    for (step, ended) in ended {
-        let came = came_to(engine, program, shape, (record, &ended), ahead).await?;
+    ended.retain(|step, _| !done.wanted.contains(step));
+    let open = position_of(record)?.frontier;
+    for (step, mut passes) in ended {
+        let Some((_, last)) = passes.pop_last() else { continue };
+        let mut came = came_to(engine, program, shape, (record, &last), ahead).await?;
+        let is_over = open.iter().all(|entry| entry.step != step);
+        if is_over && !was_last(engine, &last, ahead).await? {
+            came = Came::WithOtherFiles;
+        }
+        for earlier in passes.values() {
+            if left_the_same(engine, program, shape, earlier, ahead).await?.is_none() {
+                came = Came::WithOtherFiles;
+            }
+        }
         done.came.insert(step, came);
     }
     Ok(Some(done))
@@ -376,22 +390,44 @@ async fn came_to<P: Program>(
     (record, ended): (&Record, &Header),
     ahead: Ahead,
 ) -> Result<Came, RunError> {
-    let place = ended.step.as_ref().and_then(|step| shape.place(step.as_str()));
-    let (Some(step), Some(place), Phase::Completed(_)) = (&ended.step, place, &ended.phase) else {
+    let Some((place, then)) = left_the_same(engine, program, shape, ended, ahead).await? else {
         return Ok(Came::WithOtherFiles);
     };
-    let pass = (step, ended.at.iteration.as_slice());
-    let then = done_before(engine.store.as_ref(), ended, pass, ahead.seq).await?;
-    let Some((then, _)) = then.filter(|(_, pack)| same_claims(ended.evidence.as_ref(), pack.as_ref())) else {
-        return Ok(Came::WithOtherFiles);
-    };
-    if shape.steps()[place].opens_evidence() {
-        // Its branches were joined again, as they had not all come out as before.
-        return Ok(Came::WithOtherFiles);
-    }
     let spot = Spot { branch: &ended.branch, level: shape.level(), place, step: &shape.steps()[place] };
     let is_same = gave_the_same(engine, program, (spot, shape), (record, ended), (then, ahead)).await?;
     Ok(if is_same { Came::Same } else { Came::Otherwise })
+}
+
+/// Says whether the pass that a step ended was its last before, too.
+async fn was_last(engine: &Engine, ended: &Header, ahead: Ahead) -> Result<bool, RunError> {
+    let ends = |record: &Record| is_end(record.header()) && record.header().step == ended.step;
+    let then = engine.store.find_back(&ended.run, &ended.branch, ahead.seq, &ends).await?;
+    Ok(then.is_some_and(|then| then.header().at.iteration == ended.at.iteration))
+}
+
+/// Returns with what record a step ended in the same pass before, if it has left by now what it had left then, as far as
+/// that can be told: as evidence pins it.
+async fn left_the_same<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    ended: &Header,
+    ahead: Ahead,
+) -> Result<Option<(usize, Record)>, RunError> {
+    let place = ended.step.as_ref().and_then(|step| shape.place(step.as_str()));
+    let (Some(step), Some(place), Phase::Completed(_)) = (&ended.step, place, &ended.phase) else {
+        return Ok(None);
+    };
+    let store = engine.store.as_ref();
+    let pass = (step, ended.at.iteration.as_slice());
+    let then = done_before(store, ended, pass, ahead.seq).await?;
+    let Some((then, _)) = then.filter(|(_, pack)| same_claims(ended.evidence.as_ref(), pack.as_ref())) else {
+        return Ok(None);
+    };
+    // Branches that are joined again had not all come out as before.
+    let joins = shape.steps()[place].opens_evidence();
+    let may_differ = joins && !joined_alike(store, program.shape(), (then.header(), ended)).await?;
+    Ok((!may_differ).then_some((place, then)))
 }
 
 /// Returns the record at which a branch stood before it went back, in place of one whose state is not kept any more: where a step

@@ -12,7 +12,7 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
-use super::passes::{counting_ends, history, loops_around};
+use super::passes::{counting_ends, has_state, history, loops_around};
 
 /// The label of records with which evidence was accepted.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
@@ -234,7 +234,7 @@ pub(super) async fn effective_of(
     record: &Record,
 ) -> Result<Effective, StoreError> {
     let header = record.header();
-    let position = position_of(record)?;
+    let position = if has_state(record) { position_of(record)? } else { Position::default() };
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();

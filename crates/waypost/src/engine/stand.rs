@@ -15,7 +15,7 @@ use crate::store::{StoreError, StoreExt as _};
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::{in_pass, loops_around, of_whole_passes};
+use super::passes::{has_state, in_pass, loops_around, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -284,6 +284,17 @@ impl<'a, P: Program> Scout<'a, P> {
                 stands => stands,
             };
             let Some(stands) = stands else { continue };
+            if !has_state(&stands) {
+                if is_named {
+                    let at = stands.header().reference().to_string();
+                    let why = "the state with which it ended is not kept any more".to_owned();
+                    return Err(RunError::NoState { at, why });
+                }
+                // Nothing of it can be gone on with; what it made is looked at all the same.
+                let origin = Some(wanted.origin);
+                self.meet((stands, Position { origin, ..Position::default() }), branches, moves).await?;
+                continue;
+            }
             let position = position_of(&stands)?;
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
             let is_there = loops_around(self.shape, &name) > 0 || position.origin == Some(wanted.origin);

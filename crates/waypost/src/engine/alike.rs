@@ -1,0 +1,94 @@
+//! Whether branches that a step opened anew have made what those made that it had opened before: then what comes behind it
+//! can be used again.
+//!
+//! What they gave is in the state of the step, and compared there; this is about what they left: which of them there are, how
+//! each ended, and what the evidence of their steps expects, pinned values included.
+
+use std::collections::BTreeMap;
+use std::mem::discriminant;
+
+use crate::id::{BranchPath, StepId};
+use crate::record::{End, Header, Pack, Record};
+use crate::shape::Shape;
+use crate::store::{Store, StoreError, StoreExt as _};
+
+use super::passes::{is_end, life_of};
+use super::redo::{opener_of, same_claims};
+use super::snapshot::accepted_on;
+
+/// Says whether two ends of a step whose branches have evidence joined branches that came out alike: not the same ones, which
+/// are joined again only where one of them has come out in another way.
+pub(super) async fn joined_alike(
+    store: &dyn Store,
+    root: &Shape,
+    (then, now): (&Header, &Header),
+) -> Result<bool, StoreError> {
+    let (Some(before), Some(since), Some(step)) = (then.about, now.about, &now.step) else {
+        return Ok(false);
+    };
+    if before == since {
+        return Ok(false);
+    }
+    let names = store.branches(&now.run).await?;
+    let is_ours = |name: &&BranchPath| {
+        name.parent().as_ref() == Some(&now.branch) && opener_of(root, name).as_ref() == Some(step)
+    };
+    let mut is_any = false;
+    for name in names.iter().filter(is_ours) {
+        let newest = store.newest(&now.run, name).await?;
+        let lives =
+            (life_of(store, &newest, (before, &[])).await?, life_of(store, &newest, (since, &[])).await?);
+        match lives {
+            (None, None) => {}
+            (Some(then), Some(now)) if Box::pin(lived_alike(store, root, (&then, &now))).await? => {
+                is_any = true
+            }
+            _ => return Ok(false),
+        }
+    }
+    // Where none is found, there may have been none, or what tells of them is not kept.
+    Ok(is_any || then.children == now.children)
+}
+
+/// An end of a step that counts.
+struct Made {
+    header: Header,
+    /// As it was accepted last.
+    evidence: Option<Pack>,
+}
+
+/// Says whether two ends of one branch came after steps that ended alike.
+async fn lived_alike(
+    store: &dyn Store,
+    root: &Shape,
+    (then, now): (&Record, &Record),
+) -> Result<bool, StoreError> {
+    let is_well = matches!(now.header().end, Some(End::Completed | End::Skipped));
+    let (before, since) = (ends_of(store, then.header()).await?, ends_of(store, now.header()).await?);
+    if !is_well || then.header().end != now.header().end || !before.keys().eq(since.keys()) {
+        return Ok(false);
+    }
+    for (then, now) in before.values().zip(since.values()) {
+        let is_alike = discriminant(&then.header.phase) == discriminant(&now.header.phase)
+            && same_claims(then.evidence.as_ref(), now.evidence.as_ref());
+        let joins = then.header.about.is_some() || now.header.about.is_some();
+        if !is_alike || (joins && !joined_alike(store, root, (&then.header, &now.header)).await?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the last end of each step that a branch came to, by step and pass.
+async fn ends_of(store: &dyn Store, end: &Header) -> Result<BTreeMap<(StepId, Vec<u32>), Made>, StoreError> {
+    let mut accepted = accepted_on(store, end).await?;
+    let mut made = BTreeMap::new();
+    for record in store.history(&end.run, &end.branch, end.seq).await? {
+        let header = record.header();
+        let Some(step) = header.step.clone().filter(|_| is_end(header)) else { continue };
+        let evidence = accepted.remove(&header.seq).or_else(|| header.evidence.clone());
+        let pass = header.at.iteration.clone();
+        made.entry((step, pass)).or_insert_with(|| Made { header: header.clone(), evidence });
+    }
+    Ok(made)
+}
