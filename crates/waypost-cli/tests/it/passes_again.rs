@@ -406,3 +406,44 @@ fn items_that_come_out_well_when_they_are_done_again_have_not_failed() {
         holds(&rig);
     }
 }
+
+// What happened: a file was gone that an item had made which only the first pass had, and the resume had nothing to do.
+#[test]
+fn items_that_only_an_earlier_pass_had_are_looked_at() {
+    let flow = "steps:
+  - id: g
+    repeat: {until: iteration >= 3, max: 3}
+    steps:
+      - {id: p, run: 'echo p >> trace; rm -rf out; mkdir out; test ! -e stop${{ iteration }}; echo > out/${{ iteration }}', evidence: [{sha256: out}]}
+      - id: f
+        foreach:
+          items: '${{ range(iteration, 4) }}'
+          max_parallel: 1
+          steps:
+            - id: i
+              run: echo i${{ item }} >> trace; echo ${{ iteration }} > i${{ item }}; touch out/i${{ item }}
+              evidence: [{sha256: 'i${{ item }}'}, {file: 'out/i${{ item }}'}]
+  - {id: z, run: 'echo z >> trace'}
+";
+    let all = "p i1 i2 i3 p i2 i3 p i3";
+    for store in STORES {
+        let rig = done(flow, store, &format!("{all} z"));
+        // What the passes since have cleared away counts no more.
+        holds(&rig);
+        assert_eq!(without(&rig, &["i3"], Some(0)), "i3", "{store}");
+        let kept = without(&rig, &["i2"], Some(0));
+        let again = if store == STORES[0] { "p i2 i3 p i3" } else { all };
+        assert_eq!(kept.trim_end_matches(" z"), again, "{store}");
+        holds(&rig);
+        std::fs::remove_file(rig.path("i1")).unwrap();
+        assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}");
+        let gone = without(&rig, &[], Some(0));
+        assert_eq!(gone.trim_end_matches(" z"), all, "{store}");
+        holds(&rig);
+        // Also while a later pass is under way.
+        rig.write("stop3", "");
+        assert_eq!(without(&rig, &["i1"], Some(1)).trim_end_matches(" z"), "p i1 i2 i3 p i2 i3 p", "{store}");
+        assert_eq!(without(&rig, &["i1", "stop3"], Some(0)).trim_end_matches(" z"), all, "{store}");
+        holds(&rig);
+    }
+}

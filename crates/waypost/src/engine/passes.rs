@@ -89,45 +89,75 @@ pub(super) async fn life_of(
     }
 }
 
-/// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, at the end of
-/// the one before. A run that went back has left behind what came since. Where the state of that end is not kept any more,
-/// the record has none.
+/// The ends of steps that joined branches, in all passes that count, the newest first; by branch and step.
+pub(super) type Joins = HashMap<(BranchPath, StepId), Vec<Header>>;
+
+/// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, or is not
+/// among those of it, at its end in the newest before that counts. A run that went back has left behind what came since.
+/// Where the state of that end is not kept any more, the record has none. With it comes the record of the fan-out that it is
+/// of.
 pub(super) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
-    branches: &Branches,
+    (branches, joins): (&Branches, &mut Joins),
     (newest, wanted): (Record, Wanted),
-) -> Result<Option<Record>, RunError> {
+) -> Result<Option<(Record, u64)>, RunError> {
     if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
-        return Ok(Some(stands));
+        return Ok(Some((stands, wanted.origin)));
     }
     let branch = &newest.header().branch;
     let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
     let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
     let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
-    if let Some(stands) = life_of(store, &newest, (since, &[])).await? {
-        return Ok(Some(stands));
+    if since != wanted.origin
+        && let Some(stands) = life_of(store, &newest, (since, &[])).await?
+    {
+        return Ok(Some((stands, since)));
     }
     let header = above.record.header();
-    let history = history(store, header, loops_around(root, &header.branch)).await?;
-    let joins = |header: &&Header| header.step.as_ref() == Some(&step) && header.about == Some(since);
-    let Some(join) = history.iter().map(Record::header).find(joins) else { return Ok(None) };
-    Ok(end_in(store, &newest, join).await?)
+    let key = (header.branch.clone(), step);
+    if !joins.contains_key(&key) {
+        let found = joins_of(store, root, (header, &above.position), &key.1).await?;
+        joins.insert(key.clone(), found);
+    }
+    Ok(end_among(store, &newest, &joins[&key]).await?)
 }
 
-/// Returns the record with which a branch ended in the pass that a record joined, the newest that was there by then.
-async fn end_in(store: &dyn Store, newest: &Record, join: &Header) -> Result<Option<Record>, StoreError> {
+/// Lists the ends of a step that joined branches, in all passes that count.
+async fn joins_of(
+    store: &dyn Store,
+    root: &Shape,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Vec<Header>, StoreError> {
+    let Some(shape) = root.of_branch(&header.branch) else { return Ok(Vec::new()) };
+    let around = loops_around(root, &header.branch);
+    let history = history(store, header, around).await?;
+    let ends = counting_ends(shape, (position, around), &history).into_iter();
+    Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
+}
+
+/// Returns the newest record with which a branch ended that one of these joined. Where the state is gone that tells of which
+/// fan-out it was, it is one of the same pass that was there by then.
+async fn end_among(
+    store: &dyn Store,
+    newest: &Record,
+    joins: &[Header],
+) -> Result<Option<(Record, u64)>, StoreError> {
     let (head, order) = (newest.header(), ScanOrder::NewestFirst);
     let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
     loop {
         let page = store.scan(&scan).await?;
-        let is_joined = |header: &&Header| {
-            header.end.is_some()
-                && header.token <= join.token
-                && header.at.iteration.starts_with(&join.at.iteration)
-        };
-        if let Some(end) = page.records.iter().map(Record::header).find(is_joined) {
-            return store.load(&head.run, &head.branch, end.seq).await.map(Some);
+        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
+            let record = store.load(&head.run, &head.branch, ended.seq).await?;
+            let origin = if has_state(&record) { position_of(&record)?.origin } else { None };
+            let is_joined = |join: &&Header| match has_state(&record) {
+                true => join.about == origin,
+                false => ended.token <= join.token && ended.at.iteration.starts_with(&join.at.iteration),
+            };
+            if let Some(since) = joins.iter().find(is_joined).and_then(|join| join.about) {
+                return Ok(Some((record, since)));
+            }
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
@@ -218,28 +248,36 @@ async fn newest_pass(
     let head = known.record.header();
     let mut passes = match known.position.frontier.first() {
         Some(entry) => entry.at.iteration.clone(),
-        None => {
-            let ends = |record: &Record| is_end(record.header());
-            let found = store.find_back(&head.run, &head.branch, head.seq, &ends).await?;
-            found.map(|end| end.header().at.iteration.clone()).unwrap_or_default()
-        }
+        None => last_pass(store, head).await?,
     };
     let mut below = head.branch.clone();
     while let Some(above) = below.parent() {
-        let frontier = branches.get(&(above.depth(), above.clone())).map(|known| &known.position.frontier);
+        let around = root.loops_around(&above);
+        let known = branches.get(&(above.depth(), above.clone()));
+        let frontier = known.map(|known| known.position.frontier.as_slice()).unwrap_or_default();
         let opener = opener_of(root, &below);
-        let waits =
-            frontier.and_then(|entries| entries.iter().find(|entry| Some(&entry.step) == opener.as_ref()));
-        let others = frontier.and_then(|entries| entries.first()).map(|entry| {
-            let around = root.loops_around(&above).min(entry.at.iteration.len());
-            &entry.at.iteration[..around]
-        });
-        let now = waits.map(|entry| entry.at.iteration.as_slice()).or(others).unwrap_or_default();
+        let waits = frontier.iter().find(|entry| Some(&entry.step) == opener.as_ref());
+        let now = match (waits, frontier.first(), known) {
+            (Some(entry), ..) => entry.at.iteration.clone(),
+            (None, Some(entry), _) => entry.at.iteration.iter().take(around).copied().collect(),
+            (None, None, Some(known)) if around > 0 => {
+                let ended = last_pass(store, known.record.header()).await?;
+                ended.into_iter().take(around).collect()
+            }
+            _ => Vec::new(),
+        };
         let count = now.len().min(passes.len());
         passes[..count].copy_from_slice(&now[..count]);
         below = above;
     }
     Ok(passes)
+}
+
+/// Returns the pass in which a step of a branch ended last.
+async fn last_pass(store: &dyn Store, head: &Header) -> Result<Vec<u32>, StoreError> {
+    let ends = |record: &Record| is_end(record.header());
+    let found = store.find_back(&head.run, &head.branch, head.seq, &ends).await?;
+    Ok(found.map(|end| end.header().at.iteration.clone()).unwrap_or_default())
 }
 
 /// Finds the record with which the branches of a step were opened that it joined last, in a pass before that which its branch is

@@ -15,7 +15,7 @@ use crate::store::{StoreError, StoreExt as _};
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::{has_state, in_pass, loops_around, of_whole_passes};
+use super::passes::{Joins, has_state, in_pass, loops_around, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -264,6 +264,7 @@ impl<'a, P: Program> Scout<'a, P> {
         let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
         names.retain(|name| !name.is_main() && (any || self.is_on_the_way(name)));
         names.sort_by_key(BranchPath::depth);
+        let mut joins = Joins::new();
         for name in names {
             let is_named = self.is_on_the_way(&name);
             let Some(wanted) = wanted(self.shape, branches, &name, is_named) else { continue };
@@ -279,11 +280,11 @@ impl<'a, P: Program> Scout<'a, P> {
             };
             let stands = match stands {
                 Some(stands) if loops_around(self.shape, &name) > 0 => {
-                    in_pass(store, self.shape, branches, (stands, wanted)).await?
+                    in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?
                 }
-                stands => stands,
+                stands => stands.map(|stands| (stands, wanted.origin)),
             };
-            let Some(stands) = stands else { continue };
+            let Some((stands, origin)) = stands else { continue };
             if !has_state(&stands) {
                 if is_named {
                     let at = stands.header().reference().to_string();
@@ -291,8 +292,8 @@ impl<'a, P: Program> Scout<'a, P> {
                     return Err(RunError::NoState { at, why });
                 }
                 // Nothing of it can be gone on with; what it made is looked at all the same.
-                let origin = Some(wanted.origin);
-                self.meet((stands, Position { origin, ..Position::default() }), branches, moves).await?;
+                let position = Position { origin: Some(origin), ..Position::default() };
+                self.meet((stands, position), branches, moves).await?;
                 continue;
             }
             let position = position_of(&stands)?;

@@ -83,6 +83,13 @@ impl<'a> Ranks<'a> {
         }
         let own: HashMap<&BranchPath, Option<u64>> =
             effective.iter().map(|branch| (&branch.branch, branch.position.origin)).collect();
+        // Of each step that opens branches, when it opened the newest of them.
+        let mut newest: HashMap<(BranchPath, StepId), u64> = HashMap::new();
+        for (branch, seq) in own.iter().filter_map(|(branch, seq)| Some((*branch, (*seq)?))) {
+            let Some((parent, (name, _))) = branch.parent().zip(branch.opened_by()) else { continue };
+            let known = newest.entry((parent, name)).or_default();
+            *known = seq.max(*known);
+        }
         let opened = |branch: &BranchPath| {
             let seq = (*own.get(branch)?)?;
             let (parent, (name, _)) = (branch.parent()?, branch.opened_by()?);
@@ -90,7 +97,8 @@ impl<'a> Ranks<'a> {
                 return Some(Place { time: seq, order: 0, is_end: false, seq });
             };
             let opener = &steps.shape.steps()[steps.shape.opener(&name)?].id;
-            Some(steps.place(opener, seq, (false, true)))
+            let is_newest = newest.get(&(parent, name)) == Some(&seq);
+            Some(steps.place(opener, seq, (false, is_newest)))
         };
         let origins = effective.iter().map(|branch| {
             let up = std::iter::successors(Some(branch.branch.clone()), BranchPath::parent);
