@@ -19,6 +19,7 @@ mod part;
 mod program;
 mod recovery;
 mod rename;
+mod resume;
 mod runs;
 mod spawn;
 mod sqlite;
@@ -81,6 +82,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     economy::large_topic,
     economy::results_topic,
     recovery::topic,
+    resume::topic,
     spawn::topic,
     command::topic,
     items::topic,

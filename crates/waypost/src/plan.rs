@@ -159,22 +159,23 @@ struct Made<'a> {
 }
 
 impl Effective {
+    /// Lists the packs of one of its steps, the newest first.
+    fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = Made<'a>> {
+        let newest = self.position.ledger.get(step).map(|settled| settled.seq());
+        let newest = self.evidence.get(step).map(|pack| (newest, pack));
+        let passes = self.passes.get(step).into_iter().flatten().map(|(seq, pack)| (Some(*seq), pack));
+        newest.into_iter().chain(passes).scan(0, move |next, (seq, pack)| {
+            let first = *next;
+            *next += pack.claims.len();
+            Some(Made { step, seq, pack, first })
+        })
+    }
+
     /// Lists the packs of all its steps, for each step the newest first.
     fn made(&self) -> Vec<Made<'_>> {
-        let mut made = Vec::new();
-        let mut firsts: HashMap<&StepId, usize> = HashMap::new();
-        let ledger = |step| self.position.ledger.get(step).map(|settled| settled.seq());
-        let newest = self.evidence.iter().map(|(step, pack)| (step, ledger(step), pack));
-        let passes = self
-            .passes
-            .iter()
-            .flat_map(|(step, passes)| passes.iter().map(move |(seq, pack)| (step, Some(*seq), pack)));
-        for (step, seq, pack) in newest.chain(passes) {
-            let first = firsts.entry(step).or_default();
-            made.push(Made { step, seq, pack, first: *first });
-            *first += pack.claims.len();
-        }
-        made
+        let steps =
+            self.evidence.keys().chain(self.passes.keys().filter(|step| !self.evidence.contains_key(*step)));
+        steps.flat_map(|step| self.made_by(step)).collect()
     }
 }
 
@@ -186,25 +187,24 @@ impl Effective {
 /// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
 /// became of a cut step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
-    checks_on(shape, effective, Occasion::Resume)
+    due(shape, effective, Occasion::Resume).checks
 }
 
-/// Lists those that are due on an occasion, by the same rule.
-pub(crate) fn checks_on(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Vec<Check> {
-    sorted(shape, effective, occasion).0
+/// What is known of the claims of finished and cut steps before any is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    /// The claims that must be checked: see [`checks`].
+    pub(crate) checks: Vec<Check>,
+    /// Those of finished steps that are left out for now.
+    pub(crate) left: LeftOut,
 }
 
-/// Steps under way, and the claims that are not judged on their account, by what they are bound by.
+/// Steps under way that may be about to rewrite something, and the claims about that which are not judged on their account,
+/// by what they are bound by: once those steps have ended and have not claimed the same, they are judged like all others.
 pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<Bound>>;
 
-/// Lists the claims of finished steps that [`checks`] leaves out for now, by the steps under way that may be about to
-/// rewrite what they are about: once those have ended and have not claimed the same, they are judged like all others.
-pub(crate) fn left_out(shape: &Shape, effective: &[Effective]) -> LeftOut {
-    sorted(shape, effective, Occasion::Resume).1
-}
-
-/// Sorts the claims into those that are checked and those that are left out.
-fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Check>, LeftOut) {
+/// Sorts the claims into those that are checked on an occasion and those that are left out.
+pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Due {
     let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
     for branch in effective {
@@ -237,7 +237,7 @@ fn sorted(shape: &Shape, effective: &[Effective], occasion: Occasion) -> (Vec<Ch
             }
         }
     }
-    (checks, left)
+    Due { checks, left }
 }
 
 /// Lists the steps under way that may be about to rewrite what a claim is about.
@@ -297,21 +297,7 @@ pub(crate) fn resolved(subject: &str) -> String {
 ///
 /// `verdicts` as for [`plan`].
 pub fn broken(shape: &Shape, effective: &[Effective], verdicts: &Verdicts) -> Vec<Broken> {
-    let wanted = wanted(shape, effective);
-    let mut broken = Vec::new();
-    for branch in effective {
-        let now = Timestamp::UNIX_EPOCH;
-        let Some(view) = BranchView::of(shape, branch, (verdicts, &wanted), now) else { continue };
-        let before = broken.len();
-        for made in branch.made() {
-            if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
-                let (branch, step) = (branch.branch.clone(), made.step.clone());
-                broken.push(Broken { branch, step, seq, claims });
-            }
-        }
-        broken[before..].sort_by_key(|broken| broken.seq);
-    }
-    broken
+    Weighed::of(shape, effective, verdicts, &checks(shape, effective)).broken()
 }
 
 /// A finished step whose evidence does not hold.
@@ -331,25 +317,69 @@ pub struct Broken {
 ///
 /// `verdicts` answers [`checks`]; a claim that was to be checked and has no verdict counts as unknown, never as held.
 pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
-    let wanted = wanted(shape, effective);
-    let mut decisions = Vec::new();
-    for branch in effective {
-        if let Some(view) = BranchView::of(shape, branch, (verdicts, &wanted), now) {
-            view.decide(&mut decisions);
-        }
-    }
-    Plan { decisions }
+    Weighed::of(shape, effective, verdicts, &checks(shape, effective)).plan(now)
+}
+
+/// What verdicts come to: the plan, and what of it is broken.
+pub(crate) struct Weighed<'a> {
+    shape: &'a Shape,
+    effective: &'a [Effective],
+    verdicts: &'a Verdicts,
+    wanted: Wanted<'a>,
 }
 
 /// The claims to be checked, by branch and step.
-type Wanted = HashMap<(BranchPath, StepId), BTreeSet<usize>>;
+type Wanted<'a> = HashMap<(&'a BranchPath, &'a StepId), BTreeSet<usize>>;
 
-fn wanted(shape: &Shape, effective: &[Effective]) -> Wanted {
-    let mut wanted = Wanted::new();
-    for check in checks(shape, effective) {
-        wanted.entry((check.branch, check.step)).or_default().insert(check.index);
+impl<'a> Weighed<'a> {
+    /// `checks`: those that `verdicts` answers.
+    pub(crate) fn of(
+        shape: &'a Shape,
+        effective: &'a [Effective],
+        verdicts: &'a Verdicts,
+        checks: &'a [Check],
+    ) -> Self {
+        let mut wanted = Wanted::new();
+        for check in checks {
+            wanted.entry((&check.branch, &check.step)).or_default().insert(check.index);
+        }
+        Self { shape, effective, verdicts, wanted }
     }
-    wanted
+
+    /// See [`plan`].
+    pub(crate) fn plan(&self, now: Timestamp) -> Plan {
+        let mut decisions = Vec::new();
+        for branch in self.effective {
+            if let Some(view) = self.view(branch, now) {
+                view.decide(&mut decisions);
+            }
+        }
+        Plan { decisions }
+    }
+
+    /// See [`broken`].
+    pub(crate) fn broken(&self) -> Vec<Broken> {
+        let mut broken = Vec::new();
+        for branch in self.effective {
+            let Some(view) = self.view(branch, Timestamp::UNIX_EPOCH) else { continue };
+            let before = broken.len();
+            for made in branch.made() {
+                if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
+                    let (branch, step) = (branch.branch.clone(), made.step.clone());
+                    broken.push(Broken { branch, step, seq, claims });
+                }
+            }
+            broken[before..].sort_by_key(|broken| broken.seq);
+        }
+        broken
+    }
+
+    fn view(&self, branch: &'a Effective, now: Timestamp) -> Option<BranchView<'_>> {
+        let shape = self.shape.of_branch(&branch.branch)?;
+        let has_careful_passes = self.shape.has_careful_passes(&branch.branch);
+        let (verdicts, wanted) = (self.verdicts, &self.wanted);
+        Some(BranchView { shape, branch, verdicts, wanted, now, has_careful_passes })
+    }
 }
 
 /// What [`plan`] looks at for one branch.
@@ -357,23 +387,10 @@ struct BranchView<'a> {
     shape: &'a Shape,
     branch: &'a Effective,
     verdicts: &'a Verdicts,
-    wanted: &'a Wanted,
+    wanted: &'a Wanted<'a>,
     now: Timestamp,
     /// To do a pass around it again would repeat what must not be repeated blindly.
     has_careful_passes: bool,
-}
-
-impl<'a> BranchView<'a> {
-    fn of(
-        root: &'a Shape,
-        branch: &'a Effective,
-        (verdicts, wanted): (&'a Verdicts, &'a Wanted),
-        now: Timestamp,
-    ) -> Option<Self> {
-        let shape = root.of_branch(&branch.branch)?;
-        let has_careful_passes = root.has_careful_passes(&branch.branch);
-        Some(Self { shape, branch, verdicts, wanted, now, has_careful_passes })
-    }
 }
 
 impl BranchView<'_> {
@@ -476,9 +493,9 @@ impl BranchView<'_> {
     /// Says whether what a step made in a pass before the newest does not hold.
     fn is_broken_before(&self, step: &StepId) -> bool {
         let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq());
-        let is_before = |made: &&Made<'_>| made.step == step && made.seq.is_some() && made.seq != newest;
-        let made = self.branch.made();
-        made.iter().filter(is_before).any(|made| matches!(self.weigh(made), Some(Standing::Failed { .. })))
+        let is_before = |made: &Made<'_>| made.seq.is_some() && made.seq != newest;
+        let mut before = self.branch.made_by(step).filter(is_before);
+        before.any(|made| matches!(self.weigh(&made), Some(Standing::Failed { .. })))
     }
 
     fn before(&self, place: usize, unfinished: &Unfinished) -> Vec<StepId> {

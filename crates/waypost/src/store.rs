@@ -4,7 +4,7 @@
 //! keeps a summary of each run, and it never looks into a state. What to do next is the plan's business
 //! ([`crate::plan`]), doing it the engine's ([`crate::engine`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::sync::Arc;
@@ -232,6 +232,9 @@ const FIND_FIRST_ITEMS: usize = 16;
 /// By how much each of its pages is larger than the one before.
 const FIND_GROWTH: usize = 4;
 
+/// Records that lie no further apart are read together: what stands between them costs less than asking once more.
+const RECORDS_APART: u64 = 8;
+
 /// The token of the lease that [`Store::create`] gives.
 pub const FIRST_TOKEN: u64 = 1;
 
@@ -431,6 +434,42 @@ pub trait StoreExt: Store {
         history.damaged.retain(|damage| is_missed(damage.seq));
         history.damaged.sort_by_key(|damage| std::cmp::Reverse(damage.seq));
         Ok(history)
+    }
+
+    /// Returns records of a branch, without bodies, by their seqs: those that lie near each other are read together.
+    ///
+    /// # Errors
+    /// As [`Store::load`], of one that is not there or not sound.
+    async fn records(
+        &self,
+        run: &RunId,
+        branch: &BranchPath,
+        seqs: &BTreeSet<u64>,
+    ) -> Result<BTreeMap<u64, Record>, StoreError> {
+        let mut found = BTreeMap::new();
+        let mut left = seqs.iter().copied().peekable();
+        while let Some(first) = left.next() {
+            let mut last = first;
+            while let Some(next) = left.next_if(|next| *next <= last + RECORDS_APART) {
+                last = next;
+            }
+            let (seq_min, seq_max) = (Some(first), Some(last));
+            let mut scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(run) };
+            loop {
+                let page = self.scan(&scan).await?;
+                let records = page.records.into_iter().filter(|record| seqs.contains(&record.header().seq));
+                found.extend(records.map(|record| (record.header().seq, record)));
+                match page.next {
+                    Some(cursor) => scan.cursor = Some(cursor),
+                    None => break,
+                }
+            }
+        }
+        for seq in seqs.iter().filter(|seq| !found.contains_key(seq)).copied().collect::<Vec<_>>() {
+            // It says what is wrong with it.
+            found.insert(seq, self.load(run, branch, seq).await?);
+        }
+        Ok(found)
     }
 
     /// Returns the seq of the record that carries the body of the batch which a record is of: its own, or that of a later

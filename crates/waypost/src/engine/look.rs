@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, plan};
+use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan};
 use crate::record::{Claim, Occasion, Position, Record, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
@@ -114,8 +114,8 @@ impl Engine {
             effective.push(found);
         }
         forget_other_names(self, run, &mut effective).await;
-        let (mut verdicts, found) =
-            verify(self, program, shape, run, (&effective, occasion), OnUnknown::Stop).await?;
+        let checks = due(shape, &effective, occasion).checks;
+        let (mut verdicts, found) = verify(self, program, run, &checks, OnUnknown::Stop).await?;
         let is_ended = |branch: &BranchPath| {
             let known = branches.get(&(branch.depth(), branch.clone()));
             !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())

@@ -8,11 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::evidence::{Site, other_names};
+use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{BranchPath, StepId};
 use crate::plan::{
-    Action, Broken, Cause, Decision, Effective, LeftOut, Verdicts, broken, checks, checks_on, is_under_way,
-    left_out, plan,
+    Action, Broken, Cause, Check, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks, due,
+    is_under_way, plan,
 };
 use crate::record::{
     Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
@@ -223,13 +223,13 @@ pub(super) async fn judge<P: Program>(
     if trust != Trust::Blind {
         forget_other_names(engine, run, &mut effective).await;
     }
+    let Due { checks, left } = due(shape, &effective, Occasion::Resume);
     let (verdicts, found) = match trust {
-        Trust::Checked(on_unknown) => {
-            verify(engine, program, shape, run, (&effective, Occasion::Resume), on_unknown).await?
-        }
-        Trust::Blind => (believed(shape, &effective), HashMap::new()),
+        Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
+        Trust::Blind => (believed(&checks), HashMap::new()),
     };
-    let planned = plan(shape, &effective, &verdicts, engine.clock.now());
+    let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
+    let planned = weighed.plan(engine.clock.now());
     // Of steps that were cut on other branches, who takes those up speaks.
     let ours = |decision: &&Decision| {
         let is_of_step =
@@ -246,8 +246,7 @@ pub(super) async fn judge<P: Program>(
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
-    let (broken, held) = broken(shape, &effective, &verdicts).into_iter().partition(may_run);
-    let left = left_out(shape, &effective);
+    let (broken, held) = weighed.broken().into_iter().partition(may_run);
     Ok(Judged { questions, broken, held, found, left })
 }
 
@@ -382,29 +381,16 @@ type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
 pub(super) async fn verify<P: Program>(
     engine: &Engine,
     program: &P,
-    shape: &Shape,
     run: &RunRecord,
-    (effective, occasion): (&[Effective], Occasion),
+    checks: &[Check],
     on_unknown: OnUnknown,
 ) -> Result<Found, RunError> {
-    let checks = checks_on(shape, effective, occasion);
     let site = engine.site(run);
-    let mut codes: HashMap<(BranchPath, u64), Option<i32>> = HashMap::new();
-    let mut claims: Vec<(Claim, Site)> = Vec::with_capacity(checks.len());
-    for check in &checks {
-        let code = match check.seq.map(|seq| (check.branch.clone(), seq)) {
-            None => None,
-            Some(at) => match codes.get(&at) {
-                Some(code) => *code,
-                None => {
-                    let code = exit_code_at(engine, run, &at).await?;
-                    codes.insert(at, code);
-                    code
-                }
-            },
-        };
-        claims.push((check.claim.clone(), site.clone().with_exit_code(code)));
-    }
+    let codes = exit_codes(engine, run, checks).await?;
+    let code = |check: &Check| codes.get(&(&check.branch, check.seq?)).copied();
+    let with_code = |check: &Check| (check.claim.clone(), site.clone().with_exit_code(code(check)));
+    let claims: Vec<(Claim, Site)> = checks.iter().map(with_code).collect();
+    drop(codes);
     let checked = engine.verifier.verify_all(&claims).await;
     let mut verdicts = Verdicts::new();
     let mut found: HashMap<(BranchPath, u64), Vec<Claim>> = HashMap::new();
@@ -413,22 +399,33 @@ pub(super) async fn verify<P: Program>(
             (Verdict::Unknown, OnUnknown::RunAgain) => Verdict::Failed,
             (verdict, _) => verdict,
         };
-        verdicts.insert((check.branch.clone(), check.step, check.index), verdict);
+        verdicts.insert((check.branch.clone(), check.step.clone(), check.index), verdict);
         let mut claim = claim;
         program.redact(&mut claim);
-        found.entry((check.branch, check.seq.unwrap_or(0))).or_default().push(claim);
+        found.entry((check.branch.clone(), check.seq.unwrap_or(0))).or_default().push(claim);
     }
     Ok((verdicts, found))
 }
 
-/// Returns the exit code that was recorded with the end of a step.
-async fn exit_code_at(
+/// Reads the exit codes that were recorded with the ends of steps, for claims that may ask for them: those about files do not.
+async fn exit_codes<'c>(
     engine: &Engine,
     run: &RunRecord,
-    (branch, seq): &(BranchPath, u64),
-) -> Result<Option<i32>, RunError> {
-    let made = engine.store.load(&run.run, branch, *seq).await?;
-    Ok(ending_of(made.header()).and_then(|ending| ending.exit_code))
+    checks: &'c [Check],
+) -> Result<HashMap<(&'c BranchPath, u64), i32>, RunError> {
+    let mut asked: BTreeMap<&BranchPath, BTreeSet<u64>> = BTreeMap::new();
+    let may_ask = |check: &&Check| !matches!(check.claim.kind.as_str(), ARTIFACT_EXISTS | FILE_SHA256);
+    for check in checks.iter().filter(may_ask) {
+        asked.entry(&check.branch).or_default().extend(check.seq);
+    }
+    let mut codes = HashMap::new();
+    for (branch, seqs) in asked {
+        for (seq, made) in engine.store.records(&run.run, branch, &seqs).await? {
+            let code = ending_of(made.header()).and_then(|ending| ending.exit_code);
+            codes.extend(code.map(|code| ((branch, seq), code)));
+        }
+    }
+    Ok(codes)
 }
 
 fn ending_of(header: &Header) -> Option<&Ending> {
@@ -440,9 +437,10 @@ fn ending_of(header: &Header) -> Option<&Ending> {
 }
 
 /// Verdicts by which all that is finished is believed; nothing settles what was cut.
-fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
-    let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
-    finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
+fn believed(checks: &[Check]) -> Verdicts {
+    let finished = checks.iter().filter(|check| check.seq.is_some());
+    let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
+    finished.map(|check| (key(check), Verdict::Ok)).collect()
 }
 
 impl Judged {

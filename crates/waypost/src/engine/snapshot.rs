@@ -239,13 +239,19 @@ pub(super) async fn effective_of(
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
     let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
+    let settled = steps.iter().filter_map(|step| position.ledger.get(&step.id));
+    let is_looked_at = |settled: &&Settled| {
+        !matches!(settled, Settled::Tolerated(_)) && !accepted.contains_key(&settled.seq())
+    };
+    let seqs = settled.filter(is_looked_at).map(|settled| settled.seq()).collect();
+    let made = store.records(&header.run, &header.branch, &seqs).await?;
     for step in steps {
         let settled = position.ledger.get(&step.id);
         let pack = match settled.map(|settled| settled.seq()) {
             // It counts as finished although it is not to be believed.
             _ if matches!(settled, Some(Settled::Tolerated(_))) => None,
             Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
-            Some(seq) => store.load(&header.run, &header.branch, seq).await?.header().evidence.clone(),
+            Some(seq) => made.get(&seq).and_then(|record| record.header().evidence.clone()),
             None => cut_pack_of(store, header, &position, step).await?,
         };
         evidence.extend(pack.map(|pack| (step.id.clone(), pack)));

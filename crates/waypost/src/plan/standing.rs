@@ -15,18 +15,18 @@ pub(super) enum Standing {
 impl BranchView<'_> {
     /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
     pub(super) fn standing(&self, step: &StepId) -> Option<Standing> {
-        self.weigh_all(self.branch.made().iter().filter(|made| made.step == step))
+        self.weigh_all(self.branch.made_by(step))
     }
 
     /// The same of those passes that have ended.
     pub(super) fn standing_of_finished(&self, step: &StepId) -> Option<Standing> {
-        self.weigh_all(self.branch.made().iter().filter(|made| made.step == step && made.seq.is_some()))
+        self.weigh_all(self.branch.made_by(step).filter(|made| made.seq.is_some()))
     }
 
-    fn weigh_all<'m>(&self, made: impl Iterator<Item = &'m Made<'m>>) -> Option<Standing> {
+    fn weigh_all<'m>(&self, made: impl Iterator<Item = Made<'m>>) -> Option<Standing> {
         let mut all = None;
         for made in made {
-            all = match (all, self.weigh(made)) {
+            all = match (all, self.weigh(&made)) {
                 (
                     Some(Standing::Failed { mut claims, only_live }),
                     Some(Standing::Failed { claims: more, only_live: both }),
@@ -57,7 +57,7 @@ impl BranchView<'_> {
     /// Of a cut one, only what is checked now counts.
     pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
         let Made { step, seq, pack, first } = made;
-        let wanted = self.wanted.get(&(self.branch.branch.clone(), (*step).clone()))?;
+        let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
         let places = *first..*first + pack.claims.len();
         wanted.range(places).next()?;
         let verdict = |(index, claim): (usize, &Claim)| {

@@ -1,0 +1,131 @@
+//! A resume of a run that is finished, of many steps with a file each: all of their evidence is looked at before it is said
+//! that there is nothing to do. Beside it, a plain `stat` of each file and a look into a table of digests by what that says.
+
+use std::collections::HashMap;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use waypost::evidence::{FILE_SHA256, Limits, Verifier};
+use waypost::record::{Claim, Durability, Pack, RunStatus, Terms};
+use waypost::store::Store;
+use waypost::{Digest, Engine, Graph};
+use waypost_sqlite::{SqliteOptions, SqliteStore};
+
+use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::part::RUN;
+use super::program::runtime;
+
+const LOOK: &str = "a stat of each file, and a look for its digest";
+const RESUME: &str = "resume of a finished run, for each step with a file";
+
+/// As the target names them.
+const STEPS: u32 = 10_000;
+const FILE_BYTES: usize = 16;
+
+pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
+    let world = Rc::new(World { folder: bench.folder("resume")?, steps: bench.count(STEPS) });
+    let looked = Rc::clone(&world);
+    let mut made = None;
+    let subjects = vec![
+        Subject::new(LOOK, Unit::PerSecond, move || looked.look()),
+        Subject::new(RESUME, Unit::PerSecond, move || {
+            let (engine, graph) = match &made {
+                Some(made) => made,
+                None => made.insert(world.run()?),
+            };
+            world.resume(engine, graph)
+        }),
+    ];
+    let near = Demand {
+        claim: "what is finished is trusted for little more than a look at it",
+        ours: RESUME,
+        limit: Some(LOOK),
+        bound: Bound::AtLeast(0.33),
+    };
+    Ok(Topic { name: "resume", subjects, demands: vec![near] })
+}
+
+struct World {
+    folder: PathBuf,
+    steps: u32,
+}
+
+impl World {
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        (0..self.steps).map(|number| self.folder.join("files").join(number.to_string()))
+    }
+
+    fn write(&self) -> anyhow::Result<()> {
+        let noise = measure::noise(FILE_BYTES);
+        fs::create_dir_all(self.folder.join("files"))?;
+        for file in self.files().filter(|file| !file.exists()) {
+            fs::write(&file, &noise).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    fn look(&self) -> anyhow::Result<f64> {
+        self.write()?;
+        let key = |stat: &Metadata| (stat.dev(), stat.ino(), stat.len(), stat.mtime(), stat.mtime_nsec());
+        let mut digests = HashMap::new();
+        for file in self.files() {
+            digests.insert(key(&fs::metadata(&file)?), Digest::of(&fs::read(&file)?));
+        }
+        let files: Vec<PathBuf> = self.files().collect();
+
+        let start = Instant::now();
+        for file in &files {
+            ensure!(digests.contains_key(&key(&fs::metadata(file)?)), "{} is another one", file.display());
+        }
+        Ok(measure::per_second(self.steps, start))
+    }
+
+    /// Runs all steps, each of which pins its file.
+    fn run(&self) -> anyhow::Result<(Engine, Graph<u64>)> {
+        self.write()?;
+        let path = self.folder.join("waypost.db");
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&path, SqliteOptions::default())?);
+        let hour = Duration::from_secs(3_600);
+        let verifier = Verifier::new().with_limits(Limits { claim: hour, pack: hour, ..Limits::default() });
+        let engine = Engine::new(store).with_base(&self.folder).with_verifier(verifier);
+        let mut builder = Graph::<u64>::builder("bench");
+        for number in 0..self.steps {
+            let claim = Claim {
+                pinned: true,
+                terms: Terms { fast: true, ..Terms::default() },
+                ..Claim::new(FILE_SHA256, format!("files/{number}"))
+            };
+            let pack = Pack::all([claim]);
+            let step = |state: u64, _| async move { Ok::<u64, std::convert::Infallible>(state + 1) };
+            builder = builder.step(&name(number), step).evidence(move |_| pack.clone());
+            if number > 0 {
+                builder = builder.edge(&name(number - 1), &name(number));
+            }
+        }
+        let graph = builder.build()?;
+        let run = engine.run(&graph, RUN, 0).durability(Durability::Async);
+        let outcome = runtime()?.block_on(run.into_future())?;
+        ensure!(outcome.status == RunStatus::Completed, "the run ended as {:?}", outcome.status);
+        Ok((engine, graph))
+    }
+
+    fn resume(&self, engine: &Engine, graph: &Graph<u64>) -> anyhow::Result<f64> {
+        let runtime = runtime()?;
+
+        let start = Instant::now();
+        let outcome = runtime.block_on(engine.resume(graph, RUN).into_future())?;
+        let figure = measure::per_second(self.steps, start);
+
+        ensure!(outcome.state == u64::from(self.steps), "{} steps were done", outcome.state);
+        Ok(figure)
+    }
+}
+
+fn name(number: u32) -> String {
+    format!("s{number}")
+}
