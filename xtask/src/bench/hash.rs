@@ -1,6 +1,10 @@
 //! Raw limit of everything that digests: SHA-256 over a large buffer, and over records of 1 KB.
 
-use std::time::Instant;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use sha2::{Digest as _, Sha256};
@@ -13,6 +17,9 @@ const SMALL: &str = "SHA-256, 1 KB";
 
 /// Larger than the caches of a core, so that memory counts too.
 const BUFFER_BYTES: usize = 8 << 20;
+
+/// Of files: the fastest of 8 KiB to 1 MiB here.
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// About a third of a second each.
 const COUNT_BUFFERS: u32 = 60;
@@ -56,6 +63,34 @@ pub(super) fn on_all_cores(buffers: u32) -> anyhow::Result<f64> {
         }
     });
     Ok(measure::per_second(buffers, start) * (cores * buffer.len()) as f64)
+}
+
+/// Reads and hashes files on every core, and returns how many bytes they have together and how long that took.
+pub(super) fn files_on_all_cores(paths: &[PathBuf]) -> anyhow::Result<(u64, Duration)> {
+    let cores = std::thread::available_parallelism()?.get();
+    let next = AtomicUsize::new(0);
+    let work = || -> io::Result<u64> {
+        let (mut chunk, mut bytes) = (vec![0; CHUNK_BYTES], 0);
+        while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+            loop {
+                let count = file.read(&mut chunk)?;
+                if count == 0 {
+                    break;
+                }
+                hash.update(&chunk[..count]);
+                bytes += count as u64;
+            }
+            std::hint::black_box(hash.finalize());
+        }
+        Ok(bytes)
+    };
+    let start = Instant::now();
+    let bytes = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum::<io::Result<u64>>()
+    });
+    Ok((bytes?, start.elapsed()))
 }
 
 fn round(bytes: &[u8], count: u32) -> anyhow::Result<f64> {

@@ -111,7 +111,7 @@ steps:
   - id: first
     run: echo v=1 >> "$WAYPOST_OUTPUT"
   - id: again
-    retry: { max: 2, delay: 10ms }
+    retry: { max: 2, delay: 300ms }
     run: echo >> tries; test $(wc -l < tries) -ge 2
   - id: tolerated
     run: exit 3

@@ -394,7 +394,7 @@ pub(super) async fn verify<P: Program>(
     let checked = engine.verifier.verify_all(&claims).await;
     let mut verdicts = Verdicts::new();
     let mut found: HashMap<(BranchPath, u64), Vec<Claim>> = HashMap::new();
-    for (check, claim) in checks.into_iter().zip(checked) {
+    for (check, claim) in checks.iter().zip(checked) {
         let verdict = match (claim.verdict, on_unknown) {
             (Verdict::Unknown, OnUnknown::RunAgain) => Verdict::Failed,
             (verdict, _) => verdict,

@@ -1,0 +1,101 @@
+//! Joins of branches that do something again: where all have come out as before, what comes behind is used again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::{BranchPath, StepId};
+use crate::record::{FrontierEntry, Position, Record};
+
+use super::super::recheck::Branches;
+use super::super::redo::{Move, Pace, done_before, opener_of, pace, standing_at};
+use super::super::{Program, RunError};
+use super::Scout;
+
+/// What need not be joined again, as all of it has come out as before.
+pub(super) enum Joined {
+    /// The branch is taken forward to where it stood.
+    At(Box<(Record, Position)>),
+    /// This step of it is finished.
+    By(StepId),
+}
+
+/// How branches came out that do something again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joint {
+    /// As before.
+    Same,
+    /// In another way.
+    Other,
+    /// One of them has not ended.
+    Open,
+}
+
+impl<P: Program> Scout<'_, P> {
+    /// Finds a branch that went back to a join, all of whose branches have come out as before: it need not join again.
+    pub(super) async fn joins_the_same(
+        &self,
+        branches: &Branches,
+        moves: &BTreeMap<BranchPath, Move>,
+    ) -> Result<Option<(BranchPath, Joined)>, RunError> {
+        let store = self.engine.store.as_ref();
+        for ((_, branch), known) in branches.iter().rev() {
+            let Some(ahead) = known.position.ahead.filter(|ahead| !ahead.changed) else { continue };
+            let Some(shape) = self.shape.of_branch(branch) else { continue };
+            let header = known.record.header();
+            let is_known = |entry: &&FrontierEntry| {
+                self.same_joins.get(branch).is_some_and(|joins| joins.contains(&entry.step))
+            };
+            let entries = known.position.frontier.iter().filter(|entry| entry.at.attempt == 0);
+            for entry in entries.filter(|entry| !is_known(entry)) {
+                let Some(fan) = &entry.fan else { continue };
+                let about = Some(fan.since);
+                let then = done_before(store, header, (&entry.step, &entry.at.iteration), ahead.seq).await?;
+                if then.is_none_or(|(then, _)| then.header().about != about)
+                    || self.outcome_of((branches, moves), branch, entry).await? != Joint::Same
+                {
+                    continue;
+                }
+                if !shape.is_routed() {
+                    let joined = Joined::By(entry.step.clone());
+                    return Ok(Some((branch.clone(), joined)));
+                }
+                if let Some(stood) = standing_at(store, shape, header, ahead).await? {
+                    return Ok(Some((branch.clone(), Joined::At(Box::new(stood)))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Says how the branches that a step waits for stand to what they were before.
+    pub(super) async fn outcome_of(
+        &self,
+        (branches, moves): (&Branches, &BTreeMap<BranchPath, Move>),
+        branch: &BranchPath,
+        entry: &FrontierEntry,
+    ) -> Result<Joint, RunError> {
+        let ours = |child: &BranchPath| {
+            child.parent().as_ref() == Some(branch)
+                && opener_of(self.shape, child).as_ref() == Some(&entry.step)
+        };
+        // It had come out well when it was joined.
+        let mut joint = if self.fallen.iter().any(ours) { Joint::Other } else { Joint::Same };
+        for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
+            // One that is to be taken forward to its end has not ended yet.
+            if known.record.header().end.is_none() || moves.contains_key(&known.record.header().branch) {
+                return Ok(Joint::Open);
+            }
+            let Some(ahead) = known.position.ahead else { continue };
+            let Some(shape) = self.shape.of_branch(&known.record.header().branch) else { continue };
+            let stands = (&known.record, &known.position);
+            let is_same = match pace(self.engine, self.program, shape, stands, &BTreeSet::new()).await? {
+                Pace::Level(_) => true,
+                Pace::Needs(level) => level.is_same,
+                _ => false,
+            };
+            if ahead.changed || !is_same {
+                joint = Joint::Other;
+            }
+        }
+        Ok(joint)
+    }
+}
