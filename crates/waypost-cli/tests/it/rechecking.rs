@@ -323,3 +323,117 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
         }
     }
 }
+
+// What happened: a hook was done again over the file of its step that was gone, and the step was not: published was NOTHING.
+#[test]
+fn a_step_is_done_again_before_what_comes_after_its_work() {
+    let step = "{id: b, run: 'echo b >> trace; echo good > b', evidence: [{sha256: b}], on_success: [{id: h, run: 'echo h >> trace; cat b > h || echo nothing > h', evidence: [{sha256: h}]}]}";
+    for flow in [
+        format!("steps:\n  - {step}\n  - {{id: z, run: 'echo z >> trace; cat h > z'}}\n"),
+        format!(
+            "steps:\n  - {{id: f, foreach: {{items: [u], steps: [{step}]}}}}\n  - {{id: z, run: 'echo z >> trace; cat h > z'}}\n"
+        ),
+        format!(
+            "steps:\n  - {{id: f, repeat: {{until: iteration == 2, max: 2}}, steps: [{step}]}}\n  - {{id: z, run: 'echo z >> trace; cat h > z'}}\n"
+        ),
+    ] {
+        for store in STORES {
+            let rig = ran(&flow, store, 0);
+            remove(&rig, "b");
+            remove(&rig, "h");
+
+            assert_eq!(resumed(&rig, 0).trim_end_matches(" z"), "b h", "{store}: {flow}");
+            assert_eq!(rig.read("h"), "good\n", "{store}: {flow}");
+            rests(&rig);
+            remove(&rig, "h");
+            assert_eq!(resumed(&rig, 0).trim_end_matches(" z"), "h", "{store}: {flow}");
+            rests(&rig);
+        }
+    }
+}
+
+// What happened: once an item had come out otherwise, whatever came behind ran again with each of the others.
+#[test]
+fn an_item_that_came_out_otherwise_once_counts_no_more_when_another_is_done_again() {
+    let flow = "steps:
+  - id: f
+    foreach: {items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; cat with 2>/dev/null > ${{ item }} || true', evidence: [{sha256: '${{ item }}'}]}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        rig.write("with", "more");
+        remove(&rig, "u");
+        assert_eq!(resumed(&rig, 0), "u z", "{store}");
+        std::fs::remove_file(rig.path("with")).unwrap();
+        remove(&rig, "v");
+
+        assert_eq!(resumed(&rig, 0), "v", "{store}");
+        rests(&rig);
+        remove(&rig, "u");
+        assert_eq!(resumed(&rig, 0), "u z", "{store}: it is as it was at first");
+        rests(&rig);
+    }
+}
+
+#[test]
+fn what_comes_after_a_repeated_step_with_hooks_is_used_again() {
+    let flow = "checkpoints: {retention: 100}
+steps:
+  - id: r
+    repeat: {until: iteration >= 2, max: 3}
+    run: 'echo r${{ iteration }} >> trace; echo r > r${{ iteration }}'
+    evidence: [{sha256: 'r${{ iteration }}'}]
+    on_success: [{id: h, run: 'echo h >> trace; echo h > h', evidence: [{sha256: h}]}]
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        let rig = ran(flow, store, 0);
+        remove(&rig, "r1");
+
+        assert_eq!(resumed(&rig, 0), "r1 r2 h", "{store}");
+        rests(&rig);
+    }
+}
+
+// What happened: branches were opened anew and left behind by a rollback; those that counted were not looked at any more.
+#[test]
+fn branches_that_were_left_behind_hide_none_that_count() {
+    let openers = [
+        "{id: w, workflow: child.yaml}",
+        "{id: w, foreach: {items: [u], steps: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]}}",
+        "{id: w, run: 'true', on_success: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]}",
+    ];
+    for opener in openers {
+        let flow = format!(
+            "checkpoints: {{retention: 100}}
+steps:
+  - {{id: a, run: 'echo a >> trace; echo a > a', evidence: [{{sha256: a}}]}}
+  - {opener}
+  - {{id: y, run: 'echo y >> trace; echo y > y', evidence: [{{sha256: y}}]}}
+  - {{id: z, run: 'echo z >> trace'}}
+"
+        );
+        for store in STORES {
+            let rig = Rig::with(&flow).at(store);
+            rig.write(
+                "child.yaml",
+                "steps: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]\n",
+            );
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+            let checkpoints = rig.json(&["checkpoints", "r", "--json"]);
+            let main =
+                checkpoints["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+            let stood = main.last().unwrap()["ref"].as_str().unwrap().to_owned();
+            assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(0));
+            assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));
+            remove(&rig, "b");
+
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {opener}");
+            assert_eq!(code_of(&rig, &["rollback", &stood, "-q"]), Some(4), "{store}: {opener}");
+            let did = resumed(&rig, 0);
+            assert!(did.starts_with('b'), "{store}: {opener}: {did}");
+            rests(&rig);
+        }
+    }
+}

@@ -320,7 +320,7 @@ impl Chooser<'_> {
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
-            (Target { seq: broken.seq, step: broken.step.clone(), claims, joins_after: false }, None)
+            Target { seq: broken.seq, step: broken.step.clone(), claims, joins_after: false }
         });
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
@@ -331,13 +331,18 @@ impl Chooser<'_> {
                 Some(settled) => {
                     let joins_after = opened_after(self.shape, child);
                     let target = Target { seq: settled.seq(), step, claims: None, joins_after };
-                    joined.push((target, Some(child.clone())));
+                    joined.push((target, child.clone()));
                 }
                 None => {}
             }
         }
-        let mut chosen: BTreeMap<u64, Target> =
-            own.chain(joined.clone()).map(|(target, _)| (target.seq, target)).collect();
+        // Of one step, its branches come first; what came after its work is done once more if that is.
+        let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
+        let (after, work): (Vec<_>, Vec<_>) =
+            joined.iter().map(|(target, _)| target.clone()).partition(|target| target.joins_after);
+        for target in work.into_iter().chain(own).chain(after) {
+            chosen.entry(target.seq).or_insert(target);
+        }
         let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let behind = self.behind(branch, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {
@@ -352,7 +357,9 @@ impl Chooser<'_> {
             chosen.retain(|seq, _| *seq == first);
         }
         for (target, child) in joined {
-            if let (true, Some(child)) = (chosen.contains_key(&target.seq), child) {
+            let is_joined =
+                |chosen: &Target| chosen.claims.is_none() && chosen.joins_after == target.joins_after;
+            if chosen.get(&target.seq).is_some_and(is_joined) {
                 self.choose(&child, targets);
             }
         }

@@ -378,7 +378,7 @@ async fn done_since<P: Program>(
 }
 
 /// Says whether a record takes its branch back to a step, and not forward again.
-fn is_wish(header: &Header) -> bool {
+pub(super) fn is_wish(header: &Header) -> bool {
     broken_by(header).is_some() || header.notes.is_empty()
 }
 

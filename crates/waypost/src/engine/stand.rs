@@ -17,7 +17,7 @@ mod joints;
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::{Joins, has_state, in_pass, loops_around, of_whole_passes};
+use super::passes::{Joins, has_state, in_pass, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
@@ -282,10 +282,8 @@ impl<'a, P: Program> Scout<'a, P> {
                 false => Some(record.clone()),
             };
             let stands = match stands {
-                Some(stands) if loops_around(self.shape, &name) > 0 => {
-                    in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?
-                }
-                stands => stands.map(|stands| (stands, wanted.origin)),
+                Some(stands) => in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?,
+                None => None,
             };
             let Some((stands, origin)) = stands else { continue };
             if !has_state(&stands) {
@@ -301,10 +299,6 @@ impl<'a, P: Program> Scout<'a, P> {
             }
             let position = position_of(&stands)?;
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
-            let is_there = loops_around(self.shape, &name) > 0 || position.origin == Some(wanted.origin);
-            if !is_there {
-                continue;
-            }
             if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
                 if position.ahead.is_some() {
                     self.fallen.insert(name);

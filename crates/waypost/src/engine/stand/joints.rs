@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{FrontierEntry, Position, Record};
+use crate::record::{FrontierEntry, Phase, Position, Reason, Record};
+use crate::store::StoreExt as _;
 
 use super::super::recheck::Branches;
 use super::super::redo::{Move, Pace, done_before, opener_of, pace, standing_at};
+use super::super::reopen::is_wish;
 use super::super::{Program, RunError};
 use super::Scout;
 
@@ -77,12 +79,28 @@ impl<P: Program> Scout<'_, P> {
             child.parent().as_ref() == Some(branch)
                 && opener_of(self.shape, child).as_ref() == Some(&entry.step)
         };
+        let store = self.engine.store.as_ref();
+        let wishes = |record: &Record| {
+            let header = record.header();
+            let is_redo = header.phase == Phase::Restored && header.reason == Reason::Redo;
+            is_redo && header.step.as_ref() == Some(&entry.step) && is_wish(header)
+        };
+        let above = branches.get(&(branch.depth(), branch.clone())).map(|known| known.record.header());
+        let went_back = match above {
+            Some(head) => store.find_back(&head.run, branch, head.seq, &wishes).await?,
+            None => None,
+        };
+        let went_back = went_back.map(|record| record.header().token);
         // It had come out well when it was joined.
         let mut joint = if self.fallen.iter().any(ours) { Joint::Other } else { Joint::Same };
         for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
             // One that is to be taken forward to its end has not ended yet.
             if known.record.header().end.is_none() || moves.contains_key(&known.record.header().branch) {
                 return Ok(Joint::Open);
+            }
+            // One that has done nothing since its opener went back to it was joined as it is.
+            if went_back.is_some_and(|token| known.record.header().token < token) {
+                continue;
             }
             let Some(ahead) = known.position.ahead else { continue };
             let Some(shape) = self.shape.of_branch(&known.record.header().branch) else { continue };
