@@ -422,9 +422,9 @@ steps:
             );
             assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
             let checkpoints = rig.json(&["checkpoints", "r", "--json"]);
-            let main =
+            let mut main =
                 checkpoints["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
-            let stood = main.last().unwrap()["ref"].as_str().unwrap().to_owned();
+            let stood = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
             assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(0));
             assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));
             remove(&rig, "b");
@@ -433,6 +433,55 @@ steps:
             assert_eq!(code_of(&rig, &["rollback", &stood, "-q"]), Some(4), "{store}: {opener}");
             let did = resumed(&rig, 0);
             assert!(did.starts_with('b'), "{store}: {opener}: {did}");
+            rests(&rig);
+        }
+    }
+}
+
+// What happened: nobody looked at the evidence of hooks of a group, of items or of another file once those were done, and what
+// they left was not compared: a run said that there was nothing to do, and what came behind was used again over another file.
+#[test]
+fn hooks_of_what_works_by_branches_are_believed_by_their_evidence() {
+    let step = "{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}";
+    let openers = [
+        (format!("repeat: {{until: iteration >= 2, max: 3}}, steps: [{step}]"), "b"),
+        (format!("foreach: {{items: [u], steps: [{step}]}}"), "b"),
+        ("workflow: child.yaml".to_owned(), "b"),
+    ];
+    for (opener, again) in openers {
+        let flow = format!(
+            "checkpoints: {{retention: 100}}
+steps:
+  - {{id: g, {opener}, on_success: [{{id: h, run: 'echo h >> trace; cat src > h', evidence: [{{sha256: h}}]}}]}}
+  - {{id: z, run: 'echo z >> trace; cat h > z'}}
+"
+        );
+        for store in STORES {
+            let rig = Rig::with(&flow).at(store);
+            rig.write("child.yaml", &format!("steps: [{step}]\n"));
+            rig.write("src", "1");
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+            rests(&rig);
+
+            remove(&rig, "h");
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {opener}");
+            assert_eq!(resumed(&rig, 0), "h", "{store}: {opener}");
+            rests(&rig);
+            remove(&rig, "b");
+            let did = resumed(&rig, 0);
+            assert!([again.to_owned(), format!("{again} h")].contains(&did), "{store}: {opener}: {did}");
+            rests(&rig);
+            rig.write("src", "2");
+            remove(&rig, "h");
+            assert_eq!(resumed(&rig, 0), "h z", "{store}: {opener}");
+            assert_eq!(rig.read("z"), "2", "{store}: {opener}");
+            rests(&rig);
+            rig.write("src", "3");
+            remove(&rig, "h");
+            remove(&rig, "b");
+            let did = resumed(&rig, 0);
+            assert!(did.ends_with("b h z"), "{store}: {opener}: {did}");
+            assert_eq!(rig.read("z"), "3", "{store}: {opener}");
             rests(&rig);
         }
     }

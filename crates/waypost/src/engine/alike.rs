@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::mem::discriminant;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{End, Header, Pack, Record};
 use crate::shape::Shape;
 use crate::store::{Store, StoreError, StoreExt as _};
 
-use super::passes::{is_end, life_of};
+use super::passes::{is_end, life_left, life_of};
+use super::recheck::Left;
 use super::redo::{opener_of, same_claims};
 use super::snapshot::accepted_on;
 
@@ -32,7 +33,9 @@ pub(super) async fn joined_alike(
         return Ok(false);
     };
     if before == since {
-        return Ok(false);
+        // The very same ones are joined again where one of them has come out in another way, or for what came after them.
+        let (then, now) = (root_of_work(store, root, then).await?, root_of_work(store, root, now).await?);
+        return Ok(then.is_some() && then == now);
     }
     let names = store.branches(&now.run).await?;
     let is_ours = |name: &&BranchPath| {
@@ -53,6 +56,51 @@ pub(super) async fn joined_alike(
     }
     // Where none is found, there may have been none, or what tells of them is not kept.
     Ok(is_any || then.children == now.children)
+}
+
+/// Returns the root over the ends of the branches that were the work of a step: its end has it, or, where others came after
+/// them, the record that opened those.
+async fn root_of_work(store: &dyn Store, root: &Shape, end: &Header) -> Result<Option<Digest>, StoreError> {
+    let step = root.of_branch(&end.branch).zip(end.step.as_ref());
+    if step.and_then(|(shape, step)| shape.step(step.as_str())).is_none_or(|step| step.after.is_none()) {
+        return Ok(end.children);
+    }
+    let opens = |record: &Record| {
+        let header = record.header();
+        header.step == end.step && header.children.is_some() && !is_end(header)
+    };
+    let opened = store.find_back(&end.run, &end.branch, end.seq, &opens).await?;
+    Ok(opened.and_then(|opened| opened.header().children))
+}
+
+/// Says the same of branches that came after those of the step.
+pub(super) async fn left_alike(
+    store: &dyn Store,
+    root: &Shape,
+    (then, now): (&Header, &Header),
+) -> Result<bool, StoreError> {
+    let after = root.of_branch(&now.branch).zip(now.step.as_ref());
+    let after = after.and_then(|(shape, step)| shape.step(step.as_str())?.after.as_ref());
+    let Some(after) = after else { return Ok(true) };
+    let left = |end: &Header| Left { behind: end.about.unwrap_or_default(), end: end.seq };
+    let is_ours = |name: &&BranchPath| {
+        name.parent().as_ref() == Some(&now.branch)
+            && name.opened_by().is_some_and(|(opener, _)| opener == after.name)
+    };
+    for name in store.branches(&now.run).await?.iter().filter(is_ours) {
+        let newest = store.newest(&now.run, name).await?;
+        let head = newest.header();
+        let lives = (life_left(store, head, left(then)).await?, life_left(store, head, left(now)).await?);
+        let is_alike = match lives {
+            (None, None) => true,
+            (Some((then, _)), Some((now, _))) => Box::pin(lived_alike(store, root, (&then, &now))).await?,
+            _ => false,
+        };
+        if !is_alike {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// An end of a step that counts.

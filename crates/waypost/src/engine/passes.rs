@@ -15,7 +15,7 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;
-use super::recheck::{Branches, Known, Wanted};
+use super::recheck::{Branches, Known, Left, Wanted};
 use super::redo::opener_of;
 use super::snapshot::position_of;
 
@@ -80,6 +80,30 @@ pub(super) async fn life_of(
             };
             if is_of {
                 return Ok(Some(record));
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// Returns the newest end of a branch that came after other branches of a step.
+pub(super) async fn life_left(
+    store: &dyn Store,
+    head: &Header,
+    left: Left,
+) -> Result<Option<(Record, u64)>, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
+            let record = store.load(&head.run, &head.branch, ended.seq).await?;
+            let origin = if has_state(&record) { position_of(&record)?.origin } else { None };
+            if let Some(origin) = origin.filter(|origin| left.behind < *origin && *origin <= left.end) {
+                return Ok(Some((record, origin)));
             }
         }
         match page.next {

@@ -32,6 +32,15 @@ pub(super) struct Known {
     pub(super) position: Position,
     /// The joins on it that have run, with the record of the fan-out that each joined.
     pub(super) joined: HashMap<StepId, u64>,
+    /// The ends of steps after whose branches others came, with evidence.
+    pub(super) left: HashMap<StepId, Left>,
+}
+
+/// Where the branches were opened that came after those of a step: behind the one record, and not behind the other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Left {
+    pub(super) behind: u64,
+    pub(super) end: u64,
 }
 
 /// The branches that count, parents before their children.
@@ -68,6 +77,8 @@ pub(super) struct Wanted {
     pub(super) origin: u64,
     /// Its parent has joined it, and does not wait for it.
     pub(super) is_joined: bool,
+    /// It came after other branches of the step, and was opened somewhere in there.
+    pub(super) left: Option<Left>,
 }
 
 /// Says whether the steps of a branch have one of this name.
@@ -86,16 +97,22 @@ pub(super) fn wanted(
     let above = branches.get(&(parent.depth(), parent.clone()))?;
     let parent = shape.of_branch(&parent)?;
     let step = &parent.steps()[parent.opener(&name.opened_by()?.0)?];
-    if !step.opens_evidence() && !is_named {
+    let (_, children) = parent.children_named(&name.opened_by()?.0)?;
+    if !children.shape.has_evidence() && !is_named {
         return None;
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
-    // Of what comes after the work of a step, nobody asks once that is joined.
-    let (_, children) = parent.children_named(&name.opened_by()?.0)?;
+    let came_after = step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
     match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
-        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
-        None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
+        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false, left: None }),
+        None if came_after => {
+            let left = *above.left.get(&step.id)?;
+            Some(Wanted { origin: left.end, is_joined: true, left: Some(left) })
+        }
+        None => {
+            above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true, left: None })
+        }
     }
 }
 
@@ -162,6 +179,24 @@ pub(super) async fn joined_on(
         joined.extend(since.map(|since| ((*step).clone(), since)));
     }
     Ok(joined)
+}
+
+/// Finds the ends of steps of a branch after whose branches others came, with evidence.
+pub(super) async fn left_on(
+    store: &dyn Store,
+    shape: &Shape,
+    (header, position): (&Header, &Position),
+) -> Result<HashMap<StepId, Left>, StoreError> {
+    let mut left = HashMap::new();
+    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
+    for step in steps.iter().filter(|step| step.leaves_evidence()) {
+        let ended = ended_on(store, shape, (header, position), &step.id).await?;
+        let ended = ended.as_ref().map(Record::header);
+        let ended = ended.filter(|ended| matches!(ended.phase, Phase::Completed(_)));
+        let told = ended.map(|ended| Left { behind: ended.about.unwrap_or_default(), end: ended.seq });
+        left.extend(told.map(|told| (step.id.clone(), told)));
+    }
+    Ok(left)
 }
 
 /// Finds out which record opened the branches that a step has joined, where that was in the run which this one began from:

@@ -227,6 +227,8 @@ pub(super) struct Target {
     pub(super) claims: Option<Vec<String>>,
     /// It is such a join, of branches that came after the work of the step.
     pub(super) joins_after: bool,
+    /// It joins its branches again, as they are, to do anew what came after them: these claims do not hold.
+    pub(super) rejoins: bool,
 }
 
 impl Target {
@@ -315,22 +317,46 @@ impl Chooser<'_> {
         after(shape, &places)
     }
 
+    /// Says whether a branch came after other branches of its step.
+    fn came_after(&self, branch: &BranchPath) -> bool {
+        let found = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+            let shape = self.shape.of_branch(&parent)?;
+            shape.steps()[shape.opener(&name)?].after.as_ref().map(|after| after.name == name)
+        });
+        found.unwrap_or_default()
+    }
+
     fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
         // One that is not known ended with one below it, and goes on with that.
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
-            Target { seq: broken.seq, step: broken.step.clone(), claims, joins_after: false }
+            let step = broken.step.clone();
+            Target { seq: broken.seq, step, claims, joins_after: false, rejoins: false }
         });
-        let (mut waiting, mut joined) = (Vec::new(), Vec::new());
+        let (mut waiting, mut joined, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
             let Some(step) = opener_of(self.shape, child) else { continue };
             let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
+            let came_after = self.came_after(child);
             match known.position.ledger.get(&step) {
                 _ if waits => waiting.push(child.clone()),
+                _ if came_after => {
+                    let ours = |broken: &&Broken| {
+                        std::iter::successors(Some(broken.branch.clone()), BranchPath::parent)
+                            .any(|up| up == *child)
+                    };
+                    let claims = self.broken.iter().filter(ours).flat_map(|broken| broken.claims.clone());
+                    let (claims, left) = (Some(claims.collect()), known.left.get(&step));
+                    again.extend(left.map(|left| {
+                        let seq = left.end;
+                        Target { seq, step, claims, joins_after: false, rejoins: true }
+                    }));
+                }
                 Some(settled) => {
                     let joins_after = opened_after(self.shape, child);
-                    let target = Target { seq: settled.seq(), step, claims: None, joins_after };
+                    let seq = settled.seq();
+                    let target = Target { seq, step, claims: None, joins_after, rejoins: false };
                     joined.push((target, child.clone()));
                 }
                 None => {}
@@ -340,7 +366,7 @@ impl Chooser<'_> {
         let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
         let (after, work): (Vec<_>, Vec<_>) =
             joined.iter().map(|(target, _)| target.clone()).partition(|target| target.joins_after);
-        for target in work.into_iter().chain(own).chain(after) {
+        for target in work.into_iter().chain(own).chain(again).chain(after) {
             chosen.entry(target.seq).or_insert(target);
         }
         let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);

@@ -18,7 +18,7 @@ use crate::record::{Ahead, Fan, FrontierEntry, Header, Phase, Position, Reason, 
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
-use super::alike::joined_alike;
+use super::alike::{joined_alike, left_alike};
 use super::anew::{after, joined_by};
 use super::back::epochs;
 use super::begin::decode_state;
@@ -104,12 +104,16 @@ async fn open_again(
     };
     // One of whose branches something is done again joins them; all else opens them anew.
     let joining = match target.claims {
-        None if iteration == made.at.iteration => {
+        _ if iteration == made.at.iteration && (target.claims.is_none() || target.rejoins) => {
             joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?
         }
         _ => None,
     };
-    if joining.is_none() && !retries && shape.steps()[place].opens_careful() {
+    let is_careful = match &shape.steps()[place].after {
+        Some(after) if target.rejoins => after.shape.is_careful(),
+        _ => joining.is_none() && shape.steps()[place].opens_careful(),
+    };
+    if is_careful && !retries {
         let cause = Cause::EvidenceFailed(target.claims.clone().unwrap_or_default());
         let (branch, step) = (branch.clone(), target.step.clone());
         let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
@@ -424,9 +428,9 @@ async fn left_the_same<P: Program>(
     let Some((then, _)) = then.filter(|(_, pack)| same_claims(ended.evidence.as_ref(), pack.as_ref())) else {
         return Ok(None);
     };
-    // Branches that are joined again had not all come out as before.
-    let joins = shape.steps()[place].opens_evidence();
-    let may_differ = joins && !joined_alike(store, program.shape(), (then.header(), ended)).await?;
+    let (step, ends) = (&shape.steps()[place], (then.header(), ended));
+    let may_differ = step.opens_evidence() && !joined_alike(store, program.shape(), ends).await?
+        || step.leaves_evidence() && !left_alike(store, program.shape(), ends).await?;
     Ok((!may_differ).then_some((place, then)))
 }
 

@@ -17,9 +17,9 @@ mod joints;
 use super::anew;
 use super::begin::Base;
 use super::doubt::salvageable;
-use super::passes::{Joins, has_state, in_pass, of_whole_passes};
+use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
 use super::recheck::{
-    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
 };
 use super::redo::{
     Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, is_joined, opener_of, pace,
@@ -92,7 +92,7 @@ pub(super) async fn stand<P: Program>(
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
-        let known = Known { record, position, joined: HashMap::new() };
+        let known = Known { record, position, joined: HashMap::new(), left: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
@@ -143,7 +143,9 @@ pub(super) async fn stand<P: Program>(
         let joins_again = |branch: &BranchPath| {
             let above = branch.parent().and_then(|parent| targets.get(&parent));
             let opener = opener_of(shape, branch);
-            let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
+            let is_join = |target: &Target| {
+                (target.claims.is_none() || target.rejoins) && Some(&target.step) == opener.as_ref()
+            };
             above.is_some_and(|targets| targets.iter().any(is_join))
         };
         let strays = std::mem::take(&mut scout.strays).into_iter();
@@ -257,9 +259,11 @@ impl<'a, P: Program> Scout<'a, P> {
         self.strays.clear();
         self.fallen.clear();
         let opens = |known: &Known| {
-            !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
+            !known.joined.is_empty()
+                || !known.left.is_empty()
+                || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
-        let any = self.shape.steps().iter().any(|step| step.opens_evidence());
+        let any = self.shape.steps().iter().any(|step| step.opens_evidence() || step.leaves_evidence());
         if (!any && self.wishes.is_none_or(Wishes::is_empty)) || !branches.values().any(opens) {
             return Ok(());
         }
@@ -282,6 +286,9 @@ impl<'a, P: Program> Scout<'a, P> {
                 false => Some(record.clone()),
             };
             let stands = match stands {
+                Some(stands) if let Some(left) = wanted.left => {
+                    life_left(store, stands.header(), left).await?
+                }
                 Some(stands) => in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?,
                 None => None,
             };
@@ -392,7 +399,8 @@ impl<'a, P: Program> Scout<'a, P> {
         let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
         let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
-        branches.insert((branch.depth(), branch), Known { record, position, joined });
+        let left = left_on(store, self.shape, (record.header(), &position)).await?;
+        branches.insert((branch.depth(), branch), Known { record, position, joined, left });
         Ok(())
     }
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{FrontierEntry, Phase, Position, Reason, Record};
+use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record};
 use crate::store::StoreExt as _;
 
 use super::super::recheck::Branches;
-use super::super::redo::{Move, Pace, done_before, opener_of, pace, standing_at};
+use super::super::redo::{Move, Pace, broken_by, done_before, opener_of, pace, standing_at};
 use super::super::reopen::is_wish;
 use super::super::{Program, RunError};
 use super::Scout;
@@ -49,6 +49,11 @@ impl<P: Program> Scout<'_, P> {
             let entries = known.position.frontier.iter().filter(|entry| entry.at.attempt == 0);
             for entry in entries.filter(|entry| !is_known(entry)) {
                 let Some(fan) = &entry.fan else { continue };
+                // For the sake of what came after those, it is joined again, whatever they came to.
+                let wish = self.wish_of(header, entry).await?;
+                if wish.is_some_and(|wish| broken_by(wish.header()).is_some()) {
+                    continue;
+                }
                 let about = Some(fan.since);
                 let then = done_before(store, header, (&entry.step, &entry.at.iteration), ahead.seq).await?;
                 if then.is_none_or(|(then, _)| then.header().about != about)
@@ -68,6 +73,16 @@ impl<P: Program> Scout<'_, P> {
         Ok(None)
     }
 
+    /// Finds the record with which a branch went back to a step.
+    async fn wish_of(&self, head: &Header, entry: &FrontierEntry) -> Result<Option<Record>, RunError> {
+        let wishes = |record: &Record| {
+            let header = record.header();
+            let is_redo = header.phase == Phase::Restored && header.reason == Reason::Redo;
+            is_redo && header.step.as_ref() == Some(&entry.step) && is_wish(header)
+        };
+        Ok(self.engine.store.find_back(&head.run, &head.branch, head.seq, &wishes).await?)
+    }
+
     /// Says how the branches that a step waits for stand to what they were before.
     pub(super) async fn outcome_of(
         &self,
@@ -79,18 +94,11 @@ impl<P: Program> Scout<'_, P> {
             child.parent().as_ref() == Some(branch)
                 && opener_of(self.shape, child).as_ref() == Some(&entry.step)
         };
-        let store = self.engine.store.as_ref();
-        let wishes = |record: &Record| {
-            let header = record.header();
-            let is_redo = header.phase == Phase::Restored && header.reason == Reason::Redo;
-            is_redo && header.step.as_ref() == Some(&entry.step) && is_wish(header)
-        };
         let above = branches.get(&(branch.depth(), branch.clone())).map(|known| known.record.header());
         let went_back = match above {
-            Some(head) => store.find_back(&head.run, branch, head.seq, &wishes).await?,
+            Some(head) => self.wish_of(head, entry).await?.map(|record| record.header().token),
             None => None,
         };
-        let went_back = went_back.map(|record| record.header().token);
         // It had come out well when it was joined.
         let mut joint = if self.fallen.iter().any(ours) { Joint::Other } else { Joint::Same };
         for (_, known) in branches.iter().filter(|((_, child), _)| ours(child)) {
