@@ -431,6 +431,7 @@ steps:
 
             assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {opener}");
             assert_eq!(code_of(&rig, &["rollback", &stood, "-q"]), Some(4), "{store}: {opener}");
+            assert_eq!(code_of(&rig, &["fork", &stood, "--id", "f", "-q"]), Some(4), "{store}: {opener}");
             let did = resumed(&rig, 0);
             assert!(did.starts_with('b'), "{store}: {opener}: {did}");
             rests(&rig);

@@ -29,6 +29,7 @@ use super::doubt::{cut_in, cut_there};
 use super::fan::{FanOut, Item, Items, not_as_frozen, thaw};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::open::Begin;
+use super::passes::life_of;
 use super::recheck::joined_on;
 use super::redo::opener_of;
 use super::schedule::{children_of, for_children};
@@ -124,7 +125,7 @@ impl Along {
             if origins.is_empty() {
                 continue;
             }
-            let Some(mut taken) = newest_of(engine, run, &name, &origins).await? else { continue };
+            let Some(mut taken) = newest_of(engine, run, &name, (&origins, joined)).await? else { continue };
             let was_joined = taken.position.origin == joined;
             if was_joined && taken.record.header().end.is_none() {
                 // It does something again there.
@@ -556,12 +557,12 @@ fn fans_of(position: &Position) -> Vec<u64> {
     position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)).collect()
 }
 
-/// Reads the newest sound record of a branch, if it is of one of these fan-outs.
+/// Reads the newest sound record of a branch, if it is of one of these fan-outs; or that of the one that was joined.
 async fn newest_of(
     engine: &Engine,
     run: &RunId,
     branch: &BranchPath,
-    origins: &[u64],
+    (origins, joined): (&[u64], Option<u64>),
 ) -> Result<Option<Taken>, RunError> {
     let store = engine.store.as_ref();
     let mut found = store.newest(run, branch).await;
@@ -575,10 +576,15 @@ async fn newest_of(
     if record.state_bytes().is_none() {
         return Ok(None);
     }
+    let origin = position_of(&record)?.origin;
+    // What was opened anew since, and left behind, hides none that was joined.
+    let record = match joined {
+        _ if origin.is_some_and(|origin| origins.contains(&origin)) => Some(record),
+        Some(since) => life_of(store, &record, (since, &[])).await?,
+        None => None,
+    };
+    let Some(record) = record else { return Ok(None) };
     let position = position_of(&record)?.back_at_work();
-    if !position.origin.is_some_and(|origin| origins.contains(&origin)) {
-        return Ok(None);
-    }
     let settled = settled_on(store, record.header(), &position).await?;
     Ok(Some(Taken { record, position, settled, joined: HashMap::new() }))
 }
