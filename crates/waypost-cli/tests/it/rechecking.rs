@@ -487,3 +487,39 @@ steps:
         }
     }
 }
+
+// What happened: items were about to be joined again when something before them was to be done again, and that was cut, too:
+// then all items were done anew, out of their order, and twice.
+#[test]
+fn what_was_about_to_be_joined_again_still_is_after_what_comes_before_it_was_done_again() {
+    for retention in [6, 100] {
+        let flow = format!(
+            "checkpoints: {{retention: {retention}}}
+steps:
+  - id: g
+    repeat: {{until: iteration >= 3, max: 9}}
+    steps: [{{id: b, run: 'echo b${{{{ iteration }}}} >> trace; while test -e hold-b; do sleep 0.02; done; echo b > b${{{{ iteration }}}}', evidence: [{{sha256: 'b${{{{ iteration }}}}'}}]}}]
+  - {{id: r, run: 'echo r >> trace; echo r > r', evidence: [{{sha256: r}}]}}
+  - id: f
+    foreach: {{items: [u, v], max_parallel: 1, steps: [{{id: i, run: 'echo ${{{{ item }}}} >> trace; while test -e hold-u; do sleep 0.02; done; echo i > ${{{{ item }}}}', evidence: [{{sha256: '${{{{ item }}}}'}}]}}]}}
+  - {{id: z, run: 'echo z >> trace'}}
+"
+        );
+        let rig = ran(&flow, STORES[0], 0);
+        let cut = |gone: &[&str], (hold, at): (&str, &str)| {
+            gone.iter().for_each(|file| remove(&rig, file));
+            rig.write(hold, "");
+            rig.write("trace", "");
+            let running = rig.start(&["resume", "r"]);
+            rig.wait_for("trace", |text| text.ends_with(at));
+            running.signal(libc::SIGKILL);
+            running.end();
+            remove(&rig, hold);
+        };
+        cut(&["b1", "u"], ("hold-u", "b1\nb2\nb3\nu\n"));
+        cut(&["b1"], ("hold-b", "b1\n"));
+
+        assert_eq!(resumed(&rig, 0), "b1 b2 b3 u", "{retention}");
+        rests(&rig);
+    }
+}

@@ -214,3 +214,23 @@ fn passes_over_another_file_begin_with_the_first() {
         assert_eq!(rig.read("trace"), "1 two\n2 two\n3 two\n", "{repeats}");
     }
 }
+
+// What happened: who had said once that a step is done all the same was asked again whenever what it needs was done again.
+#[test]
+fn what_a_person_took_as_done_is_compared_with_what_it_was_taken_as_done_over() {
+    let rig = ran("steps:
+  - {id: a, run: 'cat with > a || true', evidence: [{sha256: a}]}
+  - {id: z, idempotent: false, run: 'echo z >> trace'}
+");
+    rig.write("with", "more");
+    std::fs::remove_file(rig.path("a")).unwrap();
+    assert_eq!(code_of(&rig, &RESUME), Some(8));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0));
+
+    std::fs::remove_file(rig.path("a")).unwrap();
+    resumed_to_a_sound_end(&rig);
+    rig.write("with", "other");
+    std::fs::remove_file(rig.path("a")).unwrap();
+    assert_eq!(code_of(&rig, &RESUME), Some(8));
+    assert_eq!(rig.read("trace"), "z\n");
+}

@@ -335,7 +335,13 @@ pub(super) fn decide_as_told<P: Program>(
             line.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
         }
         match settled(program, line, (place, &doubtful), on_doubt)? {
-            Some(settled) => line.settle_as_told(place, settled),
+            Some(settled) => {
+                line.settle_as_told(place, settled);
+                if line.position.frontier.is_empty() && line.branch().is_main() {
+                    // It stands at another end now: nothing of the one before is used again.
+                    line.position.ahead = None;
+                }
+            }
             None => {
                 if matches!(cause, Cause::Undone | Cause::Begun) {
                     // It is done again from its first pass on.

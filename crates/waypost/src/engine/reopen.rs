@@ -263,6 +263,8 @@ struct Done {
     came: BTreeMap<StepId, Came>,
     /// Steps that are to be done again, and have not ended since.
     wanted: BTreeSet<StepId>,
+    /// Those of them that join their branches again, some of which do something again.
+    joining: BTreeSet<StepId>,
     /// Steps that join branches which have all come out as before.
     rejoined: BTreeSet<StepId>,
     epoch: u32,
@@ -349,8 +351,13 @@ async fn done_since<P: Program>(
                         passes.retain(|pass, _| *pass < found.at.iteration);
                     }
                     done.wanted.insert(step.clone());
+                    match broken_by(found) {
+                        None => done.joining.insert(step.clone()),
+                        Some(_) => done.joining.remove(step),
+                    };
                 }
                 _ if is_end(found) => {
+                    done.joining.remove(step);
                     done.wanted.remove(step);
                     ended.entry(step.clone()).or_default().insert(found.at.iteration.clone(), found.clone());
                 }
@@ -540,6 +547,10 @@ fn settle(shape: &Shape, then: &Position, now: &Position, (done, reads): (&Done,
             let mut anew = FrontierEntry::ready(step.clone());
             anew.at.epoch = done.epoch;
             anew.at.iteration = shape.first_iteration(place, around);
+            if done.joining.contains(step) && !is_tainted && !shape.share_loop(place, place) {
+                // What it needs was done again before it came to that.
+                anew.fan = now.joined.get(step).cloned();
+            }
             let entry = here.unwrap_or_else(|| anew.clone());
             let is_first = entry.at.attempt == 0
                 && entry.fan.is_none()
