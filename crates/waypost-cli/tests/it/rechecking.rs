@@ -174,7 +174,7 @@ fn a_service_is_started_again_only_for_what_comes_after_it() {
     let flow = "steps:
   - {id: a, run: 'echo a >> trace; echo good > a', evidence: [{sha256: a}]}
   - {id: s, service: 'echo \"s$(cat a)\" >> trace; exec sleep 100'}
-  - {id: b, run: 'echo b >> trace; sleep 0.2; touch b', evidence: [{file: b}]}
+  - {id: b, run: 'for n in $(seq 100); do grep -q ^s trace && break; sleep 0.05; done; echo b >> trace; touch b', evidence: [{file: b}]}
 ";
     for store in STORES {
         let rig = ran(flow, store, 0);

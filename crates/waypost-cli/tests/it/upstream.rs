@@ -234,3 +234,30 @@ fn what_a_person_took_as_done_is_compared_with_what_it_was_taken_as_done_over() 
     assert_eq!(code_of(&rig, &RESUME), Some(8));
     assert_eq!(rig.read("trace"), "z\n");
 }
+
+// What happened: a repeated step had been done again over another file, and what came after it had failed; then that file was
+// lost again, and the passes went on with the third, over the files of the first two.
+#[test]
+fn passes_over_a_file_that_is_another_once_more_begin_with_the_first() {
+    for retention in [2, 100] {
+        let rig = ran(&format!("checkpoints: {{retention: {retention}}}
+steps:
+  - {{id: a, run: 'echo a >> trace; cat src > a || true', evidence: [{{sha256: a}}]}}
+  - {{id: s, repeat: {{until: iteration >= 2, max: 5}}, run: 'echo s${{{{ iteration }}}} >> trace; cat a > s${{{{ iteration }}}}', evidence: [{{sha256: 's${{{{ iteration }}}}'}}]}}
+  - {{id: t, run: 'echo t >> trace; test ! -e fail-t'}}
+"));
+        for (text, code) in [("1", 1), ("2", 1), ("3", 0)] {
+            rig.write("src", text);
+            rig.write("fail-t", "");
+            if code == 0 {
+                std::fs::remove_file(rig.path("fail-t")).unwrap();
+            }
+            std::fs::remove_file(rig.path("a")).unwrap();
+            rig.write("trace", "");
+            assert_eq!(code_of(&rig, &RESUME), Some(code), "{retention}");
+            assert_eq!(rig.read("trace"), "a\ns1\ns2\nt\n", "{retention}");
+            assert_eq!(rig.read("s1"), text, "{retention}");
+        }
+        resumed_to_a_sound_end(&rig);
+    }
+}

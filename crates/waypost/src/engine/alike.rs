@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::mem::discriminant;
 
 use crate::id::{BranchPath, Digest, StepId};
-use crate::record::{End, Header, Pack, Record};
+use crate::record::{Ahead, End, Header, Pack, Record};
 use crate::shape::Shape;
 use crate::store::{Store, StoreError, StoreExt as _};
 
@@ -16,6 +16,13 @@ use super::passes::{is_end, life_left, life_of};
 use super::recheck::Left;
 use super::redo::{opener_of, same_claims};
 use super::snapshot::accepted_on;
+
+/// Says whether the pass that a step ended was its last before, too.
+pub(super) async fn was_last(store: &dyn Store, ended: &Header, ahead: Ahead) -> Result<bool, StoreError> {
+    let ends = |record: &Record| is_end(record.header()) && record.header().step == ended.step;
+    let then = store.find_back(&ended.run, &ended.branch, ahead.seq, &ends).await?;
+    Ok(then.is_some_and(|then| then.header().at.iteration == ended.at.iteration))
+}
 
 /// Says whether two ends of a step whose branches have evidence joined branches that came out alike: not the same ones, which
 /// are joined again only where one of them has come out in another way.

@@ -527,6 +527,11 @@ pub(super) fn broken_by(header: &Header) -> Option<Vec<String>> {
     Some(claims.filter_map(|claim| Some(claim.as_str()?.to_owned())).collect())
 }
 
+/// Says whether a record takes its branch back to a step, and not forward again.
+pub(super) fn is_wish(header: &Header) -> bool {
+    broken_by(header).is_some() || header.notes.is_empty()
+}
+
 /// Takes a branch forward to where it stood before it went back.
 pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (Record, Position)) -> Move {
     let (record, mut position) = stood;

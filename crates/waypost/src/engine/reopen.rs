@@ -18,14 +18,14 @@ use crate::record::{Ahead, Fan, FrontierEntry, Header, Phase, Position, Reason, 
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
-use super::alike::{joined_alike, left_alike};
+use super::alike::{joined_alike, left_alike, was_last};
 use super::anew::{after, joined_by};
 use super::back::epochs;
 use super::begin::decode_state;
 use super::fit::Forget;
 use super::passes::is_end;
 use super::recheck::{Judged, Known};
-use super::redo::{Move, Target, broken_by, done_before, redo_draft, same_claims, with_state};
+use super::redo::{Move, Target, broken_by, done_before, is_wish, redo_draft, same_claims, with_state};
 use super::snapshot::position_of;
 use super::{Engine, Program, RunError, Spot};
 
@@ -145,9 +145,12 @@ async fn open_again(
     position.revisited = true;
     position.ahead = Some(ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false }));
     let mut forgotten: Vec<Forget> = forgotten.into_iter().collect();
-    if in_pass {
-        // It reads what the pass before gave, and those that come after it have not come in this one.
-        let behind = shape.steps().iter().enumerate().filter(|(at, _)| after.has(*at));
+    let is_changed = position.ahead.is_some_and(|ahead| ahead.changed);
+    if in_pass || is_changed {
+        // It reads what the pass before gave, and those that come after it have not come in this one; where nothing of what
+        // they did is used again, they begin with their first pass.
+        let begins_anew = |at: usize| after.has(at) && (in_pass || shape.share_loop(at, at));
+        let behind = shape.steps().iter().enumerate().filter(|(at, _)| begins_anew(*at));
         let behind = behind
             .filter(|(_, step)| !position.undone.contains(&step.id) && (!loops || step.id != target.step));
         forgotten.extend(behind.map(|(_, step)| Forget::Step(step.id.clone())));
@@ -287,7 +290,20 @@ pub(super) async fn level<P: Program>(
         stood => stood?,
     };
     if stood.state_bytes().is_none() {
-        return Ok(None);
+        // Nothing of it is used again: what has not begun yet begins with its first pass.
+        let ahead = Some(Ahead { changed: true, ..ahead });
+        let begun = Unfinished::of(shape, position);
+        let is_new = |place: usize, step: &Step| {
+            let stands = position.frontier.iter().any(|entry| entry.step == step.id);
+            begun.has(place)
+                && !stands
+                && shape.share_loop(place, place)
+                && !position.undone.contains(&step.id)
+        };
+        let new = shape.steps().iter().enumerate().filter(|(place, step)| is_new(*place, step));
+        let forgotten = new.map(|(_, step)| Forget::Step(step.id.clone())).collect();
+        let position = Position { ahead, ..position.clone() };
+        return Ok(Some(Level { position, reuses: false, is_same: false, forgotten }));
     }
     let then = position_of(&stood)?;
     let Some(mut done) = done_since(engine, program, shape, record, ahead).await? else { return Ok(None) };
@@ -375,7 +391,7 @@ async fn done_since<P: Program>(
         let Some((_, last)) = passes.pop_last() else { continue };
         let mut came = came_to(engine, program, shape, (record, &last), ahead).await?;
         let is_over = open.iter().all(|entry| entry.step != step);
-        if is_over && !was_last(engine, &last, ahead).await? {
+        if is_over && !was_last(engine.store.as_ref(), &last, ahead).await? {
             came = Came::WithOtherFiles;
         }
         for earlier in passes.values() {
@@ -386,11 +402,6 @@ async fn done_since<P: Program>(
         done.came.insert(step, came);
     }
     Ok(Some(done))
-}
-
-/// Says whether a record takes its branch back to a step, and not forward again.
-pub(super) fn is_wish(header: &Header) -> bool {
-    broken_by(header).is_some() || header.notes.is_empty()
 }
 
 /// Says what a step that has ended again came to, beside what it came to before.
@@ -407,13 +418,6 @@ async fn came_to<P: Program>(
     let spot = Spot { branch: &ended.branch, level: shape.level(), place, step: &shape.steps()[place] };
     let is_same = gave_the_same(engine, program, (spot, shape), (record, ended), (then, ahead)).await?;
     Ok(if is_same { Came::Same } else { Came::Otherwise })
-}
-
-/// Says whether the pass that a step ended was its last before, too.
-async fn was_last(engine: &Engine, ended: &Header, ahead: Ahead) -> Result<bool, RunError> {
-    let ends = |record: &Record| is_end(record.header()) && record.header().step == ended.step;
-    let then = engine.store.find_back(&ended.run, &ended.branch, ahead.seq, &ends).await?;
-    Ok(then.is_some_and(|then| then.header().at.iteration == ended.at.iteration))
 }
 
 /// Returns with what record a step ended in the same pass before, if it has left by now what it had left then, as far as

@@ -7,8 +7,7 @@ use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record};
 use crate::store::StoreExt as _;
 
 use super::super::recheck::Branches;
-use super::super::redo::{Move, Pace, broken_by, done_before, opener_of, pace, standing_at};
-use super::super::reopen::is_wish;
+use super::super::redo::{Move, Pace, broken_by, done_before, is_wish, opener_of, pace, standing_at};
 use super::super::{Program, RunError};
 use super::Scout;
 
