@@ -523,3 +523,32 @@ steps:
         rests(&rig);
     }
 }
+
+// Hooks within branches that were opened anew are compared like all else there.
+#[test]
+fn what_hooks_within_branches_left_is_compared() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [u]
+      steps:
+        - id: g
+          foreach: {items: [v], steps: [{id: b, run: 'echo b >> trace; touch own; echo b > b', evidence: [{sha256: b}]}]}
+          on_success: [{id: h, run: 'echo h >> trace; cat src > h', evidence: [{sha256: h}]}]
+    evidence: [{file: own}]
+  - {id: z, run: 'echo z >> trace; cat h > z'}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("src", "1");
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        remove(&rig, "own");
+        assert_eq!(resumed(&rig, 0), "b h", "{store}");
+
+        rig.write("src", "2");
+        remove(&rig, "own");
+        assert_eq!(resumed(&rig, 0), "b h z", "{store}");
+        assert_eq!(rig.read("z"), "2", "{store}");
+        rests(&rig);
+    }
+}

@@ -9,7 +9,7 @@ use std::mem::discriminant;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{Ahead, End, Header, Pack, Record};
-use crate::shape::Shape;
+use crate::shape::{Children, Shape};
 use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::passes::{is_end, life_left, life_of};
@@ -24,9 +24,27 @@ pub(super) async fn was_last(store: &dyn Store, ended: &Header, ahead: Ahead) ->
     Ok(then.is_some_and(|then| then.header().at.iteration == ended.at.iteration))
 }
 
-/// Says whether two ends of a step whose branches have evidence joined branches that came out alike: not the same ones, which
-/// are joined again only where one of them has come out in another way.
-pub(super) async fn joined_alike(
+/// Says whether the branches with evidence that a step opened came out alike for two of its ends: those of its work, and those
+/// that came after them.
+pub(super) async fn opened_alike(
+    store: &dyn Store,
+    root: &Shape,
+    ends: (&Header, &Header),
+) -> Result<bool, StoreError> {
+    let step = root.of_branch(&ends.1.branch).zip(ends.1.step.as_ref());
+    let Some(step) = step.and_then(|(shape, step)| shape.step(step.as_str())) else { return Ok(true) };
+    if step.opens_evidence() && !joined_alike(store, root, ends).await? {
+        return Ok(false);
+    }
+    match step.after.as_ref().filter(|_| step.leaves_evidence()) {
+        Some(after) => left_alike(store, root, after, ends).await,
+        None => Ok(true),
+    }
+}
+
+/// Says whether two ends of a step joined branches that came out alike: not the same ones, which are joined again only where
+/// one of them has come out in another way, or for what came after them.
+async fn joined_alike(
     store: &dyn Store,
     root: &Shape,
     (then, now): (&Header, &Header),
@@ -40,7 +58,6 @@ pub(super) async fn joined_alike(
         return Ok(false);
     };
     if before == since {
-        // The very same ones are joined again where one of them has come out in another way, or for what came after them.
         let (then, now) = (root_of_work(store, root, then).await?, root_of_work(store, root, now).await?);
         return Ok(then.is_some() && then == now);
     }
@@ -81,14 +98,12 @@ async fn root_of_work(store: &dyn Store, root: &Shape, end: &Header) -> Result<O
 }
 
 /// Says the same of branches that came after those of the step.
-pub(super) async fn left_alike(
+async fn left_alike(
     store: &dyn Store,
     root: &Shape,
+    after: &Children,
     (then, now): (&Header, &Header),
 ) -> Result<bool, StoreError> {
-    let after = root.of_branch(&now.branch).zip(now.step.as_ref());
-    let after = after.and_then(|(shape, step)| shape.step(step.as_str())?.after.as_ref());
-    let Some(after) = after else { return Ok(true) };
     let left = |end: &Header| Left { behind: end.about.unwrap_or_default(), end: end.seq };
     let is_ours = |name: &&BranchPath| {
         name.parent().as_ref() == Some(&now.branch)
@@ -131,8 +146,7 @@ async fn lived_alike(
     for (then, now) in before.values().zip(since.values()) {
         let is_alike = discriminant(&then.header.phase) == discriminant(&now.header.phase)
             && same_claims(then.evidence.as_ref(), now.evidence.as_ref());
-        let joins = then.header.about.is_some() || now.header.about.is_some();
-        if !is_alike || (joins && !joined_alike(store, root, (&then.header, &now.header)).await?) {
+        if !is_alike || !opened_alike(store, root, (&then.header, &now.header)).await? {
             return Ok(false);
         }
     }

@@ -68,17 +68,28 @@ pub(super) async fn life_of(
     if has_state(newest) && position_of(newest)?.origin == Some(since) {
         return Ok(Some(newest.clone()));
     }
-    let (head, order) = (newest.header(), ScanOrder::NewestFirst);
+    let is_of = |ended: &Header, origin: Option<Option<u64>>| match origin {
+        Some(origin) => origin == Some(since),
+        None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
+    };
+    find_end(store, newest.header(), &is_of).await
+}
+
+/// Finds the newest record with which a branch ended that `is_it`, whatever it went back behind since: by its header, and by
+/// what it says that opened the branch, if its state is kept.
+async fn find_end(
+    store: &dyn Store,
+    head: &Header,
+    is_it: &(dyn Fn(&Header, Option<Option<u64>>) -> bool + Sync),
+) -> Result<Option<Record>, StoreError> {
+    let order = ScanOrder::NewestFirst;
     let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
     loop {
         let page = store.scan(&scan).await?;
         for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
             let record = store.load(&head.run, &head.branch, ended.seq).await?;
-            let is_of = match record.state_bytes() {
-                Some(_) => position_of(&record)?.origin == Some(since),
-                None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
-            };
-            if is_of {
+            let origin = if has_state(&record) { Some(position_of(&record)?.origin) } else { None };
+            if is_it(ended, origin) {
                 return Ok(Some(record));
             }
         }
@@ -95,21 +106,11 @@ pub(super) async fn life_left(
     head: &Header,
     left: Left,
 ) -> Result<Option<(Record, u64)>, StoreError> {
-    let order = ScanOrder::NewestFirst;
-    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
-    loop {
-        let page = store.scan(&scan).await?;
-        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
-            let record = store.load(&head.run, &head.branch, ended.seq).await?;
-            let origin = if has_state(&record) { position_of(&record)?.origin } else { None };
-            if let Some(origin) = origin.filter(|origin| left.behind < *origin && *origin <= left.end) {
-                return Ok(Some((record, origin)));
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(None),
-        }
+    let is_between = |origin: u64| left.behind < origin && origin <= left.end;
+    let found = find_end(store, head, &|_, origin| origin.flatten().is_some_and(is_between)).await?;
+    match found {
+        Some(record) => Ok(position_of(&record)?.origin.map(|origin| (record, origin))),
+        None => Ok(None),
     }
 }
 
@@ -168,26 +169,17 @@ async fn end_among(
     newest: &Record,
     joins: &[Header],
 ) -> Result<Option<(Record, u64)>, StoreError> {
-    let (head, order) = (newest.header(), ScanOrder::NewestFirst);
-    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
-    loop {
-        let page = store.scan(&scan).await?;
-        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
-            let record = store.load(&head.run, &head.branch, ended.seq).await?;
-            let origin = if has_state(&record) { position_of(&record)?.origin } else { None };
-            let is_joined = |join: &&Header| match has_state(&record) {
-                true => join.about == origin,
-                false => ended.token <= join.token && ended.at.iteration.starts_with(&join.at.iteration),
-            };
-            if let Some(since) = joins.iter().find(is_joined).and_then(|join| join.about) {
-                return Ok(Some((record, since)));
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(None),
-        }
-    }
+    let join_of = |ended: &Header, origin: Option<Option<u64>>| {
+        let is_joined = |join: &&Header| match origin {
+            Some(origin) => join.about == origin,
+            None => ended.token <= join.token && ended.at.iteration.starts_with(&join.at.iteration),
+        };
+        joins.iter().find(is_joined).and_then(|join| join.about)
+    };
+    let is_joined = |ended: &Header, origin: Option<Option<u64>>| join_of(ended, origin).is_some();
+    let Some(record) = find_end(store, newest.header(), &is_joined).await? else { return Ok(None) };
+    let origin = if has_state(&record) { Some(position_of(&record)?.origin) } else { None };
+    Ok(join_of(record.header(), origin).map(|since| (record, since)))
 }
 
 /// Says whether the state of a record is kept, and with it where its branch stood.

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
-use crate::shape::{Shape, Step};
+use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
-use super::alike::joined_alike;
+use super::alike::opened_alike;
 use super::anew::after;
 use super::back::{epochs, fanned_out_since, load_with_state};
 use super::begin::decode_state;
@@ -86,9 +86,9 @@ pub(super) async fn pace<P: Program>(
     let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
         return Ok(Pace::Behind);
     };
-    let joins = shape.step(step.as_str()).is_some_and(Step::opens_evidence);
-    let may_differ = joins && !joined_alike(store, program.shape(), (then.header(), header)).await?;
-    if may_differ || !same_claims(header.evidence.as_ref(), pack.as_ref()) {
+    if !same_claims(header.evidence.as_ref(), pack.as_ref())
+        || !opened_alike(store, program.shape(), (then.header(), header)).await?
+    {
         return Ok(Pace::Changed);
     }
     let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };

@@ -18,9 +18,9 @@ use crate::record::{Ahead, Fan, FrontierEntry, Header, Phase, Position, Reason, 
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, StoreError, StoreExt as _};
 
-use super::alike::{joined_alike, left_alike, was_last};
+use super::alike::{opened_alike, was_last};
 use super::anew::{after, joined_by};
-use super::back::epochs;
+use super::back::{epochs, passes_to_come};
 use super::begin::decode_state;
 use super::fit::Forget;
 use super::passes::is_end;
@@ -292,16 +292,8 @@ pub(super) async fn level<P: Program>(
     if stood.state_bytes().is_none() {
         // Nothing of it is used again: what has not begun yet begins with its first pass.
         let ahead = Some(Ahead { changed: true, ..ahead });
-        let begun = Unfinished::of(shape, position);
-        let is_new = |place: usize, step: &Step| {
-            let stands = position.frontier.iter().any(|entry| entry.step == step.id);
-            begun.has(place)
-                && !stands
-                && shape.share_loop(place, place)
-                && !position.undone.contains(&step.id)
-        };
-        let new = shape.steps().iter().enumerate().filter(|(place, step)| is_new(*place, step));
-        let forgotten = new.map(|(_, step)| Forget::Step(step.id.clone())).collect();
+        let to_come = passes_to_come(shape, position).filter(|step| !position.undone.contains(step));
+        let forgotten = to_come.map(Forget::Step).collect();
         let position = Position { ahead, ..position.clone() };
         return Ok(Some(Level { position, reuses: false, is_same: false, forgotten }));
     }
@@ -439,10 +431,8 @@ async fn left_the_same<P: Program>(
     let Some((then, _)) = then.filter(|(_, pack)| same_claims(ended.evidence.as_ref(), pack.as_ref())) else {
         return Ok(None);
     };
-    let (step, ends) = (&shape.steps()[place], (then.header(), ended));
-    let may_differ = step.opens_evidence() && !joined_alike(store, program.shape(), ends).await?
-        || step.leaves_evidence() && !left_alike(store, program.shape(), ends).await?;
-    Ok((!may_differ).then_some((place, then)))
+    let is_alike = opened_alike(store, program.shape(), (then.header(), ended)).await?;
+    Ok(is_alike.then_some((place, then)))
 }
 
 /// Returns the record at which a branch stood before it went back, in place of one whose state is not kept any more: where a step
