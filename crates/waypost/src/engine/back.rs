@@ -295,10 +295,7 @@ pub(super) async fn load_with_state(
 }
 
 /// Names the steps of loops that are unfinished and have not begun.
-pub(super) fn passes_to_come<'a>(
-    shape: &'a Shape,
-    position: &'a Position,
-) -> impl Iterator<Item = StepId> + 'a {
+fn passes_to_come<'a>(shape: &'a Shape, position: &'a Position) -> impl Iterator<Item = StepId> + 'a {
     let unfinished = Unfinished::of(shape, position);
     let around = shape.passes_around(position);
     let comes = move |(place, step): &(usize, &Step)| {

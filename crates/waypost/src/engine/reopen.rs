@@ -20,7 +20,7 @@ use crate::store::{Scan, StoreError, StoreExt as _};
 
 use super::alike::{opened_alike, was_last};
 use super::anew::{after, joined_by};
-use super::back::{epochs, passes_to_come};
+use super::back::epochs;
 use super::begin::decode_state;
 use super::fit::Forget;
 use super::passes::is_end;
@@ -290,12 +290,7 @@ pub(super) async fn level<P: Program>(
         stood => stood?,
     };
     if stood.state_bytes().is_none() {
-        // Nothing of it is used again: what has not begun yet begins with its first pass.
-        let ahead = Some(Ahead { changed: true, ..ahead });
-        let to_come = passes_to_come(shape, position).filter(|step| !position.undone.contains(step));
-        let forgotten = to_come.map(Forget::Step).collect();
-        let position = Position { ahead, ..position.clone() };
-        return Ok(Some(Level { position, reuses: false, is_same: false, forgotten }));
+        return Ok(None);
     }
     let then = position_of(&stood)?;
     let Some(mut done) = done_since(engine, program, shape, record, ahead).await? else { return Ok(None) };
