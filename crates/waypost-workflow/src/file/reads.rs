@@ -40,6 +40,14 @@ impl Step {
         })
     }
 
+    /// Returns the ids of the steps that its expressions read.
+    pub(crate) fn steps_read(&self) -> impl Iterator<Item = &str> {
+        self.references().filter_map(|reference| match reference.path.as_slice() {
+            [root, step, ..] if root == "steps" => Some(step.as_str()),
+            _ => None,
+        })
+    }
+
     /// Says whether one of its expressions reads what has this name where the step stands, as an item; as
     /// [`reads_param`](Self::reads_param).
     pub(crate) fn reads_local(&self, name: &str) -> bool {

@@ -10,10 +10,13 @@ use crate::record::{
     WaitKind,
 };
 
+use super::fan::JoinedDigests;
 use super::line::{Caught, Found, Line, LineId, MAIN};
+use super::reuse::ReusableVerdicts;
 use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
+use super::trace::{Made, digests_of, failed_digests, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, Told};
 
 impl<P: Program> Session<'_, P> {
@@ -23,7 +26,7 @@ impl<P: Program> Session<'_, P> {
         id: LineId,
         place: usize,
         performed: Performed<P::Output>,
-        root: Option<Digest>,
+        root: Option<JoinedDigests>,
     ) {
         self.touched.insert(id);
         self.mark_dirty(id);
@@ -36,6 +39,7 @@ impl<P: Program> Session<'_, P> {
                 let line = self.lines.get_mut(id);
                 // What its work opened, it has joined.
                 let after = line.entry(place).fan.is_some();
+                let root = root.map(|joined| joined.root);
                 line.found.push(Found { place, items, told, after, failure: None, root });
             }
             Performed::Cut { why } => {
@@ -54,14 +58,19 @@ impl<P: Program> Session<'_, P> {
         id: LineId,
         place: usize,
         (output, mut ending, told): (P::Output, Ending, Told),
-        root: Option<Digest>,
+        joined: Option<JoinedDigests>,
     ) {
+        let (root, pins) = (joined.map(|joined| joined.root), joined.map(|joined| joined.pins));
         inline_outputs(&mut ending);
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        self.reusable_verdicts = ReusableVerdicts::default();
         let line = self.lines.get_mut(id);
         let joins = line.shape.steps()[place].opens_evidence();
-        let matters =
-            told.evidence.is_some() || joins || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
+        let matters = keeps_traces
+            || told.evidence.is_some()
+            || joins
+            || !ending.outputs.is_empty()
+            || ending.outputs_bytes.is_some();
         let fan = line.entry(place).fan.as_ref().and_then(Fan::of_work);
         let about = fan.filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, line, place, Settlement::Completed(output, &ending));
@@ -83,12 +92,20 @@ impl<P: Program> Session<'_, P> {
             _ => Reason::Step,
         };
         let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
+        let trace = keeps_traces.then(|| trace_of(program, line, place)).flatten();
+        let digests = trace.is_some().then(|| {
+            let output = program.gave(line.spot(place), &line.state);
+            digests_of(line, place, &Made { output, evidence: told.evidence.as_ref(), children: pins })
+        });
         line.settle(place, settled, follow);
+        line.digests.remove(&step);
+        line.digests.extend(digests.map(|digests| (step.clone(), digests)));
         let is_due = self.unlooked.note_end(line.branch(), &step, told.evidence.as_ref());
         let draft = line.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
         draft.about = about;
+        (draft.trace, draft.digests) = (trace, digests);
         self.hold_after(id, place, follow);
         self.pause(id, is_due);
     }
@@ -215,7 +232,9 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.engine.clock.now();
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        self.reusable_verdicts = ReusableVerdicts::default();
+        let mut traced = None;
         let verdict = program.on_failure(self.lines.get(id).spot(place), &failure);
         let pause = self.pause_before_retry(id, place, (&verdict, &failure));
         let line = self.lines.get_mut(id);
@@ -239,8 +258,12 @@ impl<P: Program> Session<'_, P> {
             (verdict.tolerate, apply_tolerated(program, line, place, verdict.tolerate, &failure))
         {
             failure.tolerated = true;
-            let settled = Some(Settled::Tolerated(line.seq_of_next_draft()));
-            line.settle(place, settled, follow);
+            let seq = line.seq_of_next_draft();
+            if keeps_traces {
+                traced = Some(failed_digests(line.branch(), &step.id, seq));
+                line.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
+            }
+            line.settle(place, Some(Settled::Tolerated(seq)), follow);
         } else {
             if line.comes_after(place) {
                 line.end_afterwards(place);
@@ -260,7 +283,8 @@ impl<P: Program> Session<'_, P> {
             Some(step.id.clone()),
             at,
         ));
-        line.drafts.last_mut().expect("one was just added").told = told;
+        let last = line.drafts.last_mut().expect("one was just added");
+        (last.told, last.digests) = (told, traced);
         if ends_all {
             self.end_by_failure(id, place, failure);
         }

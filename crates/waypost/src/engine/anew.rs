@@ -70,6 +70,7 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let entry = entry.map(|at| position.frontier.remove(at));
         let was_done = position.did(&step.id) && !unfinished.has(place) || position.undone.contains(&step.id);
         position.ledger.remove(&step.id);
+        position.reusable.remove(&step.id);
         if asks && !named.contains(&place) && step.must_ask_again(was_done, entry.as_ref()) {
             // What it gave stays: a person may say that it still holds.
             let begun = entry.filter(|entry| step.has_begun(entry));

@@ -155,6 +155,8 @@ async fn go_on<'a, P: Program>(
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
+    session.on_unknown = options.on_unknown;
+    session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     if let Some(Carried { batches, repaired, unlooked }) = carried {
@@ -167,6 +169,10 @@ async fn go_on<'a, P: Program>(
         // At the end, nothing that is left can end any more.
         left.retain(|_, _| !session.main().position.frontier.is_empty());
         session.unlooked = Unlooked { left, ..Unlooked::default() };
+    }
+    if session.keeps_traces {
+        let has_moves = !begin.stand.moves.is_empty() || !session.main().position.reusable.is_empty();
+        session.unlooked.is_redone = has_moves || is_written;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));

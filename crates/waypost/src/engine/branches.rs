@@ -165,26 +165,32 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &line.position.frontier {
         let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
-        let children = line.shape.steps()[place].opened(fan);
-        let source = match (&fan.items, children) {
-            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
-            (None, Some(children)) if children.named.len() as u64 == fan.total => {
-                Items::named(&children.named)
-            }
-            _ => {
-                let why = format!(
-                    "branches of step `{}` are under way that the graph does not have so",
-                    entry.step
-                );
-                return Err(RunError::Changed { run: line.chain.run.clone(), why });
-            }
-        };
-        let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
-        let mut out = FanOut::new(place, source, fan.total, is_again || line.position.revisited);
+        let mut out = fan_of(line, place)?;
         out.opened = fan.opened;
         fans.push(out);
     }
     Ok(fans)
+}
+
+/// Makes the fan-out that a step is in the middle of, with no child of it opened yet.
+pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunError> {
+    let entry = line.entry(place);
+    let fan = entry.fan.as_ref();
+    let children = fan.and_then(|fan| line.shape.steps()[place].opened(fan));
+    let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
+        (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
+        (None, Some(children)) if fan.is_some_and(|fan| children.named.len() as u64 == fan.total) => {
+            Items::named(&children.named)
+        }
+        _ => {
+            let why =
+                format!("branches of step `{}` are under way that the graph does not have so", entry.step);
+            return Err(RunError::Changed { run: line.chain.run.clone(), why });
+        }
+    };
+    let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
+    let total = fan.map_or(0, |fan| fan.total);
+    Ok(FanOut::new(place, source, total, is_again || line.position.revisited))
 }
 
 async fn take_up_one<P: Program>(

@@ -245,7 +245,7 @@ impl<P: Program> Session<'_, P> {
             let Some(opener) = opener else { continue };
             if ended {
                 let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-                fan.keep_end(opener.index, last.header().seq, last.digest());
+                fan.keep_end(opener.index, last);
             } else {
                 parents.insert((opener.line, opener.place));
             }

@@ -1,12 +1,14 @@
 //! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
 
+use std::collections::HashMap;
+
 use futures_util::future::AbortHandle;
 use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN,
+    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN,
     Settled, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
@@ -120,6 +122,8 @@ pub(super) struct Line<'a, S> {
     pub(super) timer: Option<Timestamp>,
     /// The reason of records that begin something, until the next commit.
     pub(super) reason: Reason,
+    /// Of ends in force, as far as they were asked for: the digests of what they made. Where ends have traces.
+    pub(super) digests: HashMap<StepId, EndDigests>,
 }
 
 impl<'a, S> Line<'a, S> {
@@ -155,6 +159,7 @@ impl<'a, S> Line<'a, S> {
             warned_bytes: 0,
             timer: None,
             reason: Reason::Step,
+            digests: HashMap::new(),
         }
     }
 
@@ -331,6 +336,8 @@ impl<'a, S> Line<'a, S> {
         let free = |place: &usize| {
             free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
         };
+        // Whether the result of one that has some is reused is decided before it may start.
+        let due = |entry: &&FrontierEntry| due(entry) && !self.position.reusable.contains_key(&entry.step);
         self.position.frontier.iter().filter(due).filter_map(place).find(free)
     }
 

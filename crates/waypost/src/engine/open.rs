@@ -17,15 +17,17 @@ use super::chain::Chain;
 use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
 use super::line::{Found, Line, LineId, Opener};
-use super::newest::{Newest, NewestOf};
+use super::newest::NewestOf;
 use super::schedule::{children_of, for_children, for_what_comes_after};
 use super::session::Session;
 use super::snapshot::position_of;
+use super::trace::{child_input, trace_of};
 use super::{Performed, Program, RunError, Told};
 
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: items are frozen, and the step waits for its children.
     pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        self.note_input(id, place);
         let line = self.lines.get(id);
         let children = children_of(line, place);
         let opened = if children.named.is_empty() {
@@ -171,9 +173,9 @@ impl<'a, P: Program> Session<'a, P> {
                 }
             }
             let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-            if let Some(Newest { seq, digest, dead }) = newest.of(&child).await? {
-                failed += dead;
-                ends.push((item.index, seq, digest));
+            if let Some(last) = newest.of(&child).await? {
+                failed += last.header().dead_with_it();
+                ends.push((item.index, last));
             }
         }
         if !missing.is_empty() {
@@ -195,7 +197,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let fan = self.lines.get_mut(id).fan_mut(place);
         fan.failed += failed;
-        ends.into_iter().for_each(|(index, seq, digest)| fan.keep_end(index, seq, digest));
+        ends.into_iter().for_each(|(index, last)| fan.keep_end(index, &last));
         Ok(true)
     }
 
@@ -283,7 +285,8 @@ impl<'a, P: Program> Session<'a, P> {
         let frontier: Vec<_> = start.into_iter().map(entry).collect();
         let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
         let revisited = chain.next > 1;
-        let position = Position { frontier, origin: Some(0), revisited, ..Position::default() };
+        let input = self.input_of_child(id, place, item);
+        let position = Position { frontier, origin: Some(0), revisited, input, ..Position::default() };
         let mut child = Line::new(chain, shape, position, state);
         child.opener = Some(Opener { line: id, place, index: item.index });
         child.around = around;
@@ -301,6 +304,12 @@ impl<'a, P: Program> Session<'a, P> {
         } else {
             self.touched.insert(child);
         }
+    }
+
+    /// Returns the digest of what an opener gives a child, where ends have traces.
+    fn input_of_child(&self, id: LineId, place: usize, item: &Item) -> Option<Digest> {
+        let trace = self.keeps_traces.then(|| trace_of(self.program, self.lines.get(id), place));
+        trace.flatten().map(|trace| child_input(&trace, item))
     }
 
     fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {

@@ -122,11 +122,10 @@ pub trait Program: Send + Sync {
         None
     }
 
-    /// Says whether a step may read what one before it gives, beside those that it needs: it runs again where that is
-    /// something else than before. Asked only of graphs by needs.
-    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
-        let _ = (spot, before);
-        true
+    /// Returns the steps whose outputs a step reads, needed or not: it depends on them. Asked only of graphs by needs.
+    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+        let _ = spot;
+        Vec::new()
     }
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.

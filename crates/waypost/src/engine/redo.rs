@@ -30,7 +30,6 @@ use super::chain::Draft;
 use super::fit::Forget;
 use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
-use super::reopen::{Level, level};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
@@ -58,25 +57,17 @@ pub(super) enum Pace {
     Behind,
     /// It is where it was before: what is ahead may be used again.
     Level(Box<(Record, Position)>),
-    /// In a graph by needs: some of what was finished may be used again, or none is left that could be.
-    Needs(Box<Level>),
     /// It has pinned something else: nothing of what is ahead is used again.
     Changed,
 }
 
-/// Finds out whether a branch that went back has come to where it was before. `joins`: its steps that join branches which
-/// have all come out as before.
+/// Finds out whether a branch that went back has come to where it was before.
 pub(super) async fn pace<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (record, position): (&Record, &Position),
-    joins: &BTreeSet<StepId>,
 ) -> Result<Pace, RunError> {
-    if !shape.is_routed() {
-        let found = level(engine, program, shape, (record, position), joins).await?;
-        return Ok(found.map_or(Pace::Behind, |found| Pace::Needs(Box::new(found))));
-    }
     let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
     let store = engine.store.as_ref();
     let ended = before_acceptance(store, record).await?;

@@ -11,6 +11,7 @@ use crate::store::{Progress, SignalKind};
 
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
+use super::trace::{scope_pins, skipped_digests, trace_of};
 use super::{Admission, Program, RunError, Settlement};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
@@ -38,10 +39,17 @@ impl<'a, P: Program> Session<'a, P> {
                 self.open_found(id, found).await?;
             }
             if !self.is_stopping() {
+                self.reuse_ready(id).await?;
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
                 }
                 self.fill_fans(id).await?;
+                if self.has_result_to_judge(id) {
+                    self.touched.insert(id);
+                }
+            }
+            if self.lines.get(id).position.frontier.is_empty() {
+                self.read_digests(id).await?;
             }
             self.close_if_done(id);
             self.set_timer(id);
@@ -49,7 +57,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
@@ -132,6 +140,7 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(Admission::Run) | Err(_) if opens => openings.push(place),
             Ok(Admission::Run) | Err(_) if step.idempotent => {
                 let joins = line.entry(place).fan.is_some();
+                self.note_input(id, place);
                 let line = self.lines.get_mut(id);
                 line.mark_started(place);
                 line.starting.push(place);
@@ -142,14 +151,33 @@ impl<'a, P: Program> Session<'a, P> {
                 self.mark_dirty(id);
             }
             Ok(Admission::Run) | Err(_) => {
+                self.note_input(id, place);
                 self.lines.get_mut(id).alone.push(place);
                 self.launching.insert(id);
             }
         }
     }
 
+    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
+    fn has_result_to_judge(&self, id: LineId) -> bool {
+        let Some(line) = self.lines.find_ref(id) else { return false };
+        let has_result = |entry: &FrontierEntry| {
+            entry.status == Status::Ready && line.position.reusable.contains_key(&entry.step)
+        };
+        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
+    }
+
+    /// Keeps with a step that starts what it is given.
+    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
+        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
+            return;
+        }
+        let trace = trace_of(self.program, self.lines.get(id), place);
+        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
+    }
+
     fn skip(&mut self, id: LineId, place: usize, cause: crate::record::SkipCause) {
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
         let line = self.lines.get_mut(id);
         let follow = {
             let Line { chain, shape, state, .. } = &mut *line;
@@ -163,8 +191,10 @@ impl<'a, P: Program> Session<'a, P> {
         match follow {
             Ok(follow) => {
                 let settled = Some(Settled::Skipped(line.seq_of_next_draft()));
+                let traced = keeps_traces.then(|| skipped_digests(line, place));
                 line.settle(place, settled, follow);
-                line.draft(Phase::Skipped(cause), reason, step, at);
+                line.digests.extend(traced.map(|digests| (step.clone(), digests)));
+                line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
                 self.mark_dirty(id);
             }
             Err(failure) => self.fail(id, place, failure, super::Told::default()),
@@ -300,6 +330,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Ends a child branch on which nothing is left, and lets its opener know.
     fn close_if_done(&mut self, id: LineId) {
+        let keeps_traces = self.keeps_traces;
         let line = self.lines.get_mut(id);
         if id == MAIN || line.is_counted_out {
             return;
@@ -316,6 +347,10 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         };
         line.is_counted_out = true;
+        let pins = keeps_traces.then(|| scope_pins(line.shape, &line.digests)).flatten();
+        if let Some(last) = line.drafts.last_mut() {
+            last.branch_pins = pins;
+        }
         let had_room = std::mem::take(&mut line.has_room);
         let dead = line.end_with_last_draft(end);
         let error = line

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{BranchPath, StepId};
 use crate::lock::Holder;
 use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
@@ -27,15 +27,16 @@ use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
-use super::fan::{Joined, unread};
+use super::fan::{Joined, JoinedDigests, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
+use super::reuse::ReusableVerdicts;
 use super::schedule::children_of;
 use super::stop::{Stop, StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -48,8 +49,8 @@ pub(super) struct Landed<O> {
     pub(super) place: usize,
     /// How it ended; none if it was let go, to wait.
     pub(super) performed: Option<Performed<O>>,
-    /// Of a join: the Merkle root of what it joined.
-    pub(super) root: Option<Digest>,
+    /// Of a join: the digests of what it joined.
+    pub(super) root: Option<JoinedDigests>,
 }
 
 /// A run under way.
@@ -112,6 +113,12 @@ pub(super) struct Session<'a, P: Program> {
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
     pub(super) unlooked: Unlooked,
+    /// Ends have traces: the graph goes by needs, and has evidence.
+    pub(super) keeps_traces: bool,
+    pub(super) on_unknown: OnUnknown,
+    /// A person said that steps in doubt run again.
+    pub(super) retries: bool,
+    pub(super) reusable_verdicts: ReusableVerdicts,
 }
 
 /// How the work of a session ended.
@@ -146,6 +153,7 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
+        let keeps_traces = !main.shape.is_routed() && main.shape.has_evidence();
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
@@ -187,6 +195,10 @@ impl<'a, P: Program> Session<'a, P> {
             stood: None,
             is_pausing: false,
             unlooked: Unlooked::default(),
+            keeps_traces,
+            on_unknown: OnUnknown::default(),
+            retries: false,
+            reusable_verdicts: ReusableVerdicts::default(),
         })
     }
 
@@ -485,7 +497,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
-                    Some(joined) => Some(joined.root().await),
+                    Some(joined) => Some(joined.digests().await),
                     None => None,
                 };
                 match (prepared, root.transpose()) {

@@ -233,8 +233,18 @@ pub(super) async fn effective_of(
     shape: &Shape,
     record: &Record,
 ) -> Result<Effective, StoreError> {
-    let header = record.header();
     let position = if has_state(record) { position_of(record)? } else { Position::default() };
+    effective_at(store, shape, record, position).await
+}
+
+/// Returns the same of a branch that is to be seen at another position than that of its record.
+pub(super) async fn effective_at(
+    store: &dyn Store,
+    shape: &Shape,
+    record: &Record,
+    position: Position,
+) -> Result<Effective, StoreError> {
+    let header = record.header();
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();

@@ -444,6 +444,7 @@ pub(super) fn begun_anew(mut position: Position) -> Position {
     position.config = None;
     position.ledger.clear();
     position.ahead = None;
+    position.reusable.clear();
     for entry in &mut position.frontier {
         entry.status = Status::Ready;
         entry.at.attempt = 0;

@@ -61,6 +61,12 @@ pub struct Position {
     /// What may be used again once the steps that run again give what they gave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,
+    /// Results out of force that count again if their step is given the same, by step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reusable: BTreeMap<StepId, Reusable>,
+    /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Digest>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
@@ -116,6 +122,23 @@ pub struct Ahead {
     /// and is not used again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub changed: bool,
+}
+
+/// A result out of force: an upstream step was invalidated. The result counts again, without an execution, if the step's
+/// trace is the same when its turn comes and its evidence holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reusable {
+    /// The end of a finished step.
+    Ended {
+        /// The record of the end.
+        settled: Settled,
+        /// The fan-out that the end joined.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fan: Option<Fan>,
+    },
+    /// The entry of an unfinished step that was amid its children, or waited.
+    Begun(Box<FrontierEntry>),
 }
 
 /// How a finished step was settled, and by which record of the branch.
@@ -174,6 +197,9 @@ pub struct FrontierEntry {
     /// The fan-out it is in the middle of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan: Option<Fan>,
+    /// Digest of the trace with which it was started, where ends have traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Digest>,
 }
 
 impl FrontierEntry {
@@ -191,6 +217,7 @@ impl FrontierEntry {
             passed: false,
             exited: None,
             fan: None,
+            input: None,
         }
     }
 

@@ -139,6 +139,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         passed: false,
         exited: None,
         fan: None,
+        input: None,
     }
 }
 
