@@ -5,11 +5,13 @@
 //! truths, the values that executions read, and never digests. Each rule can be switched off: the oracles must then
 //! find a counterexample.
 //!
-//! The model knows no store, no clock and no process. Its `World` stands for files, hidden inputs and failures.
+//! The model knows no store, no clock and no process. Its `World` stands for files, hidden inputs and failures. Only
+//! `drive` knows the real engine: it compares what that does with the model.
 
 pub mod chains;
 pub mod check;
 pub mod definition;
+pub mod drive;
 pub mod engine;
 pub mod generate;
 pub mod play;

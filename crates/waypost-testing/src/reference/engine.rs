@@ -23,6 +23,9 @@ use super::rule::{Rule, Rules};
 use super::world::World;
 use crate::seed::Seeded;
 
+/// In how many of a hundred questions a person confirms the old result: both answers are common.
+const CONFIRM_PERCENT: u64 = 40;
+
 /// Why a resume ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Halt {
@@ -80,6 +83,8 @@ pub struct Engine {
     pub commits: usize,
     /// Whether two steps undo each other, so that the resume stopped.
     pub stopped: bool,
+    /// In how many of a hundred questions a person confirms the old result.
+    pub confirm_percent: u64,
     /// How often a person was asked.
     pub asked: usize,
     /// How many results were reused.
@@ -117,6 +122,7 @@ impl Engine {
             crash_at: None,
             commits: 0,
             stopped: false,
+            confirm_percent: CONFIRM_PERCENT,
             asked: 0,
             reused: 0,
             may_rerun: BTreeSet::new(),

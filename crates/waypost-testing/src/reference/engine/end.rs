@@ -188,7 +188,7 @@ impl Engine {
         let path = turn.path();
         let is_usable = |end: &Arc<End>| end.how == How::Completed && self.world.holds(&end.pins);
         match old.filter(is_usable) {
-            Some(old) if self.random.below(100) < 40 => {
+            Some(old) if self.random.below(100) < self.confirm_percent => {
                 let input = self.truth_given(scope, step, activity);
                 let execution = Execution { input, version: step.version, pins: old.pins.clone() };
                 self.must_run.remove(&path);
