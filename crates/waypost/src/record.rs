@@ -33,7 +33,7 @@ pub use header::{
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, Usage,
     WAIT_AFTER, Wait, WaitKind,
 };
-pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Reusable, Settled, Status};
+pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use trace::{EndDigests, Trace};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};

@@ -15,7 +15,7 @@ use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
 use super::edit::{Edits, refuse_left};
-use super::fan::{FanOut, Items, Queued};
+use super::fan::{FanOut, Items, Queued, named_items};
 use super::fit::forget;
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -151,7 +151,7 @@ async fn check_names<P: Program>(
     let children = children_of(line, out.place);
     let there = session.engine.store.branches(&run).await?;
     for (key, _) in children.named.iter().take(out.opened as usize) {
-        let branch = above.child(&children.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        let branch = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
         if !there.contains(&branch) {
             let why = format!("branches of step `{step}` are under way, and `{branch}` is none of them");
             return Err(RunError::Changed { run, why });
@@ -177,16 +177,18 @@ pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunE
     let entry = line.entry(place);
     let fan = entry.fan.as_ref();
     let children = fan.and_then(|fan| line.shape.steps()[place].opened(fan));
+    let unlike = || {
+        let why = format!("branches of step `{}` are under way that the graph does not have so", entry.step);
+        RunError::Changed { run: line.chain.run.clone(), why }
+    };
     let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
         (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
-        (None, Some(children)) if fan.is_some_and(|fan| children.named.len() as u64 == fan.total) => {
-            Items::named(&children.named)
+        (None, Some(children)) => {
+            let named = named_items(children, line.pass_of(place));
+            let named = named.filter(|named| fan.is_some_and(|fan| named.len() as u64 == fan.total));
+            Items::Named(named.ok_or_else(unlike)?)
         }
-        _ => {
-            let why =
-                format!("branches of step `{}` are under way that the graph does not have so", entry.step);
-            return Err(RunError::Changed { run: line.chain.run.clone(), why });
-        }
+        (_, None) => return Err(unlike()),
     };
     let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
     let total = fan.map_or(0, |fan| fan.total);

@@ -15,6 +15,7 @@ use super::fit::Forget;
 use super::invalidate::{Cut, downstream, invalidate};
 use super::recheck::{Judged, Known};
 use super::redo::{Move, Target, redo_draft, with_state};
+use super::trace::has_passes;
 use super::{Engine, RunError};
 
 /// How a scope is asked to open steps again.
@@ -91,20 +92,29 @@ async fn cut_of(
     // One of whose branches something is done again joins them; all else opens them anew.
     let joining = match target.claims {
         _ if iteration == made.at.iteration && (target.claims.is_none() || target.rejoins) => {
-            joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?
+            match fan_of_pass(&known.position, &shape.steps()[place], made) {
+                Some(fan) => Some(fan),
+                None => joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?,
+            }
         }
         _ => None,
     };
-    let is_careful = match &shape.steps()[place].after {
-        Some(after) if target.rejoins => after.shape.is_careful(),
-        _ => joining.is_none() && shape.steps()[place].opens_careful(),
-    };
+    // Hooks are opened anew, and nobody is asked about their steps.
+    let is_careful =
+        shape.steps()[place].after.as_ref().is_some_and(|after| target.rejoins && after.shape.is_careful());
     if is_careful && !retries {
         return Err(must_not_be_opened(made, branch, target));
     }
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
     Ok(Some((Cut { place, entry }, forgotten)))
+}
+
+/// Returns the fan-out of the pass that an end is of, where each pass has a branch of its own.
+fn fan_of_pass(position: &Position, step: &Step, made: &Header) -> Option<Fan> {
+    let pass = made.at.iteration.last().filter(|_| has_passes(step))?;
+    let amid = position.frontier.iter().find(|entry| entry.step == step.id).and_then(|entry| entry.fan.as_ref());
+    amid.or_else(|| position.joined.get(&step.id))?.of_pass(*pass)
 }
 
 fn must_not_be_opened(made: &Header, branch: &BranchPath, target: &Target) -> RunError {

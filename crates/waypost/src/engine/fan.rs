@@ -20,7 +20,7 @@ use super::carry::CARRIED_ITEMS;
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Record};
-use crate::shape::FailureLimits;
+use crate::shape::{Children, FailureLimits};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
@@ -211,11 +211,6 @@ pub(super) enum Items {
 }
 
 impl Items {
-    /// Makes those that the shape names.
-    pub(super) fn named(named: &[(String, Option<StepId>)]) -> Self {
-        Self::Named(Self::named_by(named))
-    }
-
     /// Makes the items that stand for names of the shape.
     pub(super) fn named_by(named: &[(String, Option<StepId>)]) -> Arc<[Item]> {
         let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
@@ -239,6 +234,14 @@ impl Items {
             }
         }
         Ok(reader)
+    }
+}
+
+/// Returns the items of children that the shape names, or of a pass; `None` if the program names them.
+pub(super) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>> {
+    match children.passes {
+        true => Some(Items::named_by(&[(pass.to_string(), None)])),
+        false => (!children.named.is_empty()).then(|| Items::named_by(&children.named)),
     }
 }
 
@@ -413,6 +416,8 @@ pub struct Joined {
     pub(super) total: u64,
     pub(super) ends: Arc<Ends>,
     pub(super) is_after: bool,
+    /// It is a pass, named by its number.
+    pub(super) passes: bool,
 }
 
 impl Joined {
@@ -450,7 +455,11 @@ impl Joined {
     }
 
     fn child(&self, item: &Item) -> Result<BranchPath, StoreError> {
-        self.branch.child(&self.name, &item.key).map_err(|error| StoreError::Invalid(error.to_string()))
+        let child = match item.key.parse().ok().filter(|_| self.passes) {
+            Some(pass) => self.branch.pass(&self.name, pass),
+            None => self.branch.child(&self.name, &item.key),
+        };
+        child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 
     /// Returns the digests of all children; reads those that are not known.

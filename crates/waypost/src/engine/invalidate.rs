@@ -13,9 +13,10 @@ use std::collections::BTreeSet;
 
 use crate::id::StepId;
 use crate::record::{Fan, FrontierEntry, Position, Reusable, Settled, Status};
-use crate::shape::{Shape, Unfinished};
+use crate::shape::{Shape, Step, Unfinished};
 
 use super::anew::after;
+use super::trace::has_passes;
 
 /// A step that is invalid.
 #[derive(Debug)]
@@ -32,38 +33,74 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
     let mut position = position.clone();
     for place in after(shape, &named).into_iter().filter(|place| !named.contains(place)) {
         let step = &shape.steps()[place];
-        if let Some(entry) = take_entry(&mut position, &step.id) {
-            if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
-                position.ask_about(&step.id, Some(entry));
-            } else if is_worth_keeping(&entry) {
-                uncount(&mut position, entry.fan.as_ref());
-                position.reusable.insert(step.id.clone(), Reusable::Begun(Box::new(entry)));
-            }
-        } else if !unfinished.has(place) {
-            let fan = position.joined.remove(&step.id);
-            uncount(&mut position, fan.as_ref());
-            match position.ledger.remove(&step.id) {
-                Some(Settled::Skipped(_)) | None => {}
-                Some(settled) => {
-                    position.reusable.insert(step.id.clone(), Reusable::Ended { settled, fan });
-                }
-            }
-        }
+        set_aside(&mut position, step, !unfinished.has(place), 0);
     }
     for Cut { place, entry } in cuts {
-        let step = &shape.steps()[place].id;
-        let before = take_entry(&mut position, step);
-        if entry.fan.is_none() {
-            let left = position.joined.remove(step).or_else(|| before.and_then(|entry| entry.fan));
-            uncount(&mut position, left.as_ref());
+        let step = &shape.steps()[place];
+        let passes_before = match has_passes(step) {
+            true => entry.at.iteration.last().map_or(0, |pass| pass - 1),
+            false => 0,
+        };
+        set_aside(&mut position, step, !unfinished.has(place), passes_before);
+        // The invalid end itself is not reused.
+        if let Some(results) = position.reusable.get_mut(&step.id) {
+            results.remove(&(passes_before + 1));
         }
-        position.ledger.remove(step);
-        position.reusable.remove(step);
+        position.reusable.retain(|_, results| !results.is_empty());
         position.epoch = position.epoch.max(entry.at.epoch);
         position.frontier.push(entry);
     }
     position.revisited = true;
     position
+}
+
+/// Returns the position with which a child scope is entered again: nothing is in force, all that it had is reusable.
+///
+/// `before`: where it stood. What must not be repeated and had begun there is asked about.
+pub(super) fn reenter(shape: &Shape, mut before: Position) -> Position {
+    let unfinished = Unfinished::of(shape, &before);
+    for (place, step) in shape.steps().iter().enumerate() {
+        set_aside(&mut before, step, !unfinished.has(place), 0);
+    }
+    let Position { reusable, undone, aside, .. } = before;
+    Position { reusable, undone, aside, ..Position::default() }
+}
+
+/// Takes a step out of force, but for its first passes if it has some: its ends and what it has begun become reusable.
+fn set_aside(position: &mut Position, step: &Step, is_finished: bool, passes_kept: u32) {
+    let entry = take_entry(position, &step.id);
+    let last = position.ledger.remove(&step.id);
+    let fan = position.joined.remove(&step.id);
+    let counted = fan.as_ref().or(entry.as_ref().and_then(|entry| entry.fan.as_ref()));
+    position.dead = position.dead.saturating_sub(counted.map_or(0, Fan::dead_in_all));
+    if let (Some(settled), Some(fan)) = (last, fan.as_ref().filter(|fan| fan.pass > 0)) {
+        let ends = fan.passes.iter().map(|pass| pass.settled).chain([settled]);
+        for (pass, settled) in (1..).zip(ends) {
+            let of_pass = fan.of_pass(pass);
+            if pass <= passes_kept {
+                position.ledger.insert(step.id.clone(), settled);
+                position.dead += of_pass.as_ref().map_or(0, |fan| fan.dead);
+                position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
+            } else {
+                let follows = pass < fan.pass || !is_finished;
+                let end = Reusable::Ended { settled, fan: of_pass, follows };
+                keep(position, &step.id, pass, end);
+            }
+        }
+    } else if let Some(settled) = last.filter(|settled| is_finished && !matches!(settled, Settled::Skipped(_))) {
+        keep(position, &step.id, 1, Reusable::Ended { settled, fan, follows: false });
+    }
+    let Some(entry) = entry else { return };
+    if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
+        position.ask_about(&step.id, Some(entry));
+    } else if is_worth_keeping(&entry) {
+        let pass = entry.at.iteration.last().copied().filter(|_| has_passes(step)).unwrap_or(1);
+        keep(position, &step.id, pass, Reusable::Begun(Box::new(entry)));
+    }
+}
+
+fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
+    position.reusable.entry(step.clone()).or_default().insert(pass, result);
 }
 
 /// Returns the steps downstream of some.
@@ -75,11 +112,6 @@ pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
 fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
     let at = position.frontier.iter().position(|entry| entry.step == *step)?;
     Some(position.frontier.remove(at))
-}
-
-/// How its branches ended is not counted twice.
-fn uncount(position: &mut Position, fan: Option<&Fan>) {
-    position.dead = position.dead.saturating_sub(fan.map_or(0, Fan::dead_in_all));
 }
 
 /// Says whether an unfinished step has something that a start from its top would lose.

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN,
-    Settled, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, Reusable, RunStatus,
+    STATE_BYTES_WARN, Settled, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -18,6 +18,7 @@ use super::chain::{Chain, Draft};
 use super::fall::Dying;
 use super::fan::{FanOut, Item};
 use super::stop::StopHandle;
+use super::trace::has_passes;
 use super::{Spot, Told};
 
 /// Names a branch among those that a session has in memory.
@@ -188,6 +189,13 @@ impl<'a, S> Line<'a, S> {
         found.expect("a step under way is in the frontier")
     }
 
+    /// Returns the pass at which a step stands: 1, but of one whose passes have branches of their own.
+    pub(super) fn pass_of(&self, place: usize) -> u32 {
+        let has_passes = has_passes(&self.shape.steps()[place]);
+        let pass = self.entry(place).at.iteration.last().copied().filter(|_| has_passes);
+        pass.unwrap_or(1)
+    }
+
     pub(super) fn has(&self, status: Status) -> bool {
         self.position.frontier.iter().any(|entry| entry.status == status)
     }
@@ -275,6 +283,9 @@ impl<'a, S> Line<'a, S> {
         }
         self.position.frontier.retain(|entry| entry.step != id);
         self.position.ask_no_more(&id);
+        if follow != super::Follow::To(place) {
+            self.position.rerun_whole.remove(&id);
+        }
         self.fans.retain(|fan| fan.place != place);
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
@@ -322,6 +333,23 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
+    /// Returns the result out of force of a ready step, of the pass at which it stands.
+    pub(super) fn result_of(&self, entry: &FrontierEntry) -> Option<&Reusable> {
+        let results = self.position.reusable.get(&entry.step).filter(|_| entry.fan.is_none())?;
+        results.get(&self.pass_of(self.shape.place(entry.step.as_str())?))
+    }
+
+    /// Takes it away.
+    pub(super) fn take_result(&mut self, place: usize) -> Option<Reusable> {
+        let (step, pass) = (self.step_id(place).clone(), self.pass_of(place));
+        let results = self.position.reusable.get_mut(&step)?;
+        let result = results.remove(&pass);
+        if results.is_empty() {
+            self.position.reusable.remove(&step);
+        }
+        result
+    }
+
     /// Finds what may start now.
     pub(super) fn next_ready(
         &self,
@@ -337,7 +365,7 @@ impl<'a, S> Line<'a, S> {
             free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
         };
         // Whether the result of one that has some is reused is decided before it may start.
-        let due = |entry: &&FrontierEntry| due(entry) && !self.position.reusable.contains_key(&entry.step);
+        let due = |entry: &&FrontierEntry| due(entry) && self.result_of(entry).is_none();
         self.position.frontier.iter().filter(due).filter_map(place).find(free)
     }
 

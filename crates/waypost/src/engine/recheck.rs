@@ -21,7 +21,6 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
-use super::passes::joined_before;
 use super::snapshot::effective_of;
 use super::{Engine, OnUnknown, Program, RunError, Spot};
 
@@ -102,6 +101,13 @@ pub(super) fn wanted(
         return None;
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
+    if children.passes {
+        let amid = waited.and_then(|entry| entry.fan.as_ref());
+        let fan = amid.or_else(|| above.position.joined.get(&step.id))?;
+        let pass = name.opened_by()?.1.parse().ok()?;
+        let is_joined = amid.is_none() || pass < fan.pass;
+        return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined, left: None });
+    }
     let came_after = step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
     match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
@@ -153,13 +159,7 @@ pub(super) async fn joined_on(
             joined.insert(step.id.clone(), fan.since);
             continue;
         }
-        let Some(settled) = position.ledger.get(&step.id) else {
-            if step.opens_evidence() && !also.contains(&step.id) {
-                let before = joined_before(store, shape, (header, &step.id)).await?;
-                joined.extend(before.map(|since| (step.id.clone(), since)));
-            }
-            continue;
-        };
+        let Some(settled) = position.ledger.get(&step.id) else { continue };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
-use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{
+    Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Settled, Status, Try,
+};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
@@ -330,8 +332,9 @@ impl Chooser<'_> {
             let Some(step) = opener_of(self.shape, child) else { continue };
             let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
             let came_after = self.came_after(child);
+            let is_passed = pass_end(&known.position, &step, child).is_some();
             match known.position.ledger.get(&step) {
-                _ if waits => waiting.push(child.clone()),
+                _ if waits && !is_passed => waiting.push(child.clone()),
                 _ if came_after => {
                     let ours = |broken: &&Broken| {
                         std::iter::successors(Some(broken.branch.clone()), BranchPath::parent)
@@ -346,7 +349,7 @@ impl Chooser<'_> {
                 }
                 Some(settled) => {
                     let joins_after = opened_after(self.shape, child);
-                    let seq = settled.seq();
+                    let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq();
                     let target = Target { seq, step, claims: None, joins_after, rejoins: false };
                     joined.push((target, child.clone()));
                 }
@@ -393,6 +396,14 @@ impl Chooser<'_> {
             targets.insert(branch.clone(), chosen.into_values().collect());
         }
     }
+}
+
+/// Returns the end of an earlier pass of a step, which a branch is.
+fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
+    let amid = position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    let pass: usize = branch.opened_by()?.1.parse().ok()?;
+    fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
 }
 
 /// Says whether a branch has ended and was joined since.

@@ -62,6 +62,8 @@ impl<P: Program> Session<'_, P> {
             let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
             let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
             wanted.extend(needs.chain(reads_of(self.program, line, place)));
+            // The end of the pass before.
+            wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
         }
         if line.position.frontier.is_empty() {
             wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
@@ -116,7 +118,7 @@ impl<P: Program> Session<'_, P> {
         }
         let wanted = self.wanted.as_deref().filter(|_| id == super::line::MAIN);
         line.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
-            let result = line.position.reusable.get(&entry.step)?.clone();
+            let result = line.result_of(entry)?.clone();
             let place = line.shape.place(entry.step.as_str())?;
             if wanted.is_some_and(|wanted| !wanted[place]) {
                 return None;
@@ -155,12 +157,18 @@ impl<P: Program> Session<'_, P> {
             return Ok(false);
         }
         let line = self.lines.get_mut(id);
-        let Some(Reusable::Ended { settled, fan }) = line.position.reusable.remove(&candidate.step) else {
+        let Some(Reusable::Ended { settled, fan, follows }) = line.take_result(candidate.place) else {
             return Ok(false);
         };
-        line.settle(candidate.place, Some(settled), Follow::Needs);
+        let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
+        line.settle(candidate.place, Some(settled), follow);
+        if !follows {
+            // Of passes that came after the last one of now, none is reused.
+            line.position.reusable.remove(&candidate.step);
+        }
         if let Some(fan) = fan {
-            line.position.dead += fan.dead_in_all();
+            let is_pass = fan.pass > 0;
+            line.position.dead += if is_pass { fan.dead } else { fan.dead_in_all() };
             line.position.joined.insert(candidate.step.clone(), fan);
         }
         line.digests.extend(header.digests.map(|digests| (candidate.step.clone(), digests)));
@@ -174,7 +182,7 @@ impl<P: Program> Session<'_, P> {
     /// gave in the pass before.
     fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
-        !line.around.is_empty() || line.shape.share_loop(place, place)
+        line.position.entered_again || !line.around.is_empty() || line.shape.share_loop(place, place)
     }
 
     /// Puts back into the state what a step gave with an end. False: that state is not kept any more.
@@ -204,7 +212,7 @@ impl<P: Program> Session<'_, P> {
     fn go_on_with(&mut self, id: LineId, place: usize, begun: FrontierEntry) -> Result<(), RunError> {
         let line = self.lines.get_mut(id);
         let step = line.step_id(place).clone();
-        line.position.reusable.remove(&step);
+        line.take_result(place);
         let has_fan = begun.fan.is_some();
         let entry = line.entry_mut(place);
         *entry = begun;
@@ -231,18 +239,19 @@ impl<P: Program> Session<'_, P> {
         let restores = self.restores_state(id, candidate.place);
         let (program, retries) = (self.program, self.retries);
         let line = self.lines.get_mut(id);
-        let result = line.position.reusable.remove(&candidate.step);
+        let result = line.take_result(candidate.place);
         let step = &line.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {
-            Some(Reusable::Ended { settled, fan }) => {
+            Some(Reusable::Ended { settled, fan, .. }) => {
                 let is_done = !matches!(settled, Settled::Skipped(_));
                 (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
             }
             Some(Reusable::Begun(entry)) => (false, Some(&**entry)),
             None => (false, None),
         };
-        if !retries && step.must_ask_again(was_done, begun) {
-            line.position.ask_about(&candidate.step, begun.filter(|entry| step.has_begun(entry)).cloned());
+        let begun = begun.filter(|entry| step.has_begun(entry));
+        if !retries && !step.idempotent && (was_done || begun.is_some()) {
+            line.position.ask_about(&candidate.step, begun.cloned());
         } else if !restores {
             let branch = line.branch().clone();
             forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut line.state)?;
@@ -258,7 +267,9 @@ impl<P: Program> Session<'_, P> {
         }
         let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
         let line = self.lines.get(id);
-        let (run, branch, position) = (line.chain.run.clone(), line.branch().clone(), line.position.clone());
+        let (run, branch, mut position) = (line.chain.run.clone(), line.branch().clone(), line.position.clone());
+        // Ends that are not committed yet are upstream of all that may be reused.
+        position.ledger.retain(|_, settled| settled.seq() < line.chain.next);
         let effective = as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
         let run = store.run(&run).await?;
         let run = run.record.record();
@@ -303,8 +314,9 @@ async fn as_if_in_force(
     (run, branch, mut position): (&RunId, &BranchPath, Position),
 ) -> Result<Vec<Effective>, RunError> {
     let newest = store.newest(run, branch).await?;
-    for (step, result) in std::mem::take(&mut position.reusable) {
-        if let Reusable::Ended { settled, fan } = result {
+    for (step, results) in std::mem::take(&mut position.reusable) {
+        // The last pass names those before it.
+        if let Some(Reusable::Ended { settled, fan, .. }) = results.into_values().next_back() {
             position.ledger.insert(step.clone(), settled);
             position.joined.extend(fan.map(|fan| (step, fan)));
         }
@@ -320,7 +332,9 @@ async fn as_if_in_force(
             let Some(fan) = fan else { continue };
             let child = store.newest(run, name).await?;
             let at = position_of(&child)?;
-            if at.origin == Some(fan.since) && child.header().end.is_some() {
+            let pass = name.opened_by().and_then(|(_, key)| key.parse().ok()).filter(|_| fan.pass > 0);
+            let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+            if fan.is_some_and(|fan| at.origin == Some(fan.since)) && child.header().end.is_some() {
                 found.push((child, at));
             }
         }

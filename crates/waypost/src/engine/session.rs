@@ -488,8 +488,9 @@ impl<'a, P: Program> Session<'a, P> {
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
-            Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place) }
+            let children = children_of(line, place);
+            let (name, ends, passes) = (children.name.clone(), Arc::clone(&fan.ends), children.passes);
+            Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place), passes }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());

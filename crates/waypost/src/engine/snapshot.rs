@@ -12,7 +12,7 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
-use super::passes::{counting_ends, has_state, history, loops_around};
+use super::passes::{counting_ends, has_state};
 
 /// The label of records with which evidence was accepted.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
@@ -328,16 +328,15 @@ async fn passes_of(
 ) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
     let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
     let Some(shape) = root.of_branch(&header.branch) else { return Ok(passes) };
-    let around = loops_around(root, &header.branch);
     let comes_again = |step: &Step| {
         let place = shape.place(step.id.as_str());
-        around > 0 || place.is_some_and(|place| shape.share_loop(place, place))
+        place.is_some_and(|place| shape.share_loop(place, place))
     };
     if !shape.steps().iter().any(|step| step.has_evidence() && comes_again(step)) {
         return Ok(passes);
     }
-    let history = history(store, header, around).await?;
-    for end in counting_ends(shape, (position, around), &history) {
+    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    for end in counting_ends(shape, position, &history) {
         let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
         let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq()) == Some(end.seq);
         let pack = accepted.get(&end.seq).or(end.evidence.as_ref());

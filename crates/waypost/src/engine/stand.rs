@@ -127,7 +127,10 @@ pub(super) async fn stand<P: Program>(
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
         }
         let broken = std::mem::take(&mut judged.broken);
-        judged.broken = of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?;
+        judged.broken = match shape.is_routed() {
+            true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
+            false => broken,
+        };
         if let Some(named) = &asked.wishes.step {
             judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }

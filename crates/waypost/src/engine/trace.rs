@@ -36,7 +36,12 @@ pub(super) fn trace_of<P: Program>(
         needs.insert(need.clone(), line.digests.get(need)?.both());
     }
     let input = line.position.input.unwrap_or_else(no_input);
-    Some(Trace { definition: definition_of(step), input, needs: needs.into_iter().collect() })
+    let previous_pass = match has_passes(step) && line.pass_of(place) > 1 {
+        true => Some(line.digests.get(&step.id)?.both()),
+        false => None,
+    };
+    let needs = needs.into_iter().collect();
+    Some(Trace { definition: definition_of(step), input, needs, previous_pass })
 }
 
 /// Returns the steps of the scope whose outputs a step reads without needing them.
@@ -52,11 +57,17 @@ fn definition_of(step: &Step) -> Digest {
     step.frame.unwrap_or(step.fingerprint)
 }
 
+/// Says whether each pass of a step has a scope of its own.
+pub(super) fn has_passes(step: &Step) -> bool {
+    step.children.as_ref().is_some_and(|children| children.passes)
+}
+
 /// Returns the input of a child scope: what its item is, and what its opener was given. The opener's own definition and
 /// the list of its items are not part of it, so that an added item reruns no other.
 pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
     let value = item.value.to_string();
     let mut parts = vec![item.key.as_bytes(), value.as_bytes(), opener.input.as_bytes()];
+    parts.extend(opener.previous_pass.iter().map(|pass| &pass.as_bytes()[..]));
     parts.extend(opener.needs.iter().flat_map(|(step, of)| [step.as_str().as_bytes(), of.as_bytes()]));
     Digest::of_parts(parts)
 }

@@ -516,6 +516,7 @@ impl<S: State> Assembly<S> {
                 by_work: false,
                 limits: FailureLimits::default(),
                 afterwards: false,
+                passes: false,
                 whole: false,
             };
             let opens = match draft.fan {

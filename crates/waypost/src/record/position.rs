@@ -61,9 +61,16 @@ pub struct Position {
     /// What may be used again once the steps that run again give what they gave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,
-    /// Results out of force that count again if their step is given the same, by step.
+    /// Results out of force that count again if their step is given the same, by step and pass; of a step without passes, as
+    /// pass 1.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub reusable: BTreeMap<StepId, Reusable>,
+    pub reusable: BTreeMap<StepId, BTreeMap<u32, Reusable>>,
+    /// Openers that a person said run again as a whole: their children are entered without reuse.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rerun_whole: BTreeSet<StepId>,
+    /// The branch was entered again: what its reusable ends gave is not in its state.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub entered_again: bool,
     /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
@@ -102,6 +109,15 @@ impl Position {
         Some(self.aside.remove(place))
     }
 
+    /// Returns the passes of a step that came before one that is about to begin.
+    pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
+        let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
+            return Vec::new();
+        };
+        let end = PassEnd { settled: *settled, since: fan.since, dead: fan.dead };
+        fan.passes.iter().copied().chain([end]).collect()
+    }
+
     /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
     #[must_use]
     pub fn back_at_work(mut self) -> Self {
@@ -136,6 +152,9 @@ pub enum Reusable {
         /// The fan-out that the end joined.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fan: Option<Fan>,
+        /// Another pass followed it.
+        #[serde(default, skip_serializing_if = "is_default")]
+        follows: bool,
     },
     /// The entry of an unfinished step that was amid its children, or waited.
     Begun(Box<FrontierEntry>),
@@ -275,6 +294,12 @@ pub struct Fan {
     /// How many the position counts of earlier passes of a loop over the step.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead_before: u64,
+    /// Of a step whose passes have branches of their own: the number of the pass; 0 of any other.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pass: u32,
+    /// The passes before it, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<PassEnd>,
     /// It is of what comes after the work of a step that has opened branches by that work:
     /// [`Step::after`](crate::shape::Step::after).
     #[serde(default, skip_serializing_if = "is_default")]
@@ -287,7 +312,21 @@ pub struct Fan {
 impl Fan {
     /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
-        Self { items, total, opened: 0, since: 0, dead: 0, dead_before: 0, after: false, work: None }
+        let (pass, passes) = (0, Vec::new());
+        Self { items, total, opened: 0, since: 0, dead: 0, dead_before: 0, pass, passes, after: false, work: None }
+    }
+
+    /// Returns the fan-out of an earlier pass, or of this one, by its number.
+    pub fn of_pass(&self, pass: u32) -> Option<Self> {
+        if pass == self.pass {
+            return Some(self.clone());
+        }
+        let index = usize::try_from(pass.checked_sub(1)?).ok()?;
+        let PassEnd { since, dead, .. } = *self.passes.get(index)?;
+        let passes = self.passes[..index].to_vec();
+        let dead_before = passes.iter().map(|pass| pass.dead).sum();
+        let one = Self { opened: 1, since, dead, dead_before, pass, passes, ..Self::new(None, 1) };
+        Some(one)
     }
 
     /// Returns how many the position counts as dead in all passes.
@@ -304,6 +343,19 @@ impl Fan {
     pub fn each(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.work.as_deref()].into_iter().flatten()
     }
+}
+
+/// How a pass of a step ended that another one followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassEnd {
+    /// The record of its end.
+    pub settled: Settled,
+    /// The record in which its branch was opened.
+    pub since: u64,
+    /// How many of its children ended as failed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead: u64,
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.

@@ -20,15 +20,18 @@ pub struct Trace {
     /// By step: of each need its output and its pins, of each other step that was read its output.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub needs: BTreeMap<StepId, Digest>,
+    /// Of a pass that followed another: that one's output and pins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_pass: Option<Digest>,
 }
 
 impl Trace {
     /// Returns the digest of all its parts.
     pub fn digest(&self) -> Digest {
         let needs = self.needs.iter().flat_map(|(step, of)| [step.as_str().as_bytes(), of.as_bytes()]);
-        Digest::of_parts([&self.definition.as_bytes()[..], self.input.as_bytes()].into_iter().chain(
-            needs.map(|part: &[u8]| part),
-        ))
+        let previous = self.previous_pass.iter().map(|pass| &pass.as_bytes()[..]);
+        let own = [&self.definition.as_bytes()[..], self.input.as_bytes()].into_iter();
+        Digest::of_parts(own.chain(needs.map(|part: &[u8]| part)).chain(previous))
     }
 }
 

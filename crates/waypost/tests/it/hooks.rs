@@ -47,6 +47,7 @@ fn children(name: &str, step: &str, on_failure: OnChildFailure, afterwards: bool
         by_work: true,
         limits: FailureLimits::default(),
         afterwards,
+        passes: false,
         whole: true,
     }
 }

@@ -261,14 +261,7 @@ impl<'a> Play<'a> {
                 None => break,
             }
         }
-        let count = |path: &StepPath| {
-            let first_passes = path.scope.split('/').map(|part| match part.split_once('~') {
-                Some((opener, _)) => format!("{opener}~1"),
-                None => part.to_owned(),
-            });
-            let scope = first_passes.collect::<Vec<_>>().join("/");
-            recorded.get(&StepPath::new(&scope, &path.step)).copied().unwrap_or(0)
-        };
+        let count = |path: &StepPath| recorded.get(path).copied().unwrap_or(0);
         self.outside.lock().lose_ends(count);
     }
 }

@@ -18,8 +18,6 @@ use waypost::{Digest, RunId, StepId};
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
 use super::outside::{Given, KIND, Outside};
 
-/// Names the branch of a group.
-const GROUP_KEY: &str = "steps";
 /// Steps in flight: two show every order of ends that matters.
 const PARALLEL_MAX: usize = 2;
 
@@ -127,12 +125,13 @@ fn node(step: &Step, level: &mut usize) -> shape::Step {
     node.children = Some(Children {
         name: id(&step.id),
         shape: Box::new(shape),
-        named: if is_group { vec![(GROUP_KEY.to_owned(), None)] } else { Vec::new() },
+        named: Vec::new(),
         parallel_max: PARALLEL_MAX,
         on_failure: OnChildFailure::Stop,
         by_work: false,
         limits: FailureLimits::default(),
         afterwards: false,
+        passes: is_group,
         whole: is_group,
     });
     if step.passes > 1 {
@@ -141,15 +140,10 @@ fn node(step: &Step, level: &mut usize) -> shape::Step {
     node
 }
 
-/// Returns the scope of a branch: `a:x` for an item, `a:steps` for a group.
+/// Returns the scope of a branch: `a:x` for an item, `a~1` for a pass of a group.
 pub(super) fn scope_of(branch: &str) -> String {
     let parts = branch.split('/').filter(|part| *part != MAIN);
-    let part = |part: &str| match part.strip_suffix(":steps") {
-        Some(opener) => format!("{opener}~1"),
-        None => part.to_owned(),
-    };
-    let parts: Vec<String> = std::iter::once(MAIN.to_owned()).chain(parts.map(part)).collect();
-    parts.join("/")
+    std::iter::once(MAIN).chain(parts).collect::<Vec<_>>().join("/")
 }
 
 #[async_trait]
@@ -225,15 +219,15 @@ impl Program for Driven {
         state.outputs.get(spot.step.id.as_str()).map(|output| json!(output))
     }
 
-    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
+    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
         let mut steps = vec![self.definition.steps.clone()];
         while let Some(list) = steps.pop() {
             if let Some(step) = list.iter().find(|step| *step.id == *spot.step.id.as_str()) {
-                return step.reads.iter().any(|id| **id == *before.as_str());
+                return step.reads.iter().filter_map(|id| StepId::new(id).ok()).collect();
             }
             steps.extend(list.iter().map(|step| step.body.clone()));
         }
-        false
+        Vec::new()
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
