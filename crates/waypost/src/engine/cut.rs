@@ -15,7 +15,7 @@ use super::fit::Forget;
 use super::invalidate::{Cut, downstream, invalidate};
 use super::recheck::{Judged, Known};
 use super::redo::{Move, Target, redo_draft, with_state};
-use super::trace::has_passes;
+use super::trace::pass_in;
 use super::{Engine, RunError};
 
 /// How a scope is asked to open steps again.
@@ -92,7 +92,7 @@ async fn cut_of(
     // One of whose branches something is done again joins them; all else opens them anew.
     let joining = match target.claims {
         _ if iteration == made.at.iteration && (target.claims.is_none() || target.rejoins) => {
-            match fan_of_pass(&known.position, &shape.steps()[place], made) {
+            match fan_of_pass(&known.position, (shape, place), made) {
                 Some(fan) => Some(fan),
                 None => joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?,
             }
@@ -111,10 +111,11 @@ async fn cut_of(
 }
 
 /// Returns the fan-out of the pass that an end is of, where each pass has a branch of its own.
-fn fan_of_pass(position: &Position, step: &Step, made: &Header) -> Option<Fan> {
-    let pass = made.at.iteration.last().filter(|_| has_passes(step))?;
-    let amid = position.frontier.iter().find(|entry| entry.step == step.id).and_then(|entry| entry.fan.as_ref());
-    amid.or_else(|| position.joined.get(&step.id))?.of_pass(*pass)
+fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
+    let step = &shape.steps()[place].id;
+    let amid = position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }
 
 fn must_not_be_opened(made: &Header, branch: &BranchPath, target: &Target) -> RunError {

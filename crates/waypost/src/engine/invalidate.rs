@@ -13,10 +13,10 @@ use std::collections::BTreeSet;
 
 use crate::id::StepId;
 use crate::record::{Fan, FrontierEntry, Position, Reusable, Settled, Status};
-use crate::shape::{Shape, Step, Unfinished};
+use crate::shape::{Shape, Unfinished};
 
 use super::anew::after;
-use super::trace::has_passes;
+use super::trace::pass_in;
 
 /// A step that is invalid.
 #[derive(Debug)]
@@ -32,16 +32,12 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
     let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
     let mut position = position.clone();
     for place in after(shape, &named).into_iter().filter(|place| !named.contains(place)) {
-        let step = &shape.steps()[place];
-        set_aside(&mut position, step, !unfinished.has(place), 0);
+        set_aside(&mut position, (shape, place), !unfinished.has(place), 0);
     }
     for Cut { place, entry } in cuts {
         let step = &shape.steps()[place];
-        let passes_before = match has_passes(step) {
-            true => entry.at.iteration.last().map_or(0, |pass| pass - 1),
-            false => 0,
-        };
-        set_aside(&mut position, step, !unfinished.has(place), passes_before);
+        let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
+        set_aside(&mut position, (shape, place), !unfinished.has(place), passes_before);
         // The invalid end itself is not reused.
         if let Some(results) = position.reusable.get_mut(&step.id) {
             results.remove(&(passes_before + 1));
@@ -59,15 +55,21 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
 /// `before`: where it stood. What must not be repeated and had begun there is asked about.
 pub(super) fn reenter(shape: &Shape, mut before: Position) -> Position {
     let unfinished = Unfinished::of(shape, &before);
-    for (place, step) in shape.steps().iter().enumerate() {
-        set_aside(&mut before, step, !unfinished.has(place), 0);
+    for place in 0..shape.steps().len() {
+        set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
     }
     let Position { reusable, undone, aside, .. } = before;
     Position { reusable, undone, aside, ..Position::default() }
 }
 
 /// Takes a step out of force, but for its first passes if it has some: its ends and what it has begun become reusable.
-fn set_aside(position: &mut Position, step: &Step, is_finished: bool, passes_kept: u32) {
+fn set_aside(
+    position: &mut Position,
+    (shape, place): (&Shape, usize),
+    is_finished: bool,
+    passes_kept: u32,
+) {
+    let step = &shape.steps()[place];
     let entry = take_entry(position, &step.id);
     let last = position.ledger.remove(&step.id);
     let fan = position.joined.remove(&step.id);
@@ -94,7 +96,7 @@ fn set_aside(position: &mut Position, step: &Step, is_finished: bool, passes_kep
     if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
         position.ask_about(&step.id, Some(entry));
     } else if is_worth_keeping(&entry) {
-        let pass = entry.at.iteration.last().copied().filter(|_| has_passes(step)).unwrap_or(1);
+        let pass = pass_in(shape, place, &entry.at.iteration);
         keep(position, &step.id, pass, Reusable::Begun(Box::new(entry)));
     }
 }

@@ -18,7 +18,7 @@ use super::chain::{Chain, Draft};
 use super::fall::Dying;
 use super::fan::{FanOut, Item};
 use super::stop::StopHandle;
-use super::trace::has_passes;
+use super::trace::pass_in;
 use super::{Spot, Told};
 
 /// Names a branch among those that a session has in memory.
@@ -191,9 +191,7 @@ impl<'a, S> Line<'a, S> {
 
     /// Returns the pass at which a step stands: 1, but of one whose passes have branches of their own.
     pub(super) fn pass_of(&self, place: usize) -> u32 {
-        let has_passes = has_passes(&self.shape.steps()[place]);
-        let pass = self.entry(place).at.iteration.last().copied().filter(|_| has_passes);
-        pass.unwrap_or(1)
+        pass_in(self.shape, place, &self.entry(place).at.iteration)
     }
 
     pub(super) fn has(&self, status: Status) -> bool {

@@ -117,9 +117,10 @@ impl<'a, P: Program> Session<'a, P> {
         let work = entry.fan.take().filter(|_| after).map(Box::new);
         let step = entry.step.clone();
         let (pass, passes) = match children.passes {
-            true => (entry.at.iteration.last().copied().unwrap_or(1), line.position.passes_before(&step)),
+            true => (line.pass_of(place), line.position.passes_before(&step)),
             false => (0, Vec::new()),
         };
+        let passes = if pass > 1 { passes } else { Vec::new() };
         let fan = Fan { after, work, pass, passes, ..Fan::new(items, total) };
         line.entry_mut(place).fan = Some(fan);
         let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);

@@ -36,7 +36,7 @@ pub(super) fn trace_of<P: Program>(
         needs.insert(need.clone(), line.digests.get(need)?.both());
     }
     let input = line.position.input.unwrap_or_else(no_input);
-    let previous_pass = match has_passes(step) && line.pass_of(place) > 1 {
+    let previous_pass = match line.pass_of(place) > 1 {
         true => Some(line.digests.get(&step.id)?.both()),
         false => None,
     };
@@ -57,9 +57,11 @@ fn definition_of(step: &Step) -> Digest {
     step.frame.unwrap_or(step.fingerprint)
 }
 
-/// Says whether each pass of a step has a scope of its own.
-pub(super) fn has_passes(step: &Step) -> bool {
-    step.children.as_ref().is_some_and(|children| children.passes)
+/// Returns the pass of a step in an iteration: 1, but of one that is repeated and whose passes have scopes of their own.
+pub(super) fn pass_in(shape: &Shape, place: usize, iteration: &[u32]) -> u32 {
+    let has_passes = shape.steps()[place].children.as_ref().is_some_and(|children| children.passes);
+    let pass = iteration.last().filter(|_| has_passes && shape.share_loop(place, place));
+    pass.copied().unwrap_or(1)
 }
 
 /// Returns the input of a child scope: what its item is, and what its opener was given. The opener's own definition and
