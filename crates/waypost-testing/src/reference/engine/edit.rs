@@ -64,6 +64,7 @@ impl Engine {
             position.ledger.remove(&id);
             position.frontier.remove(&id);
             position.forget_reusable(&id);
+            position.skipped.remove(&id);
         }
     }
 
