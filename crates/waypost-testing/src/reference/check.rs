@@ -16,7 +16,7 @@ pub fn check(engine: &Engine) -> Vec<String> {
     let mut found = checks.found;
     found.extend(engine.world.twice.iter().cloned());
     found.extend(engine.world.needless.iter().map(|path| format!("{path:?} ran needlessly")));
-    if !engine.stopped {
+    if !engine.stopped && engine.blocked.is_empty() {
         found.extend(engine.broken().iter().map(|path| format!("the evidence of {path:?} fails")));
     }
     found
@@ -73,7 +73,7 @@ impl Checks<'_> {
         for step in engine.steps_of(scope).iter() {
             match position.ledger.get(&step.id) {
                 Some(end) => self.end(scope, step, end),
-                None if self.is_stopped(scope) => {}
+                None if self.is_stopped(scope) || !engine.blocked.is_empty() => {}
                 None => self.found.push(format!("{scope}/{} has no end", step.id)),
             }
         }

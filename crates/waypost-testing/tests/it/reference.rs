@@ -12,7 +12,7 @@ use waypost_testing::reference::{Engine, Rule, Rules, Statistics, chains};
 use waypost_testing::seed::Seeded;
 
 /// Seeds of each feature: they run in about a second.
-const SEEDS: std::ops::Range<u64> = 0..200;
+const SEEDS: std::ops::Range<u64> = 0..120;
 
 /// Plays all seeds, and panics with the first defect and the seed.
 fn assert_clean(features: &[Feature]) -> Statistics {
@@ -22,7 +22,7 @@ fn assert_clean(features: &[Feature]) -> Statistics {
         let found = play(seed, &features, &Rules::default(), &mut statistics);
         assert!(found.is_empty(), "seed {seed} of {features:?}: {found:#?}");
     }
-    assert!(statistics.crashes > 50 && statistics.reused > 50 && statistics.asked > 50, "{statistics:?}");
+    assert!(statistics.crashes > 20 && statistics.reused > 20 && statistics.asked > 20, "{statistics:?}");
     statistics
 }
 
@@ -35,7 +35,7 @@ fn base_workflows_have_no_defects() {
 fn dead_letters_have_no_defects() {
     let statistics = assert_clean(&[Feature::DeadLetters]);
 
-    assert!(statistics.failed > 50, "{statistics:?}");
+    assert!(statistics.failed > 20, "{statistics:?}");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn edits_have_no_defects() {
 fn failures_have_no_defects() {
     let statistics = assert_clean(&[Feature::Failures]);
 
-    assert!(statistics.failed > 50, "{statistics:?}");
+    assert!(statistics.failed > 20, "{statistics:?}");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn travel_has_no_defects() {
 fn plans_name_each_step_that_runs() {
     let statistics = assert_clean(&[Feature::Plan]);
 
-    assert!(statistics.plans > 500, "{statistics:?}");
+    assert!(statistics.plans > 200, "{statistics:?}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn skips_by_hand_have_no_defects() {
 fn fan_outs_that_stop_have_no_defects() {
     let statistics = assert_clean(&[Feature::Stop]);
 
-    assert!(statistics.failed > 50, "{statistics:?}");
+    assert!(statistics.failed > 20, "{statistics:?}");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn chains_have_no_defects() {
         assert!(found.is_empty(), "seed {seed} of chains: {found:#?}");
     }
 
-    assert!(statistics.rejoined > 100 && statistics.asked > 50, "{statistics:?}");
+    assert!(statistics.rejoined > 50 && statistics.asked > 20, "{statistics:?}");
 }
 
 /// A rule of the walk, and the features that show what it is for.
