@@ -43,7 +43,7 @@ impl Engine {
         let output_digest = if how == How::Skipped { Digest::of(how) } else { Digest::of((how, &causes)) };
         let seen = if how == How::Skipped { Vec::new() } else { causes };
         let output = Truth::list([Truth::How(how), Truth::Unique(hash(&seen))]);
-        let pins = Truth::list([Truth::Nothing, self.pins_upstream(&turn.scope, &turn.step)]);
+        let pins = Truth::list([Truth::list([]), self.pins_upstream(&turn.scope, &turn.step)]);
         End { output_digest, truth: Provenance { output, pins }, ..self.end_now(turn, how) }
     }
 
