@@ -80,18 +80,7 @@ impl Engine {
         self.apply(request);
         let failed = self.failed_steps(Failures::Counted);
         self.open_steps(failed, Mode::Keep);
-        self.open_unfinished();
         if self.changed.is_empty() { Ok(()) } else { self.commit() }
-    }
-
-    /// Opens the openers above unfinished steps: a fan-out that stopped at a failed item has them.
-    fn open_unfinished(&mut self) {
-        let scopes: Vec<Name> = self.positions.keys().cloned().collect();
-        for scope in scopes.iter().filter(|scope| &***scope != MAIN) {
-            if !self.position(scope).frontier.is_empty() && self.in_force(scope) {
-                self.invalidate(scope, BTreeSet::new(), Mode::Keep);
-            }
-        }
     }
 
     fn apply(&mut self, request: &Request) {
