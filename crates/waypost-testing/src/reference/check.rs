@@ -1,7 +1,7 @@
 //! Oracles: what is wrong with a run at rest. They compare what executions read, never digests.
 
 use super::Engine;
-use super::definition::{Kind, MAIN, Parent, Step, StepPath, children};
+use super::definition::{Kind, MAIN, OnItemFailure, Parent, Step, StepPath, children};
 use super::engine::{Decision, FailurePolicy, Halt, Planned};
 use super::play::{Feature, Statistics};
 use super::position::{Activity, End, How, Truth};
@@ -16,7 +16,7 @@ pub fn check(engine: &Engine) -> Vec<String> {
     let mut found = checks.found;
     found.extend(engine.world.twice.iter().cloned());
     found.extend(engine.world.needless.iter().map(|path| format!("{path:?} ran needlessly")));
-    if !engine.stopped {
+    if !engine.stopped && engine.blocked.is_empty() {
         found.extend(engine.broken().iter().map(|path| format!("the evidence of {path:?} fails")));
     }
     found
@@ -66,16 +66,26 @@ impl Checks<'_> {
             self.found.push(format!("{scope} was never opened"));
             return;
         };
-        if !position.frontier.is_empty() {
+        if self.engine.blocked.is_empty() && !position.frontier.is_empty() && !self.is_stopped(scope) {
             self.found.push(format!("{scope} has unfinished steps: {:?}", position.frontier.keys()));
         }
         self.input(scope, &position.input.truth);
         for step in engine.steps_of(scope).iter() {
             match position.ledger.get(&step.id) {
                 Some(end) => self.end(scope, step, end),
+                None if self.is_stopped(scope) || !engine.blocked.is_empty() => {}
                 None => self.found.push(format!("{scope}/{} has no end", step.id)),
             }
         }
+    }
+
+    /// Says whether a failed item of a fan-out above left steps of a scope unstarted.
+    fn is_stopped(&self, scope: &str) -> bool {
+        let Some(parent) = Parent::of(scope) else { return false };
+        let Some(opener) = self.engine.step(&parent.scope, &parent.opener) else { return false };
+        let end = self.engine.position(&parent.scope).ledger.get(&parent.opener);
+        let is_failed = end.is_some_and(|end| end.how == How::Failed);
+        (is_failed && opener.on_item_failure == OnItemFailure::Stop) || self.is_stopped(&parent.scope)
     }
 
     fn input(&mut self, scope: &str, truth: &Truth) {
@@ -94,7 +104,7 @@ impl Checks<'_> {
         let engine = self.engine;
         let path = StepPath::new(scope, &step.id);
         let runs = engine.condition(scope, step) == Decision::Run;
-        if runs == end.was_avoided() && engine.policy == FailurePolicy::KeepGoing {
+        if runs == end.was_avoided() && !end.by_hand && engine.policy == FailurePolicy::KeepGoing {
             self.found.push(format!("{path:?} ended {:?} against its condition", end.how));
         }
         if end.how == How::PassedOver && !self.has_failed && scope == MAIN {
@@ -125,10 +135,14 @@ impl Checks<'_> {
 
     /// A completed leaf was executed with what it is given now, by its definition of today.
     fn leaf(&mut self, path: &StepPath, step: &Step, end: &End) {
+        let engine = self.engine;
         if end.how != How::Completed {
+            let failures = engine.world.failed_in_a_row.get(path).copied().unwrap_or(0);
+            if failures > 0 && failures <= step.retries {
+                self.found.push(format!("{path:?} failed before its retries were used up"));
+            }
             return;
         }
-        let engine = self.engine;
         let executions = engine.world.executions(path);
         let confirmed = engine.world.confirmed.get(&end.number);
         let confirmed = confirmed.filter(|confirmed| confirmed.executions == executions);

@@ -67,6 +67,15 @@ impl When {
     }
 }
 
+/// What a failed item of a fan-out means for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnItemFailure {
+    /// They run all the same.
+    DeadLetter,
+    /// No further step of theirs starts.
+    Stop,
+}
+
 /// One step of a workflow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
@@ -104,6 +113,8 @@ pub struct Step {
     pub passes: u32,
     /// How many failed items a fan-out tolerates.
     pub failures_max: usize,
+    /// What a failed item means for the other items.
+    pub on_item_failure: OnItemFailure,
     /// How often a failed execution is repeated before the failure counts.
     pub retries: u32,
 }
@@ -129,6 +140,7 @@ impl Step {
             items: Vec::new(),
             passes: 1,
             failures_max: 0,
+            on_item_failure: OnItemFailure::DeadLetter,
             retries: 0,
         }
     }

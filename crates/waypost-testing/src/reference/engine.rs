@@ -81,6 +81,8 @@ pub struct Engine {
     pub crash_at: Option<usize>,
     /// Commits since this number was set to 0.
     pub commits: usize,
+    /// Steps that this resume neither reuses nor runs: their evidence cannot be verified.
+    pub blocked: BTreeSet<StepPath>,
     /// Whether two steps undo each other, so that the resume stopped.
     pub stopped: bool,
     /// In how many of a hundred questions a person confirms the old result.
@@ -121,6 +123,7 @@ impl Engine {
             policy,
             crash_at: None,
             commits: 0,
+            blocked: BTreeSet::new(),
             stopped: false,
             confirm_percent: CONFIRM_PERCENT,
             asked: 0,
@@ -213,6 +216,9 @@ impl Engine {
         let copy = |(scope, position): (&Name, &Arc<Position>)| (scope.clone(), Position::clone(position));
         self.positions = self.disk.iter().map(copy).collect();
         self.definition = self.disk_definition.clone();
+        if !self.on(Rule::SkipIsRecorded) {
+            self.positions.values_mut().for_each(|position| position.skipped.clear());
+        }
         self.changed.clear();
         self.removed.clear();
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Engine;
-use super::definition::{Kind, Name, Step, Steps, When, all, leaves};
+use super::definition::{Kind, Name, OnItemFailure, Step, Steps, When, all, leaves};
 use super::play::Feature;
 use super::request::Adoption;
 use super::world::{Failing, World};
@@ -109,6 +109,9 @@ fn leaf(random: &mut Seeded, features: &Features, step: &mut Step, earlier: &[Ar
     step.file_modulus = one_of(random, &[1, 2, 7]);
     let suffix = one_of(random, &["", "$S", "$S"]);
     step.file = chance(random, 70).then(|| format!("{}{suffix}", step.id).into());
+    if features.contains(&Feature::Retries) {
+        step.retries = one_of(random, &[0, 1, 2]);
+    }
     step.continue_on_error = features.contains(&Feature::Failures) && chance(random, 10);
 }
 
@@ -120,6 +123,10 @@ fn opener(random: &mut Seeded, features: &Features, step: &mut Step) {
     step.items = ITEMS[..2].iter().map(|item| Name::from(*item)).collect();
     if features.contains(&Feature::DeadLetters) {
         step.failures_max = one_of(random, &[0, 0, 1, 2]);
+    }
+    if features.contains(&Feature::Stop) && chance(random, 50) {
+        step.on_item_failure = OnItemFailure::Stop;
+        step.failures_max = 0;
     }
 }
 
@@ -247,8 +254,20 @@ pub fn upset(random: &mut Seeded, world: &mut World, steps: &[Arc<Step>], featur
         world.hidden.clear();
     }
     world.failing.clear();
+    world.flaky.clear();
+    if features.contains(&Feature::Retries) {
+        for leaf in &leaves {
+            if chance(random, 30) {
+                world.flaky.insert(leaf.id.clone(), one_of(random, &[1, 1, 2, 3]));
+            }
+        }
+    }
+    world.unknown.clear();
+    if features.contains(&Feature::Unknown) && chance(random, 50) {
+        world.unknown = world.files.keys().filter(|_| chance(random, 20)).cloned().collect();
+    }
     let parts = ["", ":x", ":y", "~1", "~2"];
-    let fails = [Feature::Failures, Feature::DeadLetters, Feature::Hooks];
+    let fails = [Feature::Failures, Feature::DeadLetters, Feature::Hooks, Feature::Stop, Feature::Skip];
     if fails.iter().any(|feature| features.contains(feature)) && chance(random, 50) {
         for _ in 0..=random.below(2) {
             let step = one_of(random, &leaves).id.clone();

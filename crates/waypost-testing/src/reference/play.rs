@@ -27,11 +27,19 @@ pub enum Feature {
     Plan,
     /// Files that several steps edit in order.
     InPlace,
+    /// Retries of failed attempts.
+    Retries,
+    /// Steps that a person skips.
+    Skip,
+    /// Fan-outs that stop at the first failed item.
+    Stop,
+    /// Evidence that cannot be verified.
+    Unknown,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 11] = [
         Self::DeadLetters,
         Self::Edits,
         Self::Failures,
@@ -39,6 +47,10 @@ impl Feature {
         Self::Travel,
         Self::Plan,
         Self::InPlace,
+        Self::Retries,
+        Self::Skip,
+        Self::Stop,
+        Self::Unknown,
     ];
 }
 
@@ -108,7 +120,7 @@ impl Play<'_> {
             self.upset();
         }
         if round.is_last {
-            self.engine.world.failing.clear();
+            self.engine.world.mend();
         }
         if !round.is_first {
             request = self.request();
@@ -120,6 +132,9 @@ impl Play<'_> {
         self.statistics.rests += 1;
         let has_failed = !self.engine.failures().is_empty();
         self.statistics.failed += usize::from(has_failed);
+        if !self.engine.blocked.is_empty() {
+            return Ok(found);
+        }
         if found.is_empty() && round.is_last && !self.engine.stopped {
             found = self.end()?;
         } else if found.is_empty() && !has_failed && !self.engine.stopped {
@@ -142,14 +157,32 @@ impl Play<'_> {
         kinds.extend(has(Feature::Edits).then_some(0));
         kinds.extend(has(Feature::DeadLetters).then_some(1));
         kinds.extend(has(Feature::Travel).then_some([2, 3]).into_iter().flatten());
+        kinds.extend(has(Feature::Skip).then_some(5));
         kinds.push(4);
         match one_of(&mut self.random, &kinds) {
             0 => Request::Adopt(adoption(&mut self.random, &mut self.engine)),
             1 => Request::RetryFailed,
             2 => Request::From(self.step_in_force()),
             3 => Request::Rollback(self.random.below(self.engine.history() as u64) as usize),
+            5 => Request::Skip(self.step_to_skip()),
             _ => Request::None,
         }
+    }
+
+    /// Returns a leaf that failed or is unfinished, where there is one.
+    fn step_to_skip(&mut self) -> StepPath {
+        let engine = &self.engine;
+        let scopes = engine.positions.iter().filter(|(scope, _)| engine.in_force(scope));
+        let open = scopes.flat_map(|(scope, position)| {
+            position.frontier.keys().map(|id| StepPath { scope: scope.clone(), step: id.clone() })
+        });
+        let is_leaf =
+            |path: &StepPath| engine.step(&path.scope, &path.step).is_some_and(|step| step.is_leaf());
+        let mut candidates: Vec<StepPath> = open.chain(engine.failures()).filter(is_leaf).collect();
+        if candidates.is_empty() {
+            candidates = vec![self.step_in_force()];
+        }
+        one_of(&mut self.random, &candidates)
     }
 
     fn step_in_force(&mut self) -> StepPath {
@@ -187,7 +220,7 @@ impl Play<'_> {
                 self.upset();
             }
             if round.is_last {
-                self.engine.world.failing.clear();
+                self.engine.world.mend();
             }
         }
         Ok(false)

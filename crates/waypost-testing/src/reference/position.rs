@@ -144,6 +144,8 @@ pub struct End {
     pub items: Vec<Name>,
     /// Of an opener: the number of the opening, which its children carry too.
     pub opening: u64,
+    /// Whether a person skipped the step.
+    pub by_hand: bool,
     /// Whether a step upstream failed.
     pub failed_upstream: bool,
     /// For the oracles: the outputs and pins in clear.
@@ -209,8 +211,10 @@ pub struct Activity {
     pub before: Option<Arc<End>>,
     /// The frozen list of a fan-out.
     pub items: Vec<Name>,
-    /// Whether a person decided to retry it.
+    /// Whether it is a retry: of a failed attempt, or because a person decided so.
     pub retry: bool,
+    /// The attempt, from 1. A resume begins with the first.
+    pub attempt: u32,
     /// The number of the opening.
     pub opening: u64,
 }
@@ -218,7 +222,15 @@ pub struct Activity {
 impl Activity {
     /// Returns a step that can start with its first pass.
     pub const fn ready() -> Self {
-        Self { progress: Progress::Ready, pass: 1, before: None, items: Vec::new(), retry: false, opening: 0 }
+        Self {
+            progress: Progress::Ready,
+            pass: 1,
+            before: None,
+            items: Vec::new(),
+            retry: false,
+            attempt: 1,
+            opening: 0,
+        }
     }
 }
 
@@ -276,6 +288,8 @@ pub struct Position {
     pub reusable: BTreeMap<(Name, u32), Reusable>,
     /// Openers whose children are opened without reuse.
     pub rerun_whole: BTreeSet<Name>,
+    /// Steps that a person skips, each with the trace that the decision was applied to.
+    pub skipped: BTreeMap<Name, Option<Trace>>,
     /// What the opener gives.
     pub input: Input,
     /// The number of the opening that the scope belongs to.

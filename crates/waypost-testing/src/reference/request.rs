@@ -14,6 +14,8 @@ pub enum Request {
     RetryFailed,
     /// A step and all steps downstream run again.
     From(StepPath),
+    /// A step ends as skipped at its turn.
+    Skip(StepPath),
     /// Back to the position after that commit.
     Rollback(usize),
 }

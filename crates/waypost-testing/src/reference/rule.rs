@@ -35,6 +35,16 @@ pub enum Rule {
     OpenStepDeclares,
     /// A reused opener takes the number of the last opening of its children.
     ReuseTakesOpening,
+    /// A failed attempt is repeated while the retry budget lasts.
+    RetryBudget,
+    /// A decision to skip a step is recorded before it is applied.
+    SkipIsRecorded,
+    /// A decision to skip a step holds while the step is given the same.
+    SkipHoldsForSameInput,
+    /// No step of another item starts after an item failed, where the fan-out stops.
+    StopStartsNoItem,
+    /// Evidence that cannot be verified stops the resume.
+    UnknownStops,
     /// Chains: a rejoin compares all pins in force, not only those of the last step.
     ChainPinDigest,
     /// Chains: no rejoin over a step that began since the chain was set aside.

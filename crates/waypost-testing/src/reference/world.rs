@@ -45,6 +45,14 @@ pub struct World {
     pub hidden: BTreeMap<Name, i64>,
     /// What fails.
     pub failing: BTreeSet<Failing>,
+    /// How many executions of a step fail before one succeeds.
+    pub flaky: BTreeMap<Name, u32>,
+    /// How often in a row each step failed in this resume.
+    pub failed_in_a_row: BTreeMap<StepPath, u32>,
+    /// Files that cannot be verified.
+    pub unknown: BTreeSet<Name>,
+    /// Steps that a person skips, with what they were given when the decision was applied.
+    pub skipped: BTreeMap<StepPath, Option<Truth>>,
     /// Confirmed results, by number of the end.
     pub confirmed: BTreeMap<u64, Confirmed>,
     /// The last execution of each step.
@@ -57,7 +65,7 @@ pub struct World {
     pub allowed: BTreeMap<StepPath, usize>,
     /// All executions.
     pub executed: Vec<StepPath>,
-    /// Findings of executions: repeated unasked, or over a file that was edited already.
+    /// Findings of executions, such as a repetition unasked.
     pub twice: Vec<String>,
     /// Executions whose result was there already.
     pub needless: Vec<StepPath>,
@@ -69,6 +77,13 @@ impl World {
         self.executed.iter().filter(|other| *other == path).count()
     }
 
+    /// Ends all failures, and makes all evidence verifiable.
+    pub fn mend(&mut self) {
+        self.failing.clear();
+        self.flaky.clear();
+        self.unknown.clear();
+    }
+
     /// Allows one more execution of a step that is not idempotent.
     pub fn allow(&mut self, path: &StepPath) {
         *self.allowed.entry(path.clone()).or_default() += 1;
@@ -77,6 +92,11 @@ impl World {
     /// Says whether a step fails in a scope.
     pub fn fails(&self, scope: &str, step: &str) -> bool {
         self.failing.iter().any(|failing| &*failing.step == step && scope.contains(failing.scope_part))
+    }
+
+    /// Says whether the evidence of a step cannot be verified.
+    pub fn is_unknown<'a>(&self, pins: impl IntoIterator<Item = &'a Pin>) -> bool {
+        pins.into_iter().any(|pin| self.unknown.contains(&pin.file))
     }
 
     /// Says whether these files have the content of their pins.

@@ -205,7 +205,7 @@ impl<'a> Play<'a> {
         let mut world = self.outside.lock();
         world.retries_all = true;
         for question in questions {
-            let scope = scope_of(&question.branch.to_string());
+            let scope = scope_of(&question.branch);
             world.allow(StepPath::new(&scope, question.step.as_str()));
         }
     }
@@ -252,7 +252,7 @@ impl<'a> Play<'a> {
             for record in &page.records {
                 let header = record.header();
                 if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
-                    let scope = scope_of(&header.branch.to_string());
+                    let scope = scope_of(&header.branch);
                     *recorded.entry(StepPath::new(&scope, step.as_str())).or_default() += 1;
                 }
             }

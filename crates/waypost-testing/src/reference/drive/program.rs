@@ -13,7 +13,7 @@ use waypost::engine::{
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, RunRecord};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
-use waypost::{Digest, RunId, StepId};
+use waypost::{BranchPath, Digest, RunId, StepId};
 
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
 use super::outside::{Given, KIND, Outside};
@@ -109,7 +109,7 @@ fn shape_of(steps: &Steps, level: &mut usize) -> Shape {
 }
 
 fn node(step: &Step, level: &mut usize) -> shape::Step {
-    let id = |name: &Name| StepId::new(&**name).expect("generated names are ids");
+    let id = |name: &Name| StepId::new(name).expect("generated names are ids");
     let text = format!("{} {}", step.id, step.version);
     let needs = step.needs.iter().map(id).collect();
     let mut node = shape::Step::new(id(&step.id), needs, Digest::of(text.as_bytes()));
@@ -141,7 +141,8 @@ fn node(step: &Step, level: &mut usize) -> shape::Step {
 }
 
 /// Returns the scope of a branch: `a:x` for an item, `a~1` for a pass of a group.
-pub(super) fn scope_of(branch: &str) -> String {
+pub(super) fn scope_of(branch: &BranchPath) -> String {
+    let branch = branch.to_string();
     let parts = branch.split('/').filter(|part| *part != MAIN);
     std::iter::once(MAIN).chain(parts).collect::<Vec<_>>().join("/")
 }

@@ -102,8 +102,21 @@ impl Engine {
             claims.iter().enumerate().map(|(index, claim)| (&claim.file, index)).collect();
         let indexes: BTreeSet<usize> = newest.into_values().collect();
         let counted = indexes.into_iter().map(|index| &claims[index]).filter(|claim| claim.in_force);
-        let broken = counted.filter(|claim| self.world.files.get(&claim.file).copied() != claim.content);
+        let broken = counted.filter(|claim| {
+            let is_unknown = self.world.unknown.contains(&claim.file);
+            let holds = self.world.files.get(&claim.file).copied() == claim.content;
+            if is_unknown { !self.on(Rule::UnknownStops) } else { !holds }
+        });
         broken.map(|claim| claim.path.clone()).collect()
+    }
+
+    /// Returns the steps in force whose evidence counts and cannot be verified.
+    pub(super) fn unknown(&self) -> Vec<StepPath> {
+        let claims = self.claims();
+        let newest: BTreeMap<&Name, &Claim> = claims.iter().map(|claim| (&claim.file, claim)).collect();
+        let unknown = newest.into_values().filter(|claim| claim.in_force);
+        let unknown = unknown.filter(|claim| self.world.unknown.contains(&claim.file));
+        unknown.map(|claim| claim.path.clone()).collect()
     }
 
     /// Returns the files that steps after this one claim too.

@@ -25,10 +25,11 @@ impl Engine {
             self.definition.accepted.remove(id);
         }
         let scopes = self.scopes_deepest_first();
+        let mended: BTreeSet<&Name> = scopes.iter().filter(|scope| self.remove_steps(scope)).collect();
         for scope in &scopes {
-            self.remove_steps(scope);
-        }
-        for scope in &scopes {
+            if mended.contains(scope) && &**scope != MAIN && self.in_force(scope) {
+                self.open_path(scope);
+            }
             self.open_changed(scope, adoption);
         }
         for scope in &scopes {
@@ -55,16 +56,20 @@ impl Engine {
         found
     }
 
-    /// Removes the records of steps that the definition no longer has.
-    fn remove_steps(&mut self, scope: &str) {
+    /// Removes the records of steps that the definition no longer has. Returns whether one of them had failed: then its
+    /// opener joins again.
+    fn remove_steps(&mut self, scope: &str) -> bool {
+        let mut had_failed = false;
         let ids: BTreeSet<Name> = self.steps_of(scope).iter().map(|step| step.id.clone()).collect();
         let gone: Vec<Name> = self.position(scope).known_steps().difference(&ids).cloned().collect();
         for id in gone {
             let position = self.change(scope);
-            position.ledger.remove(&id);
+            had_failed |= position.ledger.remove(&id).is_some_and(|end| end.is_dead());
             position.frontier.remove(&id);
             position.forget_reusable(&id);
+            position.skipped.remove(&id);
         }
+        had_failed
     }
 
     fn open_changed(&mut self, scope: &str, adoption: &Adoption) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::definition::{Kind, Name, Step, children};
+use super::super::definition::{Kind, Name, OnItemFailure, Parent, Step, children};
 use super::super::position::{
     Activity, Content, Digest, End, How, Pin, Position, Progress, Provenance, Reusable, Truth,
 };
@@ -28,6 +28,7 @@ impl Engine {
             before: activity.before.clone(),
             items: Vec::new(),
             opening: 0,
+            by_hand: false,
             failed_upstream: self.failed_upstream(scope, step),
             truth: Provenance::default(),
         }
@@ -42,7 +43,7 @@ impl Engine {
         let output_digest = if how == How::Skipped { Digest::of(how) } else { Digest::of((how, &causes)) };
         let seen = if how == How::Skipped { Vec::new() } else { causes };
         let output = Truth::list([Truth::How(how), Truth::Unique(hash(&seen))]);
-        let pins = Truth::list([Truth::Nothing, self.pins_upstream(&turn.scope, &turn.step)]);
+        let pins = Truth::list([Truth::list([]), self.pins_upstream(&turn.scope, &turn.step)]);
         End { output_digest, truth: Provenance { output, pins }, ..self.end_now(turn, how) }
     }
 
@@ -50,8 +51,27 @@ impl Engine {
     pub(super) fn execute(&mut self, turn: &Turn) -> Result<(), Halt> {
         self.start(turn)?;
         let end = self.effect(turn)?;
-        self.settle(turn, end);
+        let is_failed = matches!(end.how, How::Failed | How::Tolerated);
+        if is_failed && turn.activity.attempt <= turn.step.retries && self.on(Rule::RetryBudget) {
+            let next = Activity { retry: true, attempt: turn.activity.attempt + 1, ..turn.activity.clone() };
+            let next = Activity { progress: Progress::Ready, ..next };
+            self.change(&turn.scope).frontier.insert(turn.step.id.clone(), next);
+        } else {
+            self.settle(turn, end);
+        }
         self.commit()
+    }
+
+    /// Ends a step as skipped by the decision of a person, and keeps the decision with what the step is given now.
+    pub(super) fn skip_by_hand(&mut self, turn: &Turn) {
+        let Turn { scope, step, activity } = turn;
+        let trace = self.trace(scope, step, activity);
+        let truth = self.truth_given(scope, step, activity);
+        self.change(scope).skipped.insert(step.id.clone(), Some(trace));
+        self.world.skipped.insert(turn.path(), Some(truth));
+        let end = self.avoided_end(turn, How::Skipped);
+        self.must_run.remove(&turn.path());
+        self.settle(turn, End { by_hand: true, ..end });
     }
 
     /// Records the start. The reusable end is gone: the execution overwrites what it left.
@@ -77,6 +97,7 @@ impl Engine {
         let input = self.truth_given(scope, step, activity);
         self.executed_now.insert(path.clone());
         self.must_run.remove(&path);
+        self.check_decisions(turn, &input);
         let file = step.file_in(scope);
         let over_edited = step.edits && !self.base_is_as_left(scope, step);
         let mut value = i64::from(step.version) + self.value_read(scope, step);
@@ -101,7 +122,11 @@ impl Engine {
         {
             value += number;
         }
-        let fails = world.fails(scope, &step.id);
+        let remaining = world.flaky.get(&step.id).copied().unwrap_or(0);
+        let fails = world.fails(scope, &step.id) || remaining > 0;
+        world.flaky.insert(step.id.clone(), remaining.saturating_sub(1));
+        let in_a_row = world.failed_in_a_row.get(&path).copied().unwrap_or(0);
+        world.failed_in_a_row.insert(path.clone(), if fails { in_a_row + 1 } else { 0 });
         if let Some(file) = &file {
             let content =
                 if fails { Content::Half } else { Content::Number(value.rem_euclid(step.file_modulus)) };
@@ -270,15 +295,19 @@ impl Engine {
     pub(super) fn join(&mut self, turn: &Turn) -> Result<(), Halt> {
         let Turn { scope, step, activity } = turn;
         let scopes = children(scope, step, activity.pass, &activity.items);
+        if !scopes.iter().all(|child| self.is_closed(child)) {
+            // A failed item stopped the others: the fan-out fails with steps that did not start.
+            let end = self.failed_end(turn);
+            let items = activity.items.clone();
+            self.settle(turn, End { how: How::Failed, items, opening: activity.opening, ..end });
+            return self.commit();
+        }
         let mut ends = Vec::new();
         let mut dead = 0;
         for child in &scopes {
             let steps = self.steps_of(child);
             let ledger = &self.position(child).ledger;
-            let is_dead = |inner: &Arc<Step>| {
-                !inner.when.is_hook() && ledger.get(&inner.id).is_some_and(|end| end.is_dead())
-            };
-            dead += usize::from(steps.iter().any(is_dead));
+            dead += usize::from(self.is_dead(child));
             ends.extend(steps.iter().filter_map(|inner| ledger.get(&inner.id).cloned()));
         }
         let joined = self.joined(scope, step, &scopes);
@@ -309,6 +338,43 @@ impl Engine {
         };
         self.settle(turn, end);
         self.commit()
+    }
+
+    /// For the oracles: notes an execution against a decision to skip, or after a failed item stopped its fan-out.
+    fn check_decisions(&mut self, turn: &Turn, input: &Truth) {
+        let path = turn.path();
+        let is_decided = |truth: &Option<Truth>| truth.as_ref().is_none_or(|truth| truth == input);
+        if self.world.skipped.get(&path).is_some_and(is_decided) {
+            self.world.twice.push(format!("{path:?} ran although it is skipped by hand"));
+        }
+        self.world.skipped.remove(&path);
+        let mut scope = turn.scope.clone();
+        while let Some(parent) = Parent::of(&scope) {
+            let opener = self.step(&parent.scope, &parent.opener);
+            let open = self.position(&parent.scope).frontier.get(&parent.opener);
+            if let (Some(opener), Some(open)) = (opener, open)
+                && self.is_stopped_fan_out(&parent.scope, &opener, open)
+            {
+                self.world.twice.push(format!("{path:?} started after an item failed"));
+            }
+            scope = parent.scope;
+        }
+    }
+
+    /// Says whether a fan-out under way has a failed item that stops the others.
+    pub(super) fn is_stopped_fan_out(&self, scope: &str, step: &Step, open: &Activity) -> bool {
+        step.kind == Kind::ForEach
+            && step.on_item_failure == OnItemFailure::Stop
+            && children(scope, step, open.pass, &open.items).iter().any(|child| self.is_dead(child))
+    }
+
+    /// Says whether a scope has a step, hooks apart, that failed or was passed over.
+    pub(super) fn is_dead(&self, scope: &str) -> bool {
+        let Some(position) = self.positions.get(scope) else { return false };
+        let is_dead = |inner: &Arc<Step>| {
+            !inner.when.is_hook() && position.ledger.get(&inner.id).is_some_and(|end| end.is_dead())
+        };
+        self.steps_of(scope).iter().any(is_dead)
     }
 
     /// For the oracles: notes an execution whose result is there already.

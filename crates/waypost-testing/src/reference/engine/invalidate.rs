@@ -78,6 +78,8 @@ impl Engine {
             if !step.is_leaf() && self.on(Rule::RerunWhole) {
                 self.change(scope).rerun_whole.insert(id.clone());
             }
+            self.change(scope).skipped.remove(&id);
+            self.world.skipped.remove(&StepPath::new(scope, &id));
             self.may_rerun.insert(StepPath::new(scope, &id));
             let first = if cut.steps.contains(&id) { cut.at_pass } else { 0 };
             for pass in passes_of(end.as_ref()).into_iter().filter(|pass| pass.pass > first) {
@@ -127,8 +129,14 @@ impl Engine {
             None => activity.map(|activity| activity.items).unwrap_or_default(),
         };
         let before = if *pass > 1 { at(*pass - 1) } else { None };
-        let open =
-            Activity { progress: Progress::Children, pass: *pass, before, items, retry: false, opening };
+        let open = Activity {
+            progress: Progress::Children,
+            pass: *pass,
+            before,
+            items,
+            opening,
+            ..Activity::ready()
+        };
         let passes = self.step(scope, opener).map_or(1, |step| step.passes);
         let position = self.change(scope);
         position.frontier.insert(opener.clone(), open);
@@ -151,6 +159,8 @@ impl Engine {
             if !is_whole {
                 continue;
             }
+            self.change(child).skipped.remove(&id);
+            self.world.skipped.remove(&StepPath::new(child, &id));
             self.may_rerun.insert(StepPath::new(child, &id));
             if self.step(child, &id).is_some_and(|step| !step.is_leaf()) {
                 self.change(child).rerun_whole.insert(id);

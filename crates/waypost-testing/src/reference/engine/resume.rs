@@ -33,6 +33,8 @@ impl Engine {
     pub fn resume(&mut self, request: &Request) -> Result<(), Halt> {
         self.executed_now.clear();
         self.stopped = false;
+        self.blocked.clear();
+        self.world.failed_in_a_row.clear();
         if self.disk.is_empty() {
             self.positions.clear();
             self.positions.insert(MAIN.into(), Position::default());
@@ -43,6 +45,12 @@ impl Engine {
         }
         for look in 0..LOOKS_MAX {
             let broken = self.broken();
+            if self.on(Rule::UnknownStops) && !self.is_plan {
+                self.blocked.extend(self.unknown());
+                if !self.blocked.is_empty() {
+                    return Ok(());
+                }
+            }
             let again = look >= UNDO_LOOK && broken.iter().any(|path| self.executed_now.contains(path));
             if again && !self.is_plan {
                 self.stopped = true;
@@ -57,9 +65,6 @@ impl Engine {
                 return Ok(());
             }
             self.walk()?;
-            if self.stopped {
-                return Ok(());
-            }
         }
         Err(Halt::NoEnd)
     }
@@ -86,8 +91,17 @@ impl Engine {
                 let failed = self.failed_steps(Failures::All);
                 self.open_steps(failed, Mode::Keep);
             }
+            Request::Skip(path) => self.record_skip(path),
             Request::From(path) => self.open_steps([path.clone()], Mode::Drop),
             Request::Rollback(at) => self.rollback(*at),
+        }
+    }
+
+    /// Records that a step ends as skipped at its turn.
+    fn record_skip(&mut self, path: &StepPath) {
+        if self.positions.contains_key(&path.scope) && self.step(&path.scope, &path.step).is_some() {
+            self.change(&path.scope).skipped.insert(path.step.clone(), None);
+            self.world.skipped.insert(path.clone(), None);
         }
     }
 
@@ -101,6 +115,7 @@ impl Engine {
                 Progress::Interrupted => which == Interrupt::All,
                 Progress::Ready | Progress::Children => false,
             };
+            activity.attempt = 1;
             if is_meant {
                 let repeats = steps.iter().find(|step| step.id == *id).is_none_or(|step| step.idempotent);
                 activity.progress = if repeats { Progress::Ready } else { Progress::Interrupted };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::definition::{Kind, Name, Step, children};
-use super::super::position::{Activity, Digest, End, How};
+use super::super::position::{Activity, Digest, End, How, Pin};
 use super::super::rule::Rule;
 use super::Engine;
 
@@ -38,6 +38,34 @@ impl Engine {
         (same && self.holds(scope, step, end)).then(|| end.clone())
     }
 
+    /// Says whether the evidence of the end that a step could reuse cannot be verified.
+    pub(super) fn has_unknown_evidence(&self, scope: &str, step: &Step, activity: &Activity) -> bool {
+        use super::super::position::Reusable;
+        let key = (step.id.clone(), activity.pass);
+        let Some(Reusable::Ended(end)) = self.position(scope).reusable.get(&key) else { return false };
+        self.on(Rule::UnknownStops)
+            && self.world.is_unknown(&self.pins_beneath(scope, step, end))
+            && self.definition.accepts(step, end.version)
+            && end.trace == self.trace(scope, step, activity)
+    }
+
+    /// Returns the pins of an end and of all ends beneath it.
+    fn pins_beneath(&self, scope: &str, step: &Step, end: &End) -> Vec<Pin> {
+        let mut found = end.pins.clone();
+        if step.is_leaf() {
+            return found;
+        }
+        for child in children(scope, step, end.pass, &end.items) {
+            let Some(position) = self.positions.get(&child) else { continue };
+            for inner in self.steps_of(&child).iter() {
+                for pass in position.passes(&inner.id) {
+                    found.extend(self.pins_beneath(&child, inner, &pass));
+                }
+            }
+        }
+        found
+    }
+
     /// Says whether the evidence of an end holds. For an opener: whether its children are those that it joined, all made
     /// by definitions of today, and their evidence holds.
     pub(super) fn holds(&self, scope: &str, step: &Step, end: &End) -> bool {
@@ -50,7 +78,8 @@ impl Engine {
                 return true;
             }
             let later = self.claimed_later(scope, &step.id);
-            return self.world.holds(end.pins.iter().filter(|pin| !later.contains(&pin.file)));
+            let judged = || end.pins.iter().filter(|pin| !later.contains(&pin.file));
+            return self.world.holds(judged()) && (!self.world.is_unknown(judged()) || self.is_plan);
         }
         if step.kind == Kind::ForEach && end.items != step.items {
             return false;

@@ -33,6 +33,7 @@ impl Engine {
         }
         self.may_rerun.extend(since.iter().cloned());
         self.must_run.clear();
+        self.world.skipped.clear();
         if self.on(Rule::BegunSince) {
             for path in &since {
                 self.cut_since(path);
@@ -56,6 +57,7 @@ impl Engine {
         let keeps = self.on(Rule::ReusableOfThen);
         self.interrupt(scope, Interrupt::All);
         let position = self.change(scope);
+        position.skipped.clear();
         for activity in position.frontier.values_mut() {
             activity.retry = false;
         }

@@ -54,6 +54,9 @@ impl Engine {
             };
             if scopes.iter().all(is_at_rest) {
                 found.push(turn());
+            } else if self.on(Rule::StopStartsNoItem) && self.is_stopped_fan_out(scope, &step, activity) {
+                found.push(turn());
+                continue;
             }
             for child in scopes.iter().filter(|child| self.positions.contains_key(*child)) {
                 self.turns_of(child, found);
@@ -65,6 +68,7 @@ impl Engine {
     pub(super) fn walk(&mut self) -> Result<(), Halt> {
         while !self.stopped {
             let mut turns = self.turns();
+            turns.retain(|turn| !self.blocked.contains(&turn.path()));
             if turns.is_empty() {
                 return Ok(());
             }
@@ -93,8 +97,25 @@ impl Engine {
         {
             return self.rerun_base(scope, base);
         }
+        if let Some(decided) = self.position(scope).skipped.get(&step.id) {
+            let holds = match decided {
+                None => true,
+                Some(trace) => {
+                    self.on(Rule::SkipHoldsForSameInput) && *trace == self.trace(scope, step, activity)
+                }
+            };
+            if holds {
+                self.skip_by_hand(turn);
+                return Ok(());
+            }
+            self.change(scope).skipped.remove(&step.id);
+        }
         if self.is_plan {
             return self.plan_turn(turn);
+        }
+        if is_fresh && self.has_unknown_evidence(scope, step, activity) {
+            self.blocked.insert(turn.path());
+            return Ok(());
         }
         let reused = if is_fresh { self.reusable_end(scope, step, activity) } else { None };
         if let Some(end) = reused {
