@@ -32,6 +32,7 @@ mod guide;
 mod history;
 mod hooks;
 mod interval;
+mod item_results;
 mod keeping;
 mod lock;
 mod lost;
