@@ -178,6 +178,10 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Vec::new()
     }
 
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
+    }
+
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: false, tolerate: false, ..OnFailure::default() }
     }
@@ -272,6 +276,10 @@ impl Program for Again {
 
     fn subjects(&self, _: Spot<'_>, _: &String) -> Vec<String> {
         Vec::new()
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {

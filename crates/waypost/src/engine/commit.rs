@@ -45,7 +45,8 @@ impl<P: Program> Session<'_, P> {
             self.mark_dirty(MAIN);
         }
         let ids = self.dirty_in_order();
-        let by = || self.options.stop.asked().map_or_else(|| "--until".to_owned(), |stop| stop.by);
+        let by = self.stopped_by();
+        let by = || by.clone().unwrap_or_else(|| "--until".to_owned());
         for id in &ids {
             self.lines.get_mut(*id).complete_drafts(status, by);
         }

@@ -187,6 +187,12 @@ pub trait Program: Send + Sync {
         Err("what it gave is for the caller to say".to_owned())
     }
 
+    /// Returns the way on from a step whose effect is in the state already, where the shape alone does not decide it.
+    ///
+    /// # Errors
+    /// The reason why the state does not tell.
+    fn follow(&self, spot: Spot<'_>, state: &Self::State) -> Result<Follow, String>;
+
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 
@@ -343,10 +349,12 @@ pub enum Performed<O> {
         /// What it said.
         told: Told,
     },
-    /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
+    /// Nobody knows whether it took effect. It counts as cut, and the session ends.
     Cut {
-        /// What happened, for people.
+        /// The cause, for people.
         why: String,
+        /// What it said.
+        told: Told,
     },
 }
 

@@ -100,6 +100,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
+    /// The cause of the first cut of a step that must not be repeated.
+    pub(super) cut_by: Option<String>,
     pub(super) failed: Option<(BranchPath, StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
@@ -179,6 +181,7 @@ impl<'a, P: Program> Session<'a, P> {
             dying: BTreeSet::new(),
             doubtful: 0,
             halted: false,
+            cut_by: None,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
@@ -559,10 +562,16 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
+    /// Returns the cause that ends the session before its work: a stop that somebody asked for, or a cut.
+    pub(super) fn stopped_by(&self) -> Option<String> {
+        self.options.stop.asked().map(|Stop { by, .. }| by).or_else(|| self.cut_by.clone())
+    }
+
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let stopped_by = self.stopped_by();
         let (failed_on, failed) =
             self.failed.map(|(branch, step, failure)| (branch, (step, failure))).unzip();
         Outcome {
@@ -574,7 +583,7 @@ impl<'a, P: Program> Session<'a, P> {
             failed,
             failed_on,
             waiting,
-            stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
+            stopped_by,
             idle: false,
             repaired: self.repaired,
             lost: self.lost,

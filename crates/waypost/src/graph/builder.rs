@@ -199,8 +199,24 @@ impl<S: State> Builder<S> {
         self.last("evidence", |step| step.evidence = Some(Arc::new(evidence)))
     }
 
-    /// Says that the step must not be repeated blindly: its start is recorded by itself before it runs, and after a
-    /// crash inside it the run is in doubt, and asks.
+    /// Marks the step as one that must not be repeated unasked, such as a payment.
+    ///
+    /// Its start is recorded before it runs. The step is in doubt after every end that it did not choose, whatever its
+    /// [`retry`](Self::retry) says:
+    ///
+    /// - a crash, or a stop of the run,
+    /// - its timeout,
+    /// - a panic of the step, of its route or of its evidence,
+    /// - a route that is not declared,
+    /// - a long [`sleep`](Context::sleep), an [`interrupt`](Context::interrupt) or a [`signal`](Context::signal): the step
+    ///   would start again from its top. Let a step before it wait.
+    ///
+    /// The session then starts nothing more and ends as [`InDoubt`](crate::RunStatus::InDoubt). Other steps of that kind
+    /// run to their end. The next resume returns [`RunError::InDoubt`](crate::RunError::InDoubt) until
+    /// [`retry_doubtful`](super::Resume::retry_doubtful) or [`settle_doubtful`](super::Resume::settle_doubtful) decides.
+    ///
+    /// An error that the step returns is an end of its own choice: the step fails, and is retried like any other. A step
+    /// whose evidence does not hold fails without a retry, and the next resume asks.
     #[must_use]
     pub fn not_idempotent(self) -> Self {
         self.last("not_idempotent", |step| step.idempotent = false)
@@ -243,7 +259,7 @@ impl<S: State> Builder<S> {
     /// Chooses the way after a step by its state: one of `targets`, [`END`] among them if it is listed.
     ///
     /// Asked once, when the step completes; the answer is recorded. A choice that is not among the targets fails the
-    /// step.
+    /// step, and so does a panic. A step that [must not be repeated](Self::not_idempotent) is then in doubt.
     #[must_use]
     pub fn route<T: AsRef<str>, R: AsRef<str>>(
         self,

@@ -165,6 +165,10 @@ impl Program for Hooked {
         Vec::new()
     }
 
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
+    }
+
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
         let value = serde_json::to_value(failure).unwrap();
         let opens = items(&["on_failure"]).into_iter().map(|item| Item { value: value.clone(), ..item });

@@ -41,6 +41,7 @@ mod marks;
 mod newer;
 mod other_graph;
 mod pages;
+mod panics;
 mod plan;
 mod play;
 mod portable;

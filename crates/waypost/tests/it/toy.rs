@@ -206,13 +206,17 @@ impl Program for Toy {
                     told: Told::default(),
                 },
             },
-            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned() },
+            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned(), told: Told::default() },
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &Self::State) -> Vec<String> {
         spot.step.subjects.clone()
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
