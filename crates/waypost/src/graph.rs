@@ -37,13 +37,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde_json::Value;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Settlement, Spot, StateError, unpanicked,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
+    Salvage, Settlement, Spot, StateError, unpanicked,
 };
+use crate::id::StepId;
 use crate::path::FieldPath;
-use crate::record::{Failure, FailureKind, Flaw, RunRecord};
+use crate::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -236,6 +238,51 @@ impl Program for Erased {
         // A state that the step has not worked on may lack what its evidence looks for: then it tells nothing.
         let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
         claims.into_iter().map(|claim| claim.subject).collect()
+    }
+
+    /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
+    fn forget(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Held, _: &Held) {}
+
+    /// A graph has no secrets of which the engine knows.
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    /// A record of an end has no state, and the state is the result.
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    /// Whole states are compared instead.
+    fn gave(&self, _: Spot<'_>, _: &Held) -> Option<Value> {
+        None
+    }
+
+    /// Each function is given the whole state.
+    fn reads(&self, _: Spot<'_>, _: &StepId) -> bool {
+        true
+    }
+
+    /// A graph declares no compensation.
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Held) -> Result<Option<GraphJob>, Failure> {
+        Ok(None)
+    }
+
+    /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
+    async fn salvage(&self, _: Spot<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+        None
+    }
+
+    /// Only the caller can make the state that the step would have returned, with
+    /// [`Resume::settle_doubtful`].
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Held, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
     }
 
     fn follow(&self, spot: Spot<'_>, state: &Held) -> Result<Follow, String> {

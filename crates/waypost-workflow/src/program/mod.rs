@@ -487,7 +487,7 @@ impl Program for WorkflowProgram {
     }
 
     fn follow(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Follow, String> {
-        Err(format!("step `{}` may be repeated, and only its own run decides that", spot.step.id))
+        Err(format!("a settlement of step `{}` does not decide its next pass", spot.step.id))
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
