@@ -322,11 +322,11 @@ pub enum Performed<O> {
         /// What it said.
         told: Told,
     },
-    /// Nobody knows whether it took effect. It counts as cut, and the session ends.
+    /// Whether the attempt took effect is unknown. The attempt counts as cut, and the session ends.
     Cut {
         /// The cause, for people.
         why: String,
-        /// What it said.
+        /// Notes and usage of the attempt.
         told: Told,
     },
 }

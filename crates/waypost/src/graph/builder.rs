@@ -199,24 +199,25 @@ impl<S: State> Builder<S> {
         self.last("evidence", |step| step.evidence = Some(Arc::new(evidence)))
     }
 
-    /// Marks the step as one that must not be repeated unasked, such as a payment.
+    /// Marks a step, for example a payment, as not to be repeated unasked.
     ///
-    /// Its start is recorded before it runs. The step is in doubt after every end that it did not choose, whatever its
+    /// The engine records the start before the step runs. The following ends leave the step in doubt, whatever
     /// [`retry`](Self::retry) says:
     ///
     /// - a crash, or a stop of the run,
-    /// - its timeout,
-    /// - a panic of the step, of its route or of its evidence,
-    /// - a route that is not declared,
-    /// - a long [`sleep`](Context::sleep), an [`interrupt`](Context::interrupt) or a [`signal`](Context::signal): the step
-    ///   would start again from its top. Let a step before it wait.
+    /// - a timeout,
+    /// - a panic of the step, the route or the evidence,
+    /// - an undeclared route,
+    /// - a [`sleep`](Context::sleep) beyond [`SLEEP_IN_MEMORY_MAX`](super::SLEEP_IN_MEMORY_MAX), an
+    ///   [`interrupt`](Context::interrupt) or a [`signal`](Context::signal): a wait restarts the step from the top. Wait in
+    ///   an earlier step.
     ///
     /// The session then starts nothing more and ends as [`InDoubt`](crate::RunStatus::InDoubt). Other steps of that kind
     /// run to their end. The next resume returns [`RunError::InDoubt`](crate::RunError::InDoubt) until
     /// [`retry_doubtful`](super::Resume::retry_doubtful) or [`settle_doubtful`](super::Resume::settle_doubtful) decides.
     ///
-    /// An error that the step returns is an end of its own choice: the step fails, and is retried like any other. A step
-    /// whose evidence does not hold fails without a retry, and the next resume asks.
+    /// A returned error fails the step, and is retried like any other. Evidence that does not hold fails the step without a
+    /// retry, and the next resume asks.
     #[must_use]
     pub fn not_idempotent(self) -> Self {
         self.last("not_idempotent", |step| step.idempotent = false)
@@ -259,7 +260,7 @@ impl<S: State> Builder<S> {
     /// Chooses the way after a step by its state: one of `targets`, [`END`] among them if it is listed.
     ///
     /// Asked once, when the step completes; the answer is recorded. A choice that is not among the targets fails the
-    /// step, and so does a panic. A step that [must not be repeated](Self::not_idempotent) is then in doubt.
+    /// step, and so does a panic. A [`not_idempotent`](Self::not_idempotent) step is then in doubt.
     #[must_use]
     pub fn route<T: AsRef<str>, R: AsRef<str>>(
         self,

@@ -51,7 +51,7 @@ struct Inner {
     /// Of events and report text that are not written yet.
     said_bytes: AtomicUsize,
     refused: Mutex<Option<String>>,
-    /// The step may be repeated, so that a wait may let it go.
+    /// Whether the step may be repeated, so that a wait may let the step go.
     idempotent: bool,
     /// The key of a wait that may not let the step go.
     refused_wait: Mutex<Option<String>>,
@@ -176,7 +176,8 @@ impl Context {
 
     /// Asks a person, and returns the answer once there is one.
     ///
-    /// The step is let go meanwhile and starts again from its top; this call then returns at once. `question` is shown
+    /// The step is let go meanwhile and starts again from its top; this call then returns at once. A step that
+    /// [must not be repeated](super::Builder::not_idempotent) is in doubt instead. `question` is shown
     /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer). An answer that is no `T` is not
     /// taken: the question is asked again, as another one.
     ///
@@ -222,8 +223,8 @@ impl Context {
         match self.let_go(&asked_as, on, question).await {}
     }
 
-    /// Lets the step go until `on` is fulfilled. A step that must not be repeated is cut instead, since it would start
-    /// again from its top.
+    /// Lets the step go until `on` is fulfilled. Cuts a step that must not be repeated, since a wait restarts the step
+    /// from the top.
     async fn let_go(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
         if self.inner.idempotent {
             return self.inner.attempt.wait(key, on, question).await;

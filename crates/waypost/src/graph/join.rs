@@ -63,7 +63,7 @@ pub struct Child<T, R> {
     pub index: u64,
     /// The item.
     pub item: T,
-    /// The result of the work. The JSON has no such field before there is one, so that a result may be null.
+    /// The result of the work. The JSON has the field once there is a result, which may be null.
     #[serde(
         default = "Option::default",
         skip_serializing_if = "Option::is_none",

@@ -6,7 +6,7 @@
 //!      +------------+-----------+--> failed; of a step that must not be repeated: cut, so in doubt
 //! ```
 //!
-//! An error that the function returns is an end of its own choice, and always a failure.
+//! An error that the function returns is always a failure.
 
 use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
@@ -30,7 +30,7 @@ pub(crate) struct GraphJob {
     pub(super) place: usize,
     pub(super) state: Held,
     pub(super) joined: Option<Joined>,
-    /// The step may be repeated.
+    /// Whether the step may be repeated.
     pub(super) idempotent: bool,
 }
 
@@ -46,7 +46,7 @@ enum FunctionEnd {
     Panicked(String),
     TimedOut(Duration),
     Stopped,
-    /// It waits under this key, and must not be let go.
+    /// The function waits under this key, and the step must not be repeated.
     Waits(String),
 }
 
@@ -106,7 +106,7 @@ impl Work<'_> {
     /// Calls the function of the step, and watches its limits.
     async fn call(&self, state: Held, joined: Option<Joined>) -> FunctionEnd {
         let (attempt, context) = (self.attempt, &self.context);
-        // Also what the function does before it gives its future may panic.
+        // The function may panic before it returns a future.
         let work = async { self.level.perform(self.place, state, joined, context.clone()).await };
         let work = AssertUnwindSafe(work).catch_unwind().map(|end| match end {
             Ok(end) => FunctionEnd::Returned(end),
@@ -132,7 +132,7 @@ impl Work<'_> {
         }
     }
 
-    /// Returns the failure that an error of the function is, fatal where no retry is wanted.
+    /// Returns the failure for an error of the function: fatal unless `retry_when` wants a retry.
     fn failure_of(&self, error: &StepError) -> Failure {
         let mut chain = error.chain();
         let asked = format_args!("the `retry_when` of step `{}`", self.attempt.step);
@@ -151,7 +151,7 @@ impl Work<'_> {
         Performed::Failed { failure, told: self.context.take_told() }
     }
 
-    /// Ends an attempt that did not choose its end: as failed, or, where it must not be repeated, as cut.
+    /// Ends an attempt by a failure that the function did not return: cut where the step must not be repeated.
     fn broken(&self, failure: Failure) -> Performed<Given> {
         let text = failure.error.join(": ");
         self.unsettled(failure, || format!("the failure of step {}: {text}", self.attempt.step))
@@ -166,7 +166,7 @@ impl Work<'_> {
     }
 }
 
-/// Calls a function of the user's own, and returns its panic as a failure of the step. `called` names the function.
+/// Calls a function of the user, and returns a panic as a failure of the step. `called` names the function.
 pub(super) fn unpanicked<T>(
     called: impl Display,
     ask: impl FnOnce() -> Result<T, Failure>,
