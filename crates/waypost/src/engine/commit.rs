@@ -39,6 +39,11 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
+    /// Returns the cause that ends the session before its work: a stop that somebody asked for, or a cut.
+    pub(super) fn stopped_by(&self) -> Option<String> {
+        self.options.stop.asked().map(|stop| stop.by).or_else(|| self.cut_by.clone())
+    }
+
     /// Makes the batch of all drafts, and of the starts that go with them.
     pub(super) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
         if self.dirty.is_empty() {

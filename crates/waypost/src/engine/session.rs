@@ -32,7 +32,7 @@ use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::schedule::children_of;
-use super::stop::{Stop, StopHandle, StopLevel};
+use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
     Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
@@ -560,11 +560,6 @@ impl<'a, P: Program> Session<'a, P> {
             self.mark_dirty(MAIN);
             self.consumed.push(id);
         }
-    }
-
-    /// Returns the cause that ends the session before its work: a stop that somebody asked for, or a cut.
-    pub(super) fn stopped_by(&self) -> Option<String> {
-        self.options.stop.asked().map(|Stop { by, .. }| by).or_else(|| self.cut_by.clone())
     }
 
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {

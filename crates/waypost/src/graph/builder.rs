@@ -15,7 +15,7 @@ use super::level::{
     Action, ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn,
     State, StepFn, Typed, to_value,
 };
-use super::way::{Way, targets_of, told_edge, told_fork, told_route};
+use super::way::{Way, print_of_starts, prints_of, targets_of, told_edge, told_fork, told_route};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -586,28 +586,6 @@ impl<S: State> Assembly<S> {
     }
 }
 
-/// The branches of a fork in its fingerprint: they are known by their place. Nothing is said of the plain case, one for
-/// each step that none leads to, in the order of their names.
-fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> {
-    let led_to: HashSet<&StepId> = shape.steps().iter().flat_map(|step| &step.routes).collect();
-    let mut plain: Vec<&StepId> = shape.steps().iter().map(|step| &step.id).collect();
-    plain.retain(|id| !led_to.contains(id));
-    plain.sort();
-    if plain.into_iter().eq(starts) {
-        return Vec::new();
-    }
-    starts.iter().map(|id| id.as_str().into()).collect()
-}
-
 fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
     drafts[place].as_ref().expect("a step has one home").id.clone()
-}
-
-fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
-    let print =
-        |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
-    let mut prints: Vec<Vec<u8>> = shape.steps().iter().map(print).collect();
-    // The order in which steps were added means nothing.
-    prints.sort();
-    prints
 }
