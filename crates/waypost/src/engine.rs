@@ -49,6 +49,7 @@ mod newest;
 mod open;
 mod options;
 mod outcome;
+mod panics;
 mod passes;
 mod program;
 mod recheck;
@@ -88,6 +89,7 @@ pub use options::{
     Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, Waiting};
+pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
     StateError, Told,

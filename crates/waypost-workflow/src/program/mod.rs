@@ -488,6 +488,10 @@ impl Program for WorkflowProgram {
         self.salvage_of(spot, state, exited)
     }
 
+    fn follow(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Follow, String> {
+        Err(format!("a settlement of step `{}` does not decide its next pass", spot.step.id))
+    }
+
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
         let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());

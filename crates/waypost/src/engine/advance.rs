@@ -42,15 +42,25 @@ impl<P: Program> Session<'_, P> {
                 let root = root.map(|joined| joined.root);
                 line.found.push(Found { place, items, told, after, failure: None, root });
             }
-            Performed::Cut { why } => {
-                // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
-                self.options.stop.stop(StopLevel::Graceful, &why);
-                let line = self.lines.get_mut(id);
-                let phase = Phase::Interrupted { in_progress: true, by: why };
-                line.draft_of(place, phase, Reason::Stopped);
-            }
+            Performed::Cut { why, told } => self.cut(id, place, why, told),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
         }
+    }
+
+    /// Takes in an attempt that may have taken effect: a resume or a person decides about the step.
+    ///
+    /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
+    /// leave them in doubt as well.
+    fn cut(&mut self, id: LineId, place: usize, why: String, told: Told) {
+        if self.lines.get(id).shape.steps()[place].idempotent {
+            self.options.stop.stop(StopLevel::Graceful, &why);
+        } else {
+            self.halted = true;
+            self.lines.iter_mut().for_each(|(_, line)| line.cancel.stop(StopLevel::Graceful, &why));
+            self.cut_by.get_or_insert_with(|| why.clone());
+        }
+        let line = self.lines.get_mut(id);
+        line.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).told = told;
     }
 
     fn complete(
@@ -160,6 +170,7 @@ impl<P: Program> Session<'_, P> {
     fn stopped(&mut self, id: LineId, place: usize, in_progress: bool) {
         let line = self.lines.get_mut(id);
         let (by, reason) = match (line.cancel.asked(), self.options.stop.asked()) {
+            (Some(cut), _) if self.cut_by.is_some() => (cut.by, Reason::Stopped),
             (Some(cancel), _) => (cancel.by, Reason::Cancel),
             (None, Some(stop)) => (stop.by, Reason::Stopped),
             (None, None) => ("a stop".to_owned(), Reason::Stopped),

@@ -373,7 +373,7 @@ async fn main_line<'a, P: Program>(
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
-        (edit.0)(&mut state);
+        edit.apply(&mut state, || base.record.header().reference().to_string())?;
         last_or_by_hand(drafts);
     }
     validated(base, &state, options)?;
@@ -428,8 +428,7 @@ async fn config_over(
 /// Asks the caller's own check, if there is one, about the state that is gone on with.
 fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Result<(), RunError> {
     let Some(validate) = options.validate.take() else { return Ok(()) };
-    let at = base.record.header().reference().to_string();
-    (validate.0)(state).map_err(|why| RunError::Rejected { at, why })
+    validate.check(state, || base.record.header().reference().to_string())
 }
 
 /// Says what is asked about a run before it is gone on with.

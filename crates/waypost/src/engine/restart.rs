@@ -35,11 +35,10 @@ pub(super) async fn restarted<'a, P: Program>(
     let told = (options.adopt.as_ref(), options.on_change);
     let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
     if let Some(edit) = options.edit {
-        (edit.0)(&mut state);
+        edit.apply(&mut state, || format!("run {run}"))?;
     }
     if let Some(validate) = options.validate {
-        let rejected = |why| RunError::Rejected { at: format!("run {run}"), why };
-        (validate.0)(&state).map_err(rejected)?;
+        validate.check(&state, || format!("run {run}"))?;
     }
     let Ends { newest, damaged } = ends(engine, run).await?;
     let given = newest_given(engine, run).await;

@@ -33,7 +33,7 @@ use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::schedule::children_of;
-use super::stop::{Stop, StopHandle, StopLevel};
+use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
     Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
@@ -101,6 +101,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
+    /// The cause of the first cut of a step that must not be repeated.
+    pub(super) cut_by: Option<String>,
     pub(super) failed: Option<(BranchPath, StepId, Failure)>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
@@ -187,6 +189,7 @@ impl<'a, P: Program> Session<'a, P> {
             dying: BTreeSet::new(),
             doubtful: 0,
             halted: false,
+            cut_by: None,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
@@ -576,6 +579,7 @@ impl<'a, P: Program> Session<'a, P> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let stopped_by = self.stopped_by();
         let (failed_on, failed) =
             self.failed.map(|(branch, step, failure)| (branch, (step, failure))).unzip();
         Outcome {
@@ -587,7 +591,7 @@ impl<'a, P: Program> Session<'a, P> {
             failed,
             failed_on,
             waiting,
-            stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
+            stopped_by,
             idle: false,
             repaired: self.repaired,
             lost: self.lost,

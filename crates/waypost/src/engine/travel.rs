@@ -289,7 +289,7 @@ impl Engine {
             }
         }
         if let Some(edit) = start.edit {
-            (edit.0)(&mut state);
+            edit.apply(&mut state, || header.reference().to_string())?;
         }
         let parent = Parent {
             run: header.run.clone(),
