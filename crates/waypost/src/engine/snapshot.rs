@@ -158,7 +158,8 @@ impl Snapshot {
         let mut effective = Vec::new();
         let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
         for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
-            effective.push(Effective { lost, ..effective_of(store, shape, record).await? });
+            let position = position_in(record)?;
+            effective.push(Effective { lost, ..effective_of(store, shape, (record, &position)).await? });
         }
         Ok(effective)
     }
@@ -227,26 +228,35 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-/// Returns what the plan needs of a branch that stands at a record.
+/// Returns the position of a record; the default one if its state is not kept.
+fn position_in(record: &Record) -> Result<Position, StoreError> {
+    if has_state(record) { position_of(record) } else { Ok(Position::default()) }
+}
+
+/// Returns the input of the plan for a branch at a record. Reads the evidence of the steps finished at `now`, the position
+/// to continue from.
 pub(super) async fn effective_of(
     store: &dyn Store,
     shape: &Shape,
-    record: &Record,
+    (record, now): (&Record, &Position),
 ) -> Result<Effective, StoreError> {
     let header = record.header();
-    let position = if has_state(record) { position_of(record)? } else { Position::default() };
+    let position = position_in(record)?;
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
     let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
-    let settled = steps.iter().filter_map(|step| position.ledger.get(&step.id));
+    // A step to rerun needs no evidence.
+    let settled_at =
+        |step: &Step| position.ledger.get(&step.id).filter(|_| now.ledger.contains_key(&step.id));
+    let settled = steps.iter().filter_map(|step| settled_at(step));
     let is_looked_at = |settled: &&Settled| {
         !matches!(settled, Settled::Tolerated(_)) && !accepted.contains_key(&settled.seq())
     };
     let seqs = settled.filter(is_looked_at).map(|settled| settled.seq()).collect();
     let made = store.records(&header.run, &header.branch, &seqs).await?;
     for step in steps {
-        let settled = position.ledger.get(&step.id);
+        let settled = settled_at(step);
         let pack = match settled.map(|settled| settled.seq()) {
             // It counts as finished although it is not to be believed.
             _ if matches!(settled, Some(Settled::Tolerated(_))) => None,
