@@ -120,9 +120,15 @@ pub fn opened_again(
     step: &StepId,
     at: &str,
 ) -> Result<Position, RunError> {
+    opened(shape, position, step, at).map(|anew| anew.position)
+}
+
+/// As [`opened_again`], with the parts of the state to remove.
+pub(super) fn opened(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<Anew, RunError> {
     let place = place_of(shape, position, step, at)?;
-    let again = vec![(place, Try::default(), Again::Whole)];
-    Ok(anew(shape, position, again, true).position)
+    let iteration = shape.first_iteration(place, &[]);
+    let again = vec![(place, Try { iteration, ..Try::default() }, Again::Whole)];
+    Ok(anew(shape, position, again, true))
 }
 
 /// Finds a step that is to run again.

@@ -12,7 +12,7 @@ use crate::record::{
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Lease, Page, Progress, RunSummary, StoreError};
 
 use super::anew;
 use super::back::go_back;
@@ -147,6 +147,9 @@ async fn go_on<'a, P: Program>(
     };
     let chain = chain_behind(&base, lease, newest_seq);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
+    if options.from.is_some() {
+        pass_missing(engine, lease).await?;
+    }
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
@@ -190,6 +193,29 @@ async fn go_on<'a, P: Program>(
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
+/// records, and later records must not hide the loss.
+pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
+    let (mut page, mut missing) = (Page::default(), Vec::new());
+    loop {
+        let found = match engine.store.heads(lease.run(), &page).await {
+            // A branch without a sound record has no head.
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
+            found => found?,
+        };
+        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
+        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
+        match found.next {
+            Some(cursor) => page.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for damage in missing {
+        engine.store.quarantine(lease, &damage).await?;
+    }
+    Ok(())
 }
 
 impl Base {

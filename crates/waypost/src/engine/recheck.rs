@@ -249,7 +249,8 @@ pub(super) async fn judge<P: Program>(
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
     for known in branches.values() {
-        let mut found = effective_of(store, shape, &known.record).await?;
+        let found = effective_of(store, shape, (&known.record, &known.position)).await;
+        let mut found = found.map_err(|error| evidence_lost(known, error))?;
         // The position may be one that goes back, or one that a changed graph stands at.
         found.position = known.position.clone();
         found.in_flux.extend(in_flux(program, branches, known));
@@ -283,6 +284,16 @@ pub(super) async fn judge<P: Program>(
     };
     let (broken, held) = weighed.broken().into_iter().partition(may_run);
     Ok(Judged { questions, broken, held, found, left })
+}
+
+/// Returns the error for damaged evidence, with the step of the damaged record.
+fn evidence_lost(known: &Known, error: StoreError) -> RunError {
+    let StoreError::Damaged { damage, .. } = &error else { return error.into() };
+    let branch = &known.record.header().branch;
+    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq() == damage.seq;
+    let Some((step, _)) = known.position.ledger.iter().find(is_of) else { return error.into() };
+    let (run, branch, step) = (damage.run.clone(), branch.clone(), step.clone());
+    RunError::EvidenceLost { run, branch, step, source: error }
 }
 
 /// Adds to a question about claims that could not be checked why that is.

@@ -10,7 +10,7 @@ use crate::shape::Shape;
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
 
 use super::back::epochs;
-use super::begin::{by_hand, first_position};
+use super::begin::{by_hand, first_position, pass_missing};
 use super::chain::Chain;
 use super::edit;
 use super::fit::definition_of_restart;
@@ -46,6 +46,7 @@ pub(super) async fn restarted<'a, P: Program>(
     for damage in &damaged {
         engine.store.quarantine(lease, damage).await?;
     }
+    pass_missing(engine, lease).await?;
     let seq = newest.as_ref().map_or(0, |record| record.header().seq);
     let seqs = damaged.iter().map(|damage| damage.seq).chain([seq]);
     let next = seqs.max().unwrap_or(0).max(given) + 1;

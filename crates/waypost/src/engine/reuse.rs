@@ -26,7 +26,7 @@ use super::line::{Line, LineId};
 use super::recheck::verify;
 use super::schedule::for_children;
 use super::session::Session;
-use super::snapshot::{effective_at, position_of};
+use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
 use super::{Admission, Follow, Program, RunError};
 
@@ -338,7 +338,7 @@ async fn as_if_in_force(
                 found.push((child, at));
             }
         }
-        effective.push(effective_at(store, root, &record, position).await?);
+        effective.push(effective_of(store, root, (&record, &position)).await?);
     }
     Ok(effective)
 }

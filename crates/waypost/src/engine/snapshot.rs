@@ -158,7 +158,8 @@ impl Snapshot {
         let mut effective = Vec::new();
         let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
         for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
-            effective.push(Effective { lost, ..effective_of(store, shape, record).await? });
+            let position = position_in(record)?;
+            effective.push(Effective { lost, ..effective_of(store, shape, (record, &position)).await? });
         }
         Ok(effective)
     }
@@ -227,24 +228,20 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-/// Returns what the plan needs of a branch that stands at a record.
+/// Returns the position of a record; the default one if its state is not kept.
+fn position_in(record: &Record) -> Result<Position, StoreError> {
+    if has_state(record) { position_of(record) } else { Ok(Position::default()) }
+}
+
+/// Returns the input of the plan for a branch at a record, with the evidence of the steps finished at `now`, the position to
+/// continue from.
 pub(super) async fn effective_of(
     store: &dyn Store,
     shape: &Shape,
-    record: &Record,
-) -> Result<Effective, StoreError> {
-    let position = if has_state(record) { position_of(record)? } else { Position::default() };
-    effective_at(store, shape, record, position).await
-}
-
-/// Returns the same of a branch that is to be seen at another position than that of its record.
-pub(super) async fn effective_at(
-    store: &dyn Store,
-    shape: &Shape,
-    record: &Record,
-    position: Position,
+    (record, now): (&Record, &Position),
 ) -> Result<Effective, StoreError> {
     let header = record.header();
+    let position = now.clone();
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();

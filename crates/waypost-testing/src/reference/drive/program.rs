@@ -7,10 +7,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Performed, Program, Settlement, Spot,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement, Spot,
     StateError, Told,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, RunRecord};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -206,6 +206,28 @@ impl Program for Driven {
         let id = spot.step.id.as_str();
         state.outputs.extend(then.outputs.get_key_value(id).map(|(id, output)| (id.clone(), *output)));
         state.passes.extend(then.passes.get_key_value(id).map(|(id, passes)| (id.clone(), *passes)));
+    }
+
+    fn forget_join(&self, spot: Spot<'_>, state: &mut State) {
+        self.forget(spot, state);
+    }
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &State) -> Result<Option<Job>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<i64>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("the player decides that steps run again".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn keeps_apart(&self) -> bool {
