@@ -48,6 +48,8 @@ pub struct Effective {
     pub position: Position,
     /// Evidence of finished steps and of cut ones, found through the ledger and `since`.
     pub evidence: BTreeMap<StepId, Pack>,
+    /// Evidence of results out of force, with the seq of the record: a later claim of theirs shields an earlier one.
+    pub reusable: BTreeMap<StepId, (u64, Pack)>,
     /// Evidence of steps of loops from passes before the newest, with the seq of its record; newest first.
     pub passes: BTreeMap<StepId, Vec<(u64, Pack)>>,
     /// What steps under way are about to write, beyond the subjects that the graph names.
@@ -211,6 +213,10 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
         for Made { step, seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
             let Some(seq) = seq else { continue };
             let rank = ranks.of_end(branch, step, seq);
+            pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
+        }
+        for (step, (seq, pack)) in branch.reusable.iter().filter(|_| is_known(shape, branch)) {
+            let rank = ranks.of_end(branch, step, *seq);
             pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
         }
     }

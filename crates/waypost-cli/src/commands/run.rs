@@ -270,6 +270,7 @@ fn dry_run(
         lost: 0,
         position,
         evidence: Default::default(),
+        reusable: Default::default(),
         passes: Default::default(),
         in_flux: Default::default(),
         stopped_by: None,

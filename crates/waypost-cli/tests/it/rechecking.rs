@@ -281,6 +281,7 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
         (
             "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: i, run: 'echo i${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > i${{ iteration }}', evidence: [{sha256: 'i${{ iteration }}'}]}]}",
             "i1",
+            "i1",
             "i1 i2",
         ),
         // One whose own evidence is gone.
@@ -288,15 +289,18 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
             "- {id: o, repeat: {until: iteration == 1, max: 1}, steps: [{id: i, run: 'echo i >> trace; touch own; echo $(cat with 2>/dev/null) > i', evidence: [{sha256: i}]}], evidence: [{file: own}]}",
             "own",
             "i",
+            "i",
         ),
         (
             "- {id: o, foreach: {items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; touch own; echo $(cat with 2>/dev/null) > ${{ item }}', evidence: [{sha256: '${{ item }}'}]}]}, evidence: [{file: own}]}",
             "own",
             "u v",
+            "u v",
         ),
         // Items of passes, and groups of items.
         (
             "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: f, foreach: {items: [u], steps: [{id: i, run: 'echo u${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > u${{ iteration }}', evidence: [{sha256: 'u${{ iteration }}'}]}]}}]}",
+            "u1",
             "u1",
             "u1 u2",
         ),
@@ -304,10 +308,11 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
         (
             "- {id: o, run: 'echo o >> trace; touch own', on_success: [{id: h, run: 'echo h >> trace; echo $(cat with 2>/dev/null) > h', evidence: [{sha256: h}]}], evidence: [{file: own}]}",
             "own",
+            "o",
             "o h",
         ),
     ];
-    for (opener, file, again) in cases {
+    for (opener, file, again, changed) in cases {
         let flow = format!("checkpoints: {{retention: 100}}\nsteps:\n  {opener}\n  {behind}\n");
         for store in STORES {
             let rig = ran(&flow, store, 0);
@@ -315,10 +320,14 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
             assert_eq!(resumed(&rig, 0), again, "{store}: {opener}");
             rests(&rig);
 
+            if file == "own" && again == "o" {
+                // The hook is given the same, whatever it would leave now.
+                continue;
+            }
             // It leaves something else this time.
             rig.write("with", "more");
             remove(&rig, file);
-            assert_eq!(resumed(&rig, 0), format!("{again} z x"), "{store}: {opener}");
+            assert_eq!(resumed(&rig, 0), format!("{changed} z x"), "{store}: {opener}");
             rests(&rig);
         }
     }
@@ -391,7 +400,7 @@ steps:
         let rig = ran(flow, store, 0);
         remove(&rig, "r1");
 
-        assert_eq!(resumed(&rig, 0), "r1 r2 h", "{store}");
+        assert_eq!(resumed(&rig, 0), "r1 r2", "{store}: the hook is given the same");
         rests(&rig);
     }
 }

@@ -40,11 +40,14 @@ fn a_group_is_done_until_it_holds_and_a_crash_costs_the_step_that_was_cut() {
             "{store}"
         );
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
-        let checkpoints = rig.json(&["checkpoints", "r", "--branch", "improve:steps", "--json"]);
-        let of_tests = checkpoints["checkpoints"].as_array().unwrap().iter();
-        let ended = of_tests.filter(|at| at["step"] == "test" && at["phase"] == "completed");
-        let passes: Vec<String> = ended.map(|at| at["iteration"].to_string()).collect();
-        assert_eq!(passes, ["1", "2", "3"], "{store}: the pass is in the checkpoint");
+        for pass in 1..=3 {
+            let branch = format!("improve~{pass}");
+            let checkpoints = rig.json(&["checkpoints", "r", "--branch", &branch, "--json"]);
+            let of_tests = checkpoints["checkpoints"].as_array().unwrap().iter();
+            let ended = of_tests.filter(|at| at["step"] == "test" && at["phase"] == "completed");
+            let passes: Vec<String> = ended.map(|at| at["iteration"].to_string()).collect();
+            assert_eq!(passes, [pass.to_string()], "{store}: each pass has a branch of its own");
+        }
     }
 }
 

@@ -335,7 +335,7 @@ fn other_params_repeat_nothing_that_is_finished_amid_branches() {
     let pay = "{id: pay, run: 'echo pay >> trace', idempotent: false}, {id: ask, approve: 'ok?'}, {id: told, run: 'echo ${{ params.p }} >> trace'}";
     let around = [
         ("foreach: {items: [1], steps: [PAY]}", "e:1/ask"),
-        ("repeat: {until: 'true', max: 2}, steps: [PAY]", "e:steps/ask"),
+        ("repeat: {until: 'true', max: 2}, steps: [PAY]", "e~1/ask"),
     ];
     for (opener, wait) in around {
         for store in ["sqlite:kept/waypost.db", "file:kept"] {

@@ -309,7 +309,7 @@ steps:
         let told = rig.waypost(&["rollback", "r@1", "--undo-steps"]);
         assert!(
             told.contains("Undid step own (pass 3).\n")
-                && told.contains("Undid step w on g:steps (pass 1).\n"),
+                && told.contains("Undid step w on g~1 (pass 1).\n"),
             "{told}"
         );
         assert_eq!(rig.read("trace"), all.repeat(2), "{store}: what was done anew, once");

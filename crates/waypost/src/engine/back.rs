@@ -94,6 +94,15 @@ pub(super) async fn go_back(
     }
     // Steps that began since then may have rewritten what their results of then left.
     position.reusable.clear();
+    let unfinished = Unfinished::of(shape, &position);
+    let begins = |(place, step): &(usize, &Step)| {
+        let entry = position.frontier.iter().find(|entry| entry.step == step.id);
+        let goes_on = entry.is_some_and(|entry| entry.fan.is_some());
+        !shape.is_routed() && step.children.is_some() && unfinished.has(*place) && !goes_on
+    };
+    let openers: Vec<StepId> =
+        shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
+    position.rerun_whole.extend(openers);
     // Of what was put aside then and taken up since, the branches are others.
     let stands = base.position.aside.iter().chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();

@@ -26,6 +26,7 @@ use super::options::merge;
 use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
+use super::reuse::read_digests;
 use super::schedule::BEFORE;
 use super::session::{Carried, Session};
 use super::snapshot::{Snapshot, position_of};
@@ -408,6 +409,9 @@ async fn main_line<'a, P: Program>(
     let is_repeated = chain.basis.is_some();
     let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     let site = engine.site(base.snapshot.entry.record.record());
+    if !program.shape().is_routed() && program.shape().has_evidence() {
+        read_digests(engine.store.as_ref(), program, &mut main).await?;
+    }
     let (branch, asked) = (main.branch().clone(), &mut stand.settled);
     let about = (&main.chain.run, &site, &branch, &main.state);
     let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;

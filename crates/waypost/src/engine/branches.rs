@@ -231,6 +231,7 @@ async fn take_up_one<P: Program>(
     let opener = Opener { line: parent, place, index };
     let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
     let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
+    session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let line = session.lines.get_mut(id);
     if found.raised.contains(&branch) && line.drafts.is_empty() {

@@ -59,8 +59,18 @@ pub(super) async fn open_again(
     let is_repeated =
         |step: &crate::id::StepId| shape.place(step.as_str()).is_some_and(|at| shape.share_loop(at, at));
     let below = downstream(shape, &cuts);
-    forgotten.extend(below.into_iter().filter(|step| in_pass || is_repeated(step)).map(Forget::Step));
-    let position = invalidate(shape, &known.position, cuts);
+    let named = cuts.iter().filter(|cut| in_pass && !shape.share_loop(cut.place, cut.place));
+    forgotten.extend(named.map(|cut| Forget::Step(cut.entry.step.clone())));
+    let mut position = invalidate(shape, &known.position, cuts);
+    let has_result = |step: &crate::id::StepId| position.reusable.contains_key(step);
+    let below = below.into_iter().filter(|step| in_pass || (is_repeated(step) && !has_result(step)));
+    forgotten.extend(below.map(Forget::Step));
+    // What its children made is what the opener's own evidence is about.
+    let own = targets.iter().filter(|target| target.claims.is_some() && !target.rejoins);
+    let openers = own.filter(|target| {
+        shape.step(target.step.as_str()).is_some_and(|step| step.children.as_ref().is_some_and(|c| !c.afterwards))
+    });
+    position.rerun_whole.extend(openers.map(|target| target.step.clone()));
     Ok(Some(Move { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
 

@@ -3,7 +3,7 @@
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
-use crate::record::{Ending, FrontierEntry, Phase, Position, Record, Verdict};
+use crate::record::{EndDigests, Ending, FrontierEntry, Pack, Phase, Position, Record, Trace, Verdict};
 use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder};
 
@@ -12,6 +12,7 @@ use super::fit::{Forget, forget};
 use super::line::Line;
 use super::redo::opener_of;
 use super::snapshot::{Snapshot, position_of};
+use super::trace::{Made, digests_of, trace_of};
 use super::{
     Doubtful, EXITED_KEY, Engine, Exited, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage,
     Settlement, Spot, TreatAs,
@@ -273,9 +274,33 @@ pub(super) fn settle_salvaged<P: Program>(
         let follow = program.apply(&mut line.state, spot, Settlement::Completed(output, &ending));
         let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
         let follow = follow.map_err(|failure| not_settled(line, &doubtful, &failure.error.join(": ")))?;
+        let traced = traced(program, line, place, Some(&pack));
         line.settle_by_evidence(place, follow, (ending, pack));
+        note_trace(line, place, traced);
     }
     Ok(())
+}
+
+/// Returns the trace and the digests of a step that is settled by hand, or by its evidence: made of what it is given now.
+fn traced<P: Program>(
+    program: &P,
+    line: &Line<'_, P::State>,
+    place: usize,
+    evidence: Option<&Pack>,
+) -> Option<(Trace, EndDigests)> {
+    let trace = trace_of(program, line, place).filter(|_| !line.shape.is_routed())?;
+    let output = program.gave(line.spot(place), &line.state);
+    let digests = digests_of(line, place, &Made { output, evidence, children: None });
+    Some((trace, digests))
+}
+
+/// Writes them into the record of the end.
+fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
+    let Some((trace, digests)) = traced else { return };
+    line.digests.insert(line.step_id(place).clone(), digests);
+    if let Some(last) = line.drafts.last_mut() {
+        (last.trace, last.digests) = (Some(trace), Some(digests));
+    }
 }
 
 /// Carries out what a person says about the steps of a branch that are in doubt. It has something to write then, unless
@@ -336,7 +361,9 @@ pub(super) fn decide_as_told<P: Program>(
         }
         match settled(program, line, (place, &doubtful), on_doubt)? {
             Some(settled) => {
+                let traced = traced(program, line, place, None);
                 line.settle_as_told(place, settled);
+                note_trace(line, place, traced);
                 if line.position.frontier.is_empty() && line.branch().is_main() {
                     // It stands at another end now: nothing of the one before is used again.
                     line.position.ahead = None;

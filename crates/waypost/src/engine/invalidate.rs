@@ -9,11 +9,11 @@
 //! In go a position and the steps that are invalid, each with the entry that stands for it in the frontier; out comes the
 //! new position. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::StepId;
 use crate::record::{Fan, FrontierEntry, Position, Reusable, Settled, Status};
-use crate::shape::{Shape, Unfinished};
+use crate::shape::{Shape, Step, Unfinished};
 
 use super::anew::after;
 use super::trace::pass_in;
@@ -50,13 +50,39 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
     position
 }
 
-/// Returns the position with which a child scope is entered again: nothing is in force, all that it had is reusable.
+/// Whether results out of force may be reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Results {
+    /// They may, where their step is given the same.
+    Keep,
+    /// They may not: a person said that all of it runs again. What must not be repeated is asked about.
+    Drop,
+    /// Nor is anything asked about.
+    Retry,
+}
+
+/// Returns the position with which a child scope is entered again: nothing is in force.
 ///
 /// `before`: where it stood. What must not be repeated and had begun there is asked about.
-pub(super) fn reenter(shape: &Shape, mut before: Position) -> Position {
+pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> Position {
     let unfinished = Unfinished::of(shape, &before);
     for place in 0..shape.steps().len() {
         set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
+    }
+    let dropped = match results {
+        Results::Keep => BTreeMap::new(),
+        Results::Drop | Results::Retry => std::mem::take(&mut before.reusable),
+    };
+    if results == Results::Retry {
+        return Position::default();
+    }
+    for (step, results) in dropped {
+        let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
+        match results.into_values().next_back().filter(|_| is_careful) {
+            Some(Reusable::Ended { .. }) => before.ask_about(&step, None),
+            Some(Reusable::Begun { entry, .. }) => before.ask_about(&step, Some(*entry)),
+            None => {}
+        }
     }
     let Position { reusable, undone, aside, .. } = before;
     Position { reusable, undone, aside, ..Position::default() }
@@ -95,9 +121,10 @@ fn set_aside(
     let Some(entry) = entry else { return };
     if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
         position.ask_about(&step.id, Some(entry));
-    } else if is_worth_keeping(&entry) {
+    } else if is_worth_keeping(step, &entry) {
         let pass = pass_in(shape, place, &entry.at.iteration);
-        keep(position, &step.id, pass, Reusable::Begun(Box::new(entry)));
+        let before = last.filter(|_| pass == 1 && step.is_later_pass(&entry));
+        keep(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
     }
 }
 
@@ -117,8 +144,9 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
 }
 
 /// Says whether an unfinished step has something that a start from its top would lose.
-fn is_worth_keeping(entry: &FrontierEntry) -> bool {
+fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
     let has_begun = entry.fan.is_some()
+        || step.is_later_pass(entry)
         || entry.memos > 0
         || entry.status == Status::Waiting
         || (entry.status == Status::Ready && entry.at.attempt > 0);

@@ -527,6 +527,9 @@ impl<'a, S> Line<'a, S> {
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();
+        if self.shape.steps()[place].children.is_some() && !self.shape.is_routed() {
+            self.position.rerun_whole.insert(step.clone());
+        }
         if self.position.undone.contains(&step) {
             let first = self.shape.first_iteration(place, &self.around);
             self.entry_mut(place).at.iteration = first;

@@ -16,7 +16,7 @@ use super::branches;
 use super::chain::Chain;
 use super::edit::Edits;
 use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze, named_items};
-use super::invalidate::reenter;
+use super::invalidate::{Results, reenter};
 use super::line::{Found, Line, LineId, Opener};
 use super::newest::NewestOf;
 use super::schedule::{children_of, for_children, for_what_comes_after};
@@ -294,7 +294,12 @@ impl<'a, P: Program> Session<'a, P> {
         let revisited = chain.next > 1;
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let entered = before.map_or_else(Position::default, |before| reenter(shape, before));
+        let results = match self.reruns_whole(id, place) {
+            false => Results::Keep,
+            true if self.retries => Results::Retry,
+            true => Results::Drop,
+        };
+        let entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
         let rerun_whole = match self.reruns_whole(id, place) {
             true => shape.steps().iter().filter(|step| step.children.is_some()).map(|step| step.id.clone()).collect(),
             false => BTreeSet::new(),
@@ -390,7 +395,7 @@ impl<'a, P: Program> Session<'a, P> {
                 });
             }
         }
-        let before = match self.keeps_traces && seq > 0 && !self.reruns_whole(id, place) {
+        let before = match self.keeps_traces && seq > 0 {
             true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
             false => None,
         };

@@ -333,6 +333,7 @@ pub(super) async fn doubted(
             lost: 0,
             position: Position { frontier: Vec::new(), ..(*position).clone() },
             evidence: position.ledger.iter().filter_map(made).collect(),
+            reusable: BTreeMap::new(),
             passes: BTreeMap::new(),
             in_flux: Default::default(),
             stopped_by: None,

@@ -51,41 +51,13 @@ struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Reads the digests of the ends that ready steps need, as far as they are not known.
+    /// Reads the digests of the ends that ready steps of a line need, where ends have traces.
     pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
         if !self.keeps_traces {
             return Ok(());
         }
-        let line = self.lines.get(id);
-        let mut wanted: BTreeSet<StepId> = BTreeSet::new();
-        for entry in line.position.frontier.iter().filter(|entry| entry.status != Status::Started) {
-            let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
-            let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
-            wanted.extend(needs.chain(reads_of(self.program, line, place)));
-            // The end of the pass before.
-            wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
-        }
-        if line.position.frontier.is_empty() {
-            wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
-        }
-        wanted.retain(|step| !line.digests.contains_key(step));
-        let settled = wanted.into_iter().filter_map(|step| {
-            let seq = line.position.ledger.get(&step)?.seq();
-            (seq < line.chain.next).then_some((seq, step))
-        });
-        let settled: BTreeMap<u64, StepId> = settled.collect();
-        if settled.is_empty() {
-            return Ok(());
-        }
-        let seqs = settled.keys().copied().collect();
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        let ends = self.engine.store.records(&run, &branch, &seqs).await?;
-        let line = self.lines.get_mut(id);
-        for (seq, step) in settled {
-            let digests = ends.get(&seq).and_then(|end| end.header().digests);
-            line.digests.extend(digests.map(|digests| (step, digests)));
-        }
-        Ok(())
+        let (store, program) = (Arc::clone(&self.engine.store), self.program);
+        read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
     }
 
     /// Settles the ready steps of a line whose results are reused, and takes the results of the others away.
@@ -102,8 +74,10 @@ impl<P: Program> Session<'_, P> {
                 continue;
             }
             match candidate.result.clone() {
-                Reusable::Begun(entry) if is_given_the_same(&entry, candidate.trace.as_ref()) => {
-                    self.go_on_with(id, candidate.place, *entry)?;
+                Reusable::Begun { entry, before }
+                    if is_given_the_same(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
+                {
+                    self.go_on_with(id, candidate.place, *entry, before)?;
                 }
                 Reusable::Ended { settled, .. } if self.is_reused(id, &candidate, settled).await? => {}
                 _ => self.give_up_result(id, &candidate)?,
@@ -178,11 +152,25 @@ impl<P: Program> Session<'_, P> {
         Ok(true)
     }
 
-    /// Says whether the state of a line lost what a step gave when its end left force: in passes, steps read what others
-    /// gave in the pass before.
+    /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
+    /// others gave in the pass before.
+    fn lost_state(&self, id: LineId) -> bool {
+        let line = self.lines.get(id);
+        line.position.entered_again || !line.around.is_empty()
+    }
+
+    /// Says whether what a step gave with an end is read back from the record of the end.
     fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
-        line.position.entered_again || !line.around.is_empty() || line.shape.share_loop(place, place)
+        let children = line.shape.steps()[place].children.as_ref();
+        self.lost_state(id) || (children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place))
+    }
+
+    /// Says whether the state has what an unfinished step gave in the passes before.
+    fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
+        let line = self.lines.get(id);
+        let step = line.shape.step(entry.step.as_str());
+        !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
     }
 
     /// Puts back into the state what a step gave with an end. False: that state is not kept any more.
@@ -209,10 +197,17 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Continues with an unfinished step that was amid its children, or waited, and is given the same as when it started.
-    fn go_on_with(&mut self, id: LineId, place: usize, begun: FrontierEntry) -> Result<(), RunError> {
+    fn go_on_with(
+        &mut self,
+        id: LineId,
+        place: usize,
+        begun: FrontierEntry,
+        before: Option<Settled>,
+    ) -> Result<(), RunError> {
         let line = self.lines.get_mut(id);
         let step = line.step_id(place).clone();
         line.take_result(place);
+        line.position.ledger.extend(before.map(|settled| (step.clone(), settled)));
         let has_fan = begun.fan.is_some();
         let entry = line.entry_mut(place);
         *entry = begun;
@@ -236,7 +231,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Takes the result of a step away: it runs, or a person is asked.
     fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
-        let restores = self.restores_state(id, candidate.place);
+        let lost_state = self.lost_state(id);
         let (program, retries) = (self.program, self.retries);
         let line = self.lines.get_mut(id);
         let result = line.take_result(candidate.place);
@@ -246,13 +241,13 @@ impl<P: Program> Session<'_, P> {
                 let is_done = !matches!(settled, Settled::Skipped(_));
                 (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
             }
-            Some(Reusable::Begun(entry)) => (false, Some(&**entry)),
+            Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
             None => (false, None),
         };
         let begun = begun.filter(|entry| step.has_begun(entry));
         if !retries && !step.idempotent && (was_done || begun.is_some()) {
             line.position.ask_about(&candidate.step, begun.cloned());
-        } else if !restores {
+        } else if !lost_state && line.pass_of(candidate.place) == 1 {
             let branch = line.branch().clone();
             forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut line.state)?;
         }
@@ -305,6 +300,41 @@ impl<P: Program> Session<'_, P> {
         }
         Some((branch, step))
     }
+}
+
+/// Reads the digests of the ends that unfinished steps of a scope need, as far as they are not known.
+pub(super) async fn read_digests<P: Program>(
+    store: &dyn Store,
+    program: &P,
+    line: &mut Line<'_, P::State>,
+) -> Result<(), RunError> {
+    let mut wanted: BTreeSet<StepId> = BTreeSet::new();
+    for entry in &line.position.frontier {
+        let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
+        let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
+        wanted.extend(needs.chain(reads_of(program, line, place)));
+        // The end of the pass before.
+        wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
+    }
+    if line.position.frontier.is_empty() {
+        wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
+    }
+    wanted.retain(|step| !line.digests.contains_key(step));
+    let settled = wanted.into_iter().filter_map(|step| {
+        let seq = line.position.ledger.get(&step)?.seq();
+        (seq < line.chain.next).then_some((seq, step))
+    });
+    let settled: BTreeMap<u64, StepId> = settled.collect();
+    if settled.is_empty() {
+        return Ok(());
+    }
+    let seqs = settled.keys().copied().collect();
+    let ends = store.records(&line.chain.run, line.branch(), &seqs).await?;
+    for (seq, step) in settled {
+        let digests = ends.get(&seq).and_then(|end| end.header().digests);
+        line.digests.extend(digests.map(|digests| (step, digests)));
+    }
+    Ok(())
 }
 
 /// Returns a scope and the children of its openers as the plan sees them, with the results out of force in force.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{
-    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, RunStatus, Settled, Status,
+    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, Reusable, RunStatus, Settled, Status,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
@@ -269,8 +269,32 @@ pub(super) async fn effective_of(
     };
     let (branch, seq) = (header.branch.clone(), header.seq);
     let passes = passes_of(store, shape, (header, &position), &accepted).await?;
+    let reusable = reusable_packs(store, (header, &position), &accepted).await?;
     let in_flux = BTreeSet::new();
-    Ok(Effective { branch, seq, lost: 0, position, evidence, passes, in_flux, stopped_by })
+    Ok(Effective { branch, seq, lost: 0, position, evidence, reusable, passes, in_flux, stopped_by })
+}
+
+/// Reads the evidence of the results of a branch that are out of force.
+async fn reusable_packs(
+    store: &dyn Store,
+    (header, position): (&Header, &Position),
+    accepted: &HashMap<u64, Pack>,
+) -> Result<BTreeMap<StepId, (u64, Pack)>, StoreError> {
+    let mut ends: BTreeMap<u64, StepId> = BTreeMap::new();
+    for (step, results) in &position.reusable {
+        if let Some(Reusable::Ended { settled, .. }) = results.values().next_back() {
+            ends.insert(settled.seq(), step.clone());
+        }
+    }
+    let made = match ends.is_empty() {
+        true => return Ok(BTreeMap::new()),
+        false => store.records(&header.run, &header.branch, &ends.keys().copied().collect()).await?,
+    };
+    let pack = |(seq, step): (u64, StepId)| {
+        let made = || made.get(&seq).and_then(|record| record.header().evidence.clone());
+        Some((step, (seq, accepted.get(&seq).cloned().or_else(made)?)))
+    };
+    Ok(ends.into_iter().filter_map(pack).collect())
 }
 
 /// Reads what evidence of a branch a person has accepted, by the record that it stands for. A person's word is about the

@@ -156,8 +156,14 @@ pub enum Reusable {
         #[serde(default, skip_serializing_if = "is_default")]
         follows: bool,
     },
-    /// The entry of an unfinished step that was amid its children, or waited.
-    Begun(Box<FrontierEntry>),
+    /// The entry of an unfinished step that was amid its children, or waited, or was between two passes.
+    Begun {
+        /// The entry.
+        entry: Box<FrontierEntry>,
+        /// The end of the pass before.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<Settled>,
+    },
 }
 
 /// How a finished step was settled, and by which record of the branch.

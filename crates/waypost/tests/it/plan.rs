@@ -94,6 +94,7 @@ fn position_of(line: &str) -> Effective {
         (StepId::new(step).unwrap(), settled)
     });
     Effective {
+        reusable: BTreeMap::new(),
         passes: BTreeMap::new(),
         in_flux: BTreeSet::new(),
         branch: BranchPath::new(branch).unwrap(),

@@ -351,6 +351,7 @@ fn at(branch: BranchPath, seq: u64, position: Position) -> Effective {
         lost: 0,
         position,
         evidence: BTreeMap::new(),
+        reusable: BTreeMap::new(),
         passes: BTreeMap::new(),
         in_flux: BTreeSet::new(),
         stopped_by: None,
