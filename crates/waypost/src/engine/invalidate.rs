@@ -43,6 +43,11 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
             results.remove(&(passes_before + 1));
         }
         position.reusable.retain(|_, results| !results.is_empty());
+        if let Some(fan) = &entry.fan {
+            // It joins the same children again.
+            position.dead += fan.dead;
+            position.joined.insert(step.id.clone(), fan.clone());
+        }
         position.epoch = position.epoch.max(entry.at.epoch);
         position.frontier.push(entry);
     }
