@@ -433,7 +433,8 @@ fn items_that_only_an_earlier_pass_had_are_looked_at() {
         holds(&rig);
         std::fs::remove_file(rig.path("i1")).unwrap();
         assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}");
-        assert_eq!(without(&rig, &[], Some(0)), if kept { "i1" } else { all }, "{store}");
+        let did = without(&rig, &[], Some(0));
+        assert!(if kept { did == "i1" } else { did.starts_with("i1") }, "{store}: {did}");
         holds(&rig);
     }
 }

@@ -12,10 +12,10 @@ use serde_json::json;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::record::{
-    FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, Status, Trace,
+    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, Status, Trace,
     Verdict, WaitKind,
 };
-use crate::shape::Shape;
+use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreExt as _};
 
 use super::begin::decode_state;
@@ -26,6 +26,7 @@ use super::line::{Line, LineId};
 use super::recheck::verify;
 use super::schedule::for_children;
 use super::session::Session;
+use super::passes::has_state;
 use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
 use super::{Admission, Follow, Program, RunError};
@@ -265,7 +266,8 @@ impl<P: Program> Session<'_, P> {
         let (run, branch, mut position) = (line.chain.run.clone(), line.branch().clone(), line.position.clone());
         // Ends that are not committed yet are upstream of all that may be reused.
         position.ledger.retain(|_, settled| settled.seq() < line.chain.next);
-        let effective = as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
+        let AsIfInForce { effective, incomplete } =
+            as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
         let run = store.run(&run).await?;
         let run = run.record.record();
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
@@ -282,6 +284,9 @@ impl<P: Program> Session<'_, P> {
         }
         for broken in Weighed::of(root, &effective, &verdicts, &checks).broken() {
             looked.broken.extend(own(&broken.branch, &broken.step));
+        }
+        for (branch, step) in incomplete {
+            looked.broken.extend(own(&branch, &step));
         }
         looked.unknown.retain(|key, _| !looked.broken.contains(key));
         self.reusable_verdicts = looked;
@@ -337,12 +342,19 @@ pub(super) async fn read_digests<P: Program>(
     Ok(())
 }
 
+/// A scope and the children of its openers, with the results out of force in force.
+struct AsIfInForce {
+    effective: Vec<Effective>,
+    /// Openers whose children are not those that they joined.
+    incomplete: Vec<(BranchPath, StepId)>,
+}
+
 /// Returns a scope and the children of its openers as the plan sees them, with the results out of force in force.
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
     (run, branch, mut position): (&RunId, &BranchPath, Position),
-) -> Result<Vec<Effective>, RunError> {
+) -> Result<AsIfInForce, RunError> {
     let newest = store.newest(run, branch).await?;
     for (step, results) in std::mem::take(&mut position.reusable) {
         // The last pass names those before it.
@@ -352,25 +364,54 @@ async fn as_if_in_force(
         }
     }
     let names = store.branches(run).await?;
-    let (mut found, mut effective) = (vec![(newest, position)], Vec::new());
+    let (mut found, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
     while let Some((record, position)) = found.pop() {
         let branch = record.header().branch.clone();
+        let mut joined: BTreeMap<StepId, u64> = BTreeMap::new();
         let Some(shape) = root.of_branch(&branch) else { continue };
         for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
-            let opener = name.opened_by().and_then(|(opener, _)| shape.opener(&opener));
-            let fan = opener.and_then(|place| position.joined.get(&shape.steps()[place].id));
-            let Some(fan) = fan else { continue };
+            let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else { continue };
             let child = store.newest(run, name).await?;
+            if !has_state(&child) || child.header().end.is_none() {
+                continue;
+            }
             let at = position_of(&child)?;
-            let pass = name.opened_by().and_then(|(_, key)| key.parse().ok()).filter(|_| fan.pass > 0);
-            let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
-            if fan.is_some_and(|fan| at.origin == Some(fan.since)) && child.header().end.is_some() {
+            let step = &shape.steps()[opener];
+            if is_child_of((&position, step), name, at.origin) {
+                *joined.entry(step.id.clone()).or_insert(0) += u64::from(!is_hook(step, name));
                 found.push((child, at));
             }
         }
+        let lacks = |(step, fan): (&StepId, &Fan)| {
+            let expected = if fan.pass > 0 { u64::from(fan.pass) } else { fan.total };
+            (joined.get(step).copied().unwrap_or(0) != expected).then(|| (branch.clone(), step.clone()))
+        };
+        let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
+        let fans = position.joined.iter().filter(|(step, _)| opens_evidence(step));
+        incomplete.extend(fans.filter_map(lacks));
         effective.push(effective_of(store, root, (&record, &position)).await?);
     }
-    Ok(effective)
+    Ok(AsIfInForce { effective, incomplete })
+}
+
+/// Says whether a branch is of a hook of a step.
+fn is_hook(step: &Step, name: &BranchPath) -> bool {
+    let opener = name.opened_by().map(|(opener, _)| opener);
+    step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
+}
+
+/// Says whether a child with this origin belongs to the end in force of the step that opened it.
+fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
+    let Some((_, key)) = name.opened_by() else { return false };
+    if is_hook(step, name) {
+        // Hooks were opened before the end, and no later ones belong to it.
+        let ended = position.ledger.get(&step.id).map(|settled| settled.seq());
+        return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
+    }
+    let Some(fan) = position.joined.get(&step.id) else { return false };
+    let pass = key.parse().ok().filter(|_| fan.pass > 0);
+    let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+    fan.is_some_and(|fan| origin == Some(fan.since))
 }
 
 fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
