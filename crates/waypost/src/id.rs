@@ -310,7 +310,9 @@ impl BranchPath {
         let last = self.0.rsplit('/').next().unwrap_or(&self.0);
         match last.split_once(':') {
             Some((step, key)) => Some((StepId::new(step).ok()?, decode_key(key)?)),
-            None => last.split_once('~').and_then(|(step, pass)| Some((StepId::new(step).ok()?, pass.to_owned()))),
+            None => {
+                last.split_once('~').and_then(|(step, pass)| Some((StepId::new(step).ok()?, pass.to_owned())))
+            }
         }
     }
 

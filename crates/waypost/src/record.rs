@@ -35,9 +35,9 @@ pub use header::{
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
-pub use trace::{EndDigests, Trace};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};
+pub use trace::{EndDigests, Trace};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;

@@ -238,11 +238,9 @@ fn earlier_passes_are_looked_at_amid_later_ones_too() {
   - {id: z, run: 'echo z >> trace'}
 ";
     for store in STORES {
-        for (flow, file, done) in [
-            (NAMED, "a1.txt", "a1 b3 z"),
-            (single, "s1.txt", "s1 s2 s3 z"),
-            (single, "s2.txt", "s2 s3 z"),
-        ] {
+        for (flow, file, done) in
+            [(NAMED, "a1.txt", "a1 b3 z"), (single, "s1.txt", "s1 s2 s3 z"), (single, "s2.txt", "s2 s3 z")]
+        {
             let rig = Rig::with(flow).at(store);
             assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
             rig.write("go", "");

@@ -71,7 +71,8 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let was_done = position.did(&step.id) && !unfinished.has(place) || position.undone.contains(&step.id);
         position.ledger.remove(&step.id);
         position.reusable.remove(&step.id);
-        let rejoins = steps.iter().any(|(named, _, again)| *named == place && matches!(again, Again::Join(_)));
+        let rejoins =
+            steps.iter().any(|(named, _, again)| *named == place && matches!(again, Again::Join(_)));
         if step.children.is_some() && !shape.is_routed() && !rejoins {
             position.rerun_whole.insert(step.id.clone());
         }

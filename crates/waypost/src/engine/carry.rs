@@ -307,11 +307,7 @@ impl Along {
         Ok(())
     }
 
-    fn items_of(
-        &self,
-        fan: &Fan,
-        children: &Children,
-    ) -> Result<Option<Arc<[Item]>>, RunError> {
+    fn items_of(&self, fan: &Fan, children: &Children) -> Result<Option<Arc<[Item]>>, RunError> {
         match &fan.items {
             Some(at) => {
                 let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);

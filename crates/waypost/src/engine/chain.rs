@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record, Repeated,
-    RunStatus, SealedRun, Start, Trace, Try,
+    Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record,
+    Repeated, RunStatus, SealedRun, Start, Trace, Try,
 };
 use crate::store::FIRST_TOKEN;
 

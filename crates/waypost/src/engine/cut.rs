@@ -68,7 +68,9 @@ pub(super) async fn open_again(
     // What its children made is what the opener's own evidence is about.
     let own = targets.iter().filter(|target| target.claims.is_some() && !target.rejoins);
     let openers = own.filter(|target| {
-        shape.step(target.step.as_str()).is_some_and(|step| step.children.as_ref().is_some_and(|c| !c.afterwards))
+        shape
+            .step(target.step.as_str())
+            .is_some_and(|step| step.children.as_ref().is_some_and(|c| !c.afterwards))
     });
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
     Ok(Some(Move { record: known.record.clone(), position, drafts, basis: None, forgotten }))
@@ -123,7 +125,8 @@ async fn cut_of(
 /// Returns the fan-out of the pass that an end is of, where each pass has a branch of its own.
 fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
     let step = &shape.steps()[place].id;
-    let amid = position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let amid =
+        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
     let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }

@@ -94,12 +94,7 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
 }
 
 /// Takes a step out of force, but for its first passes if it has some: its ends and what it has begun become reusable.
-fn set_aside(
-    position: &mut Position,
-    (shape, place): (&Shape, usize),
-    is_finished: bool,
-    passes_kept: u32,
-) {
+fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finished: bool, passes_kept: u32) {
     let step = &shape.steps()[place];
     let entry = take_entry(position, &step.id);
     let last = position.ledger.remove(&step.id);
@@ -120,7 +115,9 @@ fn set_aside(
                 keep(position, &step.id, pass, end);
             }
         }
-    } else if let Some(settled) = last.filter(|settled| is_finished && !matches!(settled, Settled::Skipped(_))) {
+    } else if let Some(settled) =
+        last.filter(|settled| is_finished && !matches!(settled, Settled::Skipped(_)))
+    {
         keep(position, &step.id, 1, Reusable::Ended { settled, fan, follows: false });
     }
     let Some(entry) = entry else { return };

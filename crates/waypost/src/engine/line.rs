@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, Reusable, RunStatus,
-    STATE_BYTES_WARN, Settled, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, Reusable,
+    RunStatus, STATE_BYTES_WARN, Settled, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 

@@ -301,12 +301,24 @@ impl<'a, P: Program> Session<'a, P> {
         };
         let entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
         let rerun_whole = match self.reruns_whole(id, place) {
-            true => shape.steps().iter().filter(|step| step.children.is_some()).map(|step| step.id.clone()).collect(),
+            true => shape
+                .steps()
+                .iter()
+                .filter(|step| step.children.is_some())
+                .map(|step| step.id.clone())
+                .collect(),
             false => BTreeSet::new(),
         };
         let origin = Some(0);
-        let position =
-            Position { frontier, origin, revisited, input, rerun_whole, entered_again: is_reentered, ..entered };
+        let position = Position {
+            frontier,
+            origin,
+            revisited,
+            input,
+            rerun_whole,
+            entered_again: is_reentered,
+            ..entered
+        };
         let mut child = Line::new(chain, shape, position, state);
         child.opener = Some(Opener { line: id, place, index: item.index });
         child.around = around;
@@ -547,11 +559,7 @@ pub(super) struct Begin {
 }
 
 /// Reads where a child stood, whichever opening it was of; `None` if that is not kept.
-async fn position_before(
-    store: &dyn Store,
-    chain: &Chain,
-    seq: u64,
-) -> Result<Option<Position>, RunError> {
+async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<Option<Position>, RunError> {
     let record = match store.load(&chain.run, &chain.branch, seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
         record => record?,

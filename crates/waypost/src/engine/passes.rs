@@ -240,7 +240,8 @@ async fn maker_of(
         below = above;
     }
     // Of what is gone, the one highest up.
-    let is_gone = |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
+    let is_gone =
+        |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
     let Some(place) = makers.iter().rposition(is_gone) else { return Ok(None) };
     let (above, step, passes) = makers.swap_remove(place);
     let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };

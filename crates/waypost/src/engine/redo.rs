@@ -400,7 +400,8 @@ impl Chooser<'_> {
 
 /// Returns the end of an earlier pass of a step, which a branch is.
 fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
-    let amid = position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let amid =
+        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
     let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
     let pass: usize = branch.opened_by()?.1.parse().ok()?;
     fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)

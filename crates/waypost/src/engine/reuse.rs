@@ -18,15 +18,15 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreExt as _};
 
-use super::begin::decode_state;
 use super::back::load_with_state;
+use super::begin::decode_state;
 use super::branches::fan_of;
 use super::fit::{Forget, forget};
 use super::line::{Line, LineId};
+use super::passes::has_state;
 use super::recheck::verify;
 use super::schedule::for_children;
 use super::session::Session;
-use super::passes::has_state;
 use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
 use super::{Admission, Follow, Program, RunError};
@@ -76,7 +76,8 @@ impl<P: Program> Session<'_, P> {
             }
             match candidate.result.clone() {
                 Reusable::Begun { entry, before }
-                    if is_given_the_same(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
+                    if is_given_the_same(&entry, candidate.trace.as_ref())
+                        && self.has_state_of(id, &entry) =>
                 {
                     self.go_on_with(id, candidate.place, *entry, before)?;
                 }
@@ -191,8 +192,7 @@ impl<P: Program> Session<'_, P> {
         let then = decode_state(program, line.shape.level(), &then)?;
         let Line { chain, shape, state, .. } = line;
         let step = &shape.steps()[candidate.place];
-        let spot =
-            super::Spot { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
+        let spot = super::Spot { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
         program.restore(spot, state, &then);
         Ok(true)
     }
@@ -263,7 +263,8 @@ impl<P: Program> Session<'_, P> {
         }
         let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
         let line = self.lines.get(id);
-        let (run, branch, mut position) = (line.chain.run.clone(), line.branch().clone(), line.position.clone());
+        let (run, branch, mut position) =
+            (line.chain.run.clone(), line.branch().clone(), line.position.clone());
         // Ends that are not committed yet are upstream of all that may be reused.
         position.ledger.retain(|_, settled| settled.seq() < line.chain.next);
         let AsIfInForce { effective, incomplete } =
@@ -370,7 +371,9 @@ async fn as_if_in_force(
         let mut joined: BTreeMap<StepId, u64> = BTreeMap::new();
         let Some(shape) = root.of_branch(&branch) else { continue };
         for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
-            let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else { continue };
+            let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
+                continue;
+            };
             let child = store.newest(run, name).await?;
             if !has_state(&child) || child.header().end.is_none() {
                 continue;

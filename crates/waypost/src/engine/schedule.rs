@@ -161,9 +161,8 @@ impl<'a, P: Program> Session<'a, P> {
     /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
     fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
-        let has_result = |entry: &FrontierEntry| {
-            entry.status == Status::Ready && line.result_of(entry).is_some()
-        };
+        let has_result =
+            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
         line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
     }
 

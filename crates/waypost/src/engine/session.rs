@@ -36,7 +36,8 @@ use super::schedule::children_of;
 use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told,
+    Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -493,7 +494,17 @@ impl<'a, P: Program> Session<'a, P> {
             let (source, total) = (fan.source.clone(), fan.total);
             let children = children_of(line, place);
             let (name, ends, passes) = (children.name.clone(), Arc::clone(&fan.ends), children.passes);
-            Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place), passes }
+            Joined {
+                store,
+                run,
+                branch,
+                name,
+                source,
+                total,
+                ends,
+                is_after: line.comes_after(place),
+                passes,
+            }
         });
         let spot = line.spot(place);
         let admitted = program.admit(spot, &line.state).map(|_| ());

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{
-    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, Reusable, RunStatus, Settled, Status,
+    Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, Reusable, RunStatus, Settled,
+    Status,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};

@@ -23,8 +23,7 @@ use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, Targets, back_to, done_before, forward, is_joined, opener_of, pace,
-    targets,
+    Move, Pace, Target, Targets, back_to, done_before, forward, is_joined, opener_of, pace, targets,
 };
 use super::reopen::still_ahead;
 use super::snapshot::position_of;

@@ -19,11 +19,7 @@ fn no_input() -> Digest {
 }
 
 /// Returns the trace that an end of a step would have now; `None` if the digests of an end that it needs are not known.
-pub(super) fn trace_of<P: Program>(
-    program: &P,
-    line: &Line<'_, P::State>,
-    place: usize,
-) -> Option<Trace> {
+pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Option<Trace> {
     let step = &line.shape.steps()[place];
     let mut needs = HashMap::new();
     for read in reads_of(program, line, place) {
@@ -48,7 +44,9 @@ pub(super) fn trace_of<P: Program>(
 pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Vec<StepId> {
     let mut reads = program.reads(line.spot(place));
     let needs = line.shape.needs(place);
-    reads.retain(|read| line.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read)));
+    reads.retain(|read| {
+        line.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
+    });
     reads
 }
 

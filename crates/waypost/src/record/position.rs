@@ -319,7 +319,18 @@ impl Fan {
     /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
-        Self { items, total, opened: 0, since: 0, dead: 0, dead_before: 0, pass, passes, after: false, work: None }
+        Self {
+            items,
+            total,
+            opened: 0,
+            since: 0,
+            dead: 0,
+            dead_before: 0,
+            pass,
+            passes,
+            after: false,
+            work: None,
+        }
     }
 
     /// Returns the fan-out of an earlier pass, or of this one, by its number.

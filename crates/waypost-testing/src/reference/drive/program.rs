@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage, Settlement, Spot,
-    StateError, Told,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
+    Settlement, Spot, StateError, Told,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
