@@ -144,6 +144,16 @@ pub enum EventKind {
         /// It had ended before, and was needed again.
         had_ended: bool,
     },
+    /// The end of a step left force, or its result out of force was not reused: the step runs again.
+    StepInvalidated {
+        /// Why.
+        cause: RerunCause,
+    },
+    /// A result out of force counts again, without an execution.
+    StepReused {
+        /// The record of the end, or of the entry that continues.
+        of: String,
+    },
     /// A checkpoint was written. Each record says so once.
     CheckpointWritten {
         /// Why it was written.
@@ -253,6 +263,26 @@ pub struct Failed {
     pub ended: Ended,
 }
 
+/// Why a step runs again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "code", rename_all = "snake_case")]
+pub enum RerunCause {
+    /// Its evidence does not hold.
+    EvidenceFailed {
+        /// The claims, by name.
+        #[serde(default)]
+        claims: Vec<String>,
+    },
+    /// A step that it needs or reads gave or left something else.
+    UpstreamChanged {
+        /// That step; none where the input of the whole branch changed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step: Option<StepId>,
+    },
+    /// Its definition changed.
+    DefinitionChanged,
+}
+
 /// Verdicts, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
@@ -307,6 +337,13 @@ impl From<&Failure> for Failed {
 
 /// The note of a record that says that a service was started: with its `step`, and whether it `had_ended` before.
 pub const SERVICE_STARTED: &str = "service_started";
+/// The note of a record that names the steps whose results are reused: `steps`, each with its `step` and `of`, the record of
+/// the end.
+pub(crate) const STEP_REUSED: &str = "step_reused";
+/// The note of a record that says why a step runs again: its `step` and the `cause`, a [`RerunCause`].
+pub(crate) const STEP_INVALIDATED: &str = "step_invalidated";
+/// The note of a record that opens a step again for its evidence: its `step` and the `claims` that do not hold.
+pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 /// The note of a record that says that one could not be written before it: `at`, and the `error`.
 pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
 /// The note of a record that says that states were let go before it: how many `states` of how many `bytes`, and how many
@@ -508,6 +545,10 @@ impl Told<'_> {
                     let (states, bytes, keep) = (count("states"), count("bytes"), count("keep"));
                     self.say_of(None, EventKind::Pruned { states, bytes, keep });
                 }
+                Note::Event { name, data } if name == STEP_REUSED => self.reused(data),
+                Note::Event { name, data } if name == STEP_INVALIDATED || name == EVIDENCE_FAILED => {
+                    self.invalidated(name, data);
+                }
                 Note::Event { name, data } => {
                     self.say(EventKind::Custom { name: name.clone(), data: data.clone() });
                 }
@@ -517,6 +558,24 @@ impl Told<'_> {
                 // It stands in the report.
                 Note::Report(_) => {}
             }
+        }
+    }
+
+    fn reused(&mut self, data: &Value) {
+        for reused in data["steps"].as_array().into_iter().flatten() {
+            let of = reused["of"].as_str().unwrap_or_default().to_owned();
+            self.say_of(step_in(reused), EventKind::StepReused { of });
+        }
+    }
+
+    fn invalidated(&mut self, name: &str, data: &Value) {
+        let claims = || serde_json::from_value(data["claims"].clone()).unwrap_or_default();
+        let cause = match name {
+            EVIDENCE_FAILED => Some(RerunCause::EvidenceFailed { claims: claims() }),
+            _ => serde_json::from_value(data["cause"].clone()).ok(),
+        };
+        if let Some(cause) = cause {
+            self.say_of(step_in(data), EventKind::StepInvalidated { cause });
         }
     }
 
@@ -549,4 +608,9 @@ impl Told<'_> {
         };
         self.say_of(None, what);
     }
+}
+
+/// Returns the step that a note names.
+fn step_in(data: &Value) -> Option<StepId> {
+    data["step"].as_str().and_then(|step| StepId::new(step).ok())
 }

@@ -261,3 +261,47 @@ steps:
         resumed_to_a_sound_end(&rig);
     }
 }
+
+#[test]
+fn each_rerun_and_each_reuse_has_a_cause_in_the_events() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        // Given: `b` needs `a`, and gives the same whatever `a` gives.
+        let flow = "steps:
+  - {id: a, run: 'cat k > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'wc -l < a.txt > b.txt', evidence: [{sha256: b.txt}]}
+  - {id: e, needs: [b], run: 'true'}
+  - {id: c, needs: [e], run: 'echo c >> trace'}
+";
+        let flow = flow.replace("id: b, run", "id: b, needs: [a], run");
+        let rig = Rig::with(&flow).at(store);
+        rig.write("k", "old\n");
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{store}");
+        rig.write("k", "new\n");
+        std::fs::remove_file(rig.path("a.txt")).expect("a made it");
+
+        // When: `a` reruns and leaves another file; `b` pins what it pinned before.
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        // Then: the pins of `a` count for everything downstream.
+        let events = rig.waypost(&["events", "r", "--json"]);
+        let events = events.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let causes: Vec<String> = events
+            .filter(|event| event["event"] == "step_invalidated")
+            .map(|event| format!("{} {}", event["step"].as_str().unwrap_or("?"), event["cause"]))
+            .collect();
+        let expect = [
+            r#"a {"code":"evidence_failed","claims":["file_sha256 a.txt"]}"#,
+            r#"b {"code":"upstream_changed","step":"a"}"#,
+            r#"e {"code":"upstream_changed","step":"b"}"#,
+            r#"c {"code":"upstream_changed","step":"e"}"#,
+        ];
+        assert_eq!(causes, expect, "{store}");
+
+        // And: with the same file, all downstream is reused.
+        std::fs::remove_file(rig.path("a.txt")).expect("a made it");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        let events = rig.waypost(&["events", "r", "--json"]);
+        let reused = events.lines().filter(|line| line.contains(r#""event":"step_reused""#)).count();
+        assert_eq!(reused, 3, "{store}: b, e and c");
+    }
+}

@@ -123,6 +123,8 @@ pub(super) struct Line<'a, S> {
     pub(super) timer: Option<Timestamp>,
     /// The reason of records that begin something, until the next commit.
     pub(super) reason: Reason,
+    /// Notes for the record that is written next.
+    pub(super) notes: Vec<Note>,
     /// Of ends in force, as far as they were asked for: the digests of what they made. Where ends have traces.
     pub(super) digests: HashMap<StepId, EndDigests>,
 }
@@ -160,6 +162,7 @@ impl<'a, S> Line<'a, S> {
             warned_bytes: 0,
             timer: None,
             reason: Reason::Step,
+            notes: Vec::new(),
             digests: HashMap::new(),
         }
     }
@@ -264,6 +267,7 @@ impl<'a, S> Line<'a, S> {
             self.drafts.push(draft);
         }
         let last = self.drafts.last_mut().expect("there is one by now");
+        last.told.notes.append(&mut self.notes);
         for start in starts {
             // A checkpoint that was lost may have said it: the one written instead says it once.
             if !last.started.contains(&start) {

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
+use crate::events::EVIDENCE_FAILED;
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::record::{
@@ -35,9 +36,6 @@ use super::recheck::{Branches, Judged, Known};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
-
-/// The event that says for which claims a branch goes back to a step.
-const EVIDENCE_FAILED: &str = "evidence_failed";
 
 /// Where a branch is gone on with, if not where it stands.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use crate::events::{RerunCause, STEP_INVALIDATED, STEP_REUSED};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::record::{
@@ -16,7 +17,7 @@ use crate::record::{
     Verdict, WaitKind,
 };
 use crate::shape::{Shape, Step};
-use crate::store::{Store, StoreExt as _};
+use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::back::load_with_state;
 use super::begin::decode_state;
@@ -31,15 +32,12 @@ use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
 use super::{Admission, Follow, Program, RunError};
 
-/// The event that names the steps whose results were reused.
-pub(super) const STEP_REUSED: &str = "step_reused";
-
 /// What the evidence of results out of force came to, until a step ends that may have rewritten what they claim.
 #[derive(Debug, Default)]
 pub(super) struct ReusableVerdicts {
     /// The scopes whose results were looked at.
     looked: BTreeSet<BranchPath>,
-    broken: BTreeSet<(BranchPath, StepId)>,
+    broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
     unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
 }
 
@@ -74,15 +72,22 @@ impl<P: Program> Session<'_, P> {
                 self.give_up_result(id, &candidate)?;
                 continue;
             }
-            match candidate.result.clone() {
+            let cause = match candidate.result.clone() {
                 Reusable::Begun { entry, before }
                     if is_given_the_same(&entry, candidate.trace.as_ref())
                         && self.has_state_of(id, &entry) =>
                 {
                     self.go_on_with(id, candidate.place, *entry, before)?;
+                    None
                 }
-                Reusable::Ended { settled, .. } if self.is_reused(id, &candidate, settled).await? => {}
-                _ => self.give_up_result(id, &candidate)?,
+                Reusable::Begun { .. } => Some(RerunCause::UpstreamChanged { step: None }),
+                Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
+            };
+            if let Some(cause) = cause {
+                self.give_up_result(id, &candidate)?;
+                let data = json!({ "step": candidate.step, "cause": cause });
+                let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
+                self.lines.get_mut(id).notes.push(note);
             }
         }
     }
@@ -104,19 +109,24 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Puts an end in force again if its trace is what the step would be given now, and its evidence holds.
-    async fn is_reused(
+    /// Puts an end in force again if its trace is what the step would be given now, and its evidence holds. Returns why not.
+    async fn reuse(
         &mut self,
         id: LineId,
         candidate: &Candidate,
         settled: Settled,
-    ) -> Result<bool, RunError> {
+    ) -> Result<Option<RerunCause>, RunError> {
         let line = self.lines.get(id);
         let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        let ended = self.engine.store.load(&run, &branch, settled.seq()).await?;
+        let ended = match self.engine.store.load(&run, &branch, settled.seq()).await {
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
+                return Ok(Some(RerunCause::UpstreamChanged { step: None }));
+            }
+            ended => ended?,
+        };
         let header = ended.header();
         if candidate.trace.is_none() || header.trace != candidate.trace {
-            return Ok(false);
+            return Ok(Some(difference(header.trace.as_ref(), candidate.trace.as_ref())));
         }
         self.look_at_reusable(id).await?;
         let key = (branch, candidate.step.clone());
@@ -126,15 +136,15 @@ impl<P: Program> Session<'_, P> {
             let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
             return Err(RunError::InDoubt { run, questions });
         }
-        if self.reusable_verdicts.broken.contains(&key) {
-            return Ok(false);
+        if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
+            return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
         }
         if self.restores_state(id, candidate.place) && !self.restore_state(id, candidate, &ended).await? {
-            return Ok(false);
+            return Ok(Some(RerunCause::UpstreamChanged { step: None }));
         }
         let line = self.lines.get_mut(id);
         let Some(Reusable::Ended { settled, fan, follows }) = line.take_result(candidate.place) else {
-            return Ok(false);
+            return Ok(None);
         };
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
         line.settle(candidate.place, Some(settled), follow);
@@ -151,7 +161,7 @@ impl<P: Program> Session<'_, P> {
         note_reuse(line, &candidate.step, settled.seq());
         self.mark_dirty(id);
         self.touched.insert(id);
-        Ok(true)
+        Ok(None)
     }
 
     /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
@@ -284,12 +294,14 @@ impl<P: Program> Session<'_, P> {
             }
         }
         for broken in Weighed::of(root, &effective, &verdicts, &checks).broken() {
-            looked.broken.extend(own(&broken.branch, &broken.step));
+            if let Some(key) = own(&broken.branch, &broken.step) {
+                looked.broken.entry(key).or_default().extend(broken.claims);
+            }
         }
-        for (branch, step) in incomplete {
-            looked.broken.extend(own(&branch, &step));
+        for key in incomplete.iter().filter_map(|(branch, step)| own(branch, step)) {
+            looked.broken.entry(key).or_default();
         }
-        looked.unknown.retain(|key, _| !looked.broken.contains(key));
+        looked.unknown.retain(|key, _| !looked.broken.contains_key(key));
         self.reusable_verdicts = looked;
         Ok(())
     }
@@ -415,6 +427,16 @@ fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: 
     let pass = key.parse().ok().filter(|_| fan.pass > 0);
     let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
     fan.is_some_and(|fan| origin == Some(fan.since))
+}
+
+/// Returns the first difference between the trace of an end and the trace of now.
+fn difference(then: Option<&Trace>, now: Option<&Trace>) -> RerunCause {
+    let (Some(then), Some(now)) = (then, now) else { return RerunCause::UpstreamChanged { step: None } };
+    if then.definition != now.definition {
+        return RerunCause::DefinitionChanged;
+    }
+    let changed = now.needs.iter().find(|(step, given)| then.needs.get(*step) != Some(given));
+    RerunCause::UpstreamChanged { step: changed.map(|(step, _)| step.clone()) }
 }
 
 fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
