@@ -305,3 +305,32 @@ fn each_rerun_and_each_reuse_has_a_cause_in_the_events() {
         assert_eq!(reused, 3, "{store}: b, e and c");
     }
 }
+
+// What happened: with a changed file, a resume took the run to a step whose evidence failed, and forgot the change: a later step
+// kept the result of its old definition, with exit 0, for ever. Why: what is invalid was found before the change was adopted.
+// What stops it now: it is found in the adopted position.
+#[test]
+fn an_edit_is_kept_although_evidence_fails_too() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for (b, tail) in [
+            ("{id: b, run: 'echo old > b.txt'}", ""),
+            ("{id: b, repeat: {until: 'true', max: 1}, steps: [{id: i, run: 'echo old > b.txt'}]}", ""),
+            ("{id: b, foreach: {items: [1], steps: [{id: i, run: 'echo old > b.txt'}]}}", ""),
+            ("{id: b, run: 'echo old > b.txt'}", "  - {id: c, run: 'true'}\n"),
+        ] {
+            let flow = format!(
+                "steps:\n  - {{id: a, run: 'echo a > a.txt', evidence: [{{sha256: a.txt}}]}}\n  - {b}\n{tail}"
+            );
+            let rig = Rig::with(&flow).at(store);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{store} {b}");
+            rig.write("flow.yaml", &flow.replace("echo old", "echo new"));
+            std::fs::remove_file(rig.path("a.txt")).expect("a made it");
+
+            let code = code_of(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]);
+
+            assert_eq!(code, Some(0), "{store} {b}");
+            assert_eq!(rig.read("b.txt"), "new\n", "{store} {b}");
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0), "{store} {b}");
+        }
+    }
+}

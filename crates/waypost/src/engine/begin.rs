@@ -335,7 +335,8 @@ async fn find_begin<P: Program>(
             (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
         refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
     }
-    if options.from.is_some() {
+    // An adopted definition has another position: what is invalid is found from there, or the change would be lost.
+    if options.from.is_some() || options.adopt.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
