@@ -269,7 +269,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
-    let position = snapshot.newest().position().unwrap_or_default();
+    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let path = kept(store, &file)?;
     let shape = shape_of(&changed, surroundings::cores())?;
     let run = &snapshot.entry.summary.run;

@@ -104,7 +104,7 @@ pub(crate) fn read_before(
     at: &Record,
     (before, now): (&Map<String, Value>, &Map<String, Value>),
 ) -> Vec<String> {
-    let position = at.position().unwrap_or_default();
+    let position = at.position().unwrap_or_default().with_failures_open();
     let mut to_come: BTreeSet<String> = BTreeSet::new();
     for entry in &position.frontier {
         let is_begun = |id: &String| *id == entry.step.as_str() && entry.fan.is_some();
@@ -155,7 +155,7 @@ fn has(body: &Body, id: &str) -> bool {
 
 /// Returns the steps of the workflow's own list that are finished, or of whose branches some have begun.
 fn begun<'w>(workflow: &'w Workflow, snapshot: &Snapshot, plan: &Plan) -> BTreeSet<&'w str> {
-    let position = snapshot.newest().position().unwrap_or_default();
+    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let opened =
         |id: &str| position.frontier.iter().any(|entry| entry.step.as_str() == id && entry.fan.is_some());
     let finished = |id: &str| {

@@ -35,6 +35,7 @@ pub(crate) mod chain;
 mod commit;
 mod doubt;
 mod edit;
+mod failure;
 mod fall;
 mod fan;
 mod fit;
@@ -83,10 +84,10 @@ pub use options::{
     OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
     Validate, ValidateFn,
 };
-pub use outcome::{Outcome, RunError, Waiting};
+pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub use program::{
     Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
-    StateError, Told,
+    StateError, Told, Upstream,
 };
 pub use snapshot::Snapshot;
 use snapshot::changed_at;

@@ -43,7 +43,7 @@ use serde_json::Map;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Settlement, Spot, StateError,
+    Settlement, Spot, StateError, Upstream,
 };
 use crate::record::{Failure, FailureKind, Flaw, RunRecord};
 use crate::shape::Shape;
@@ -191,8 +191,8 @@ impl Program for Erased {
         self.levels[level].decode(bytes, schema)
     }
 
-    fn admit(&self, _: Spot<'_>, _: &Held) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn open(&self, spot: Spot<'_>, state: &Held) -> Result<Vec<Item>, Failure> {

@@ -44,6 +44,7 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         "allow_paths",
         "store",
         "on_failure",
+        "fail_fast",
         "steps",
     ],
     later: &[],
@@ -106,6 +107,7 @@ struct Top<'n> {
     max_parallel: Option<(NonZeroUsize, &'n Node)>,
     timeout: Option<Duration>,
     budget: Option<Budget>,
+    fail_fast: bool,
     labels: BTreeMap<String, String>,
     checkpoints: Checkpoints,
     store: Option<String>,
@@ -178,6 +180,9 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
         }),
         timeout: get("timeout").and_then(|node| checker.duration(node, "timeout")),
         budget: get("budget").and_then(|node| budget::budget(checker, node)),
+        fail_fast: get("fail_fast")
+            .and_then(|node| checker.truth(node, "fail_fast"))
+            .unwrap_or(false),
         labels: get("labels").map(|node| settings::labels(checker, node)).unwrap_or_default(),
         checkpoints: settings::checkpoints(checker, get("checkpoints")),
         store: get("store").and_then(|node| store::store(checker, node)).map(|found| found.value),
@@ -409,6 +414,7 @@ fn assemble(
         max_parallel: top.max_parallel.map(|(count, _)| count),
         timeout: top.timeout,
         budget: top.budget,
+        fail_fast: top.fail_fast,
         params: top.params,
         secrets,
         allow_paths,

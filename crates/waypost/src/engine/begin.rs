@@ -20,6 +20,7 @@ use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
+use super::failure::{decide_openers, position_for_retry};
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
 use super::options::merge;
@@ -241,13 +242,16 @@ async fn find_begin<P: Program>(
     carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let (position, forgotten) = position_for_retry(began_with, &base.record)?;
+    base.position = position;
+    base.redone.extend(forgotten);
     refuse_amid(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
     fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
-    // By what was in force when they were started, whatever the definition says of them now.
-    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
     let wishes = Wishes::take(&mut options.from, edited, program.shape());
@@ -392,6 +396,7 @@ async fn main_line<'a, P: Program>(
     main.reopens = *reopens;
     if main.reopens {
         reopen(&mut main);
+        decide_openers(program, &mut main);
     }
     if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
         main.doubt(&step);
@@ -496,6 +501,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
         waiting,
         failed: None,
         failed_on: None,
+        failures: Vec::new(),
         stopped_by: None,
         idle: true,
         progress: Progress { done: total, total },
@@ -528,6 +534,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
                 line.cut.push(entry.step.clone());
             }
             Status::Failed => {
+                line.redecided.insert(entry.step.clone());
                 entry.status = Status::Ready;
                 entry.failures = 0;
                 entry.wake_at = None;

@@ -2,16 +2,18 @@
 
 use jiff::Timestamp;
 
+use crate::id::StepId;
 use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try,
+    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, SkipCause, Status, Try,
     WAIT_AFTER, Wait, WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
 
+use super::failure;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
-use super::{Admission, Program, RunError, Settlement};
+use super::{Admission, Program, RunError, Settlement, Upstream};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
 pub(super) const BEFORE: &str = "before";
@@ -37,6 +39,7 @@ impl<'a, P: Program> Session<'a, P> {
             for found in std::mem::take(&mut self.lines.get_mut(id).found) {
                 self.open_found(id, found).await?;
             }
+            self.pass_over(id);
             if !self.is_stopping() {
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
@@ -119,13 +122,77 @@ impl<'a, P: Program> Session<'a, P> {
         children.is_some_and(|children| !children.by_work) && line.entry(place).fan.is_none()
     }
 
+    /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
+    fn is_admitted(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let entry = line.entry(place);
+        !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
+    }
+
+    /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
+    fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
+        let line = self.lines.get(id);
+        failure::failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
+    }
+
+    /// Returns a failed step on account of which nothing more starts on a branch, where one failure is enough for that: on
+    /// the branch, on one around it, or on one that fails together with any of those.
+    fn failed_fast(&self, id: LineId) -> Option<StepId> {
+        if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
+            return None;
+        }
+        let up = |from: LineId| {
+            std::iter::successors(Some(from), |id| Some(self.lines.get(*id).opener?.line)).collect::<Vec<_>>()
+        };
+        let around = up(id);
+        let fails_with = |from: LineId| {
+            let mut top = from;
+            while let Some(opener) = self.lines.get(top).opener
+                && !collects(self.lines.get(opener.line), opener.place)
+            {
+                top = opener.line;
+            }
+            top
+        };
+        let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
+        let mut failed = failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
+        failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
+    }
+
+    /// Passes over the steps of a branch that do not run as one upstream failed. Also while nothing is started any more: no
+    /// work comes of it.
+    fn pass_over(&mut self, id: LineId) {
+        loop {
+            let line = self.lines.get(id);
+            let fails_fast = self.options.fail_fast || line.shape.fails_fast();
+            if line.end.is_some() || !(line.has_failed_end() || fails_fast) {
+                return;
+            }
+            let ready = line.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
+            let places = ready.filter_map(|entry| line.shape.place(entry.step.as_str()));
+            let cause = |place: usize| {
+                let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
+                let admitted = self.program.admit(line.spot(place), &line.state, Upstream::Failed(&failed));
+                match admitted {
+                    Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
+                    _ => None,
+                }
+            };
+            let Some((place, cause)) = places.collect::<Vec<_>>().into_iter().find_map(cause) else { return };
+            self.skip(id, place, cause);
+        }
+    }
+
     fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
         let program = self.program;
         let (line, opens) = (self.lines.get(id), self.opens(id, place));
         let step = &line.shape.steps()[place];
-        // What was admitted before is not asked again: it has waited, or was tried.
-        let asked = line.entry(place).at.attempt > 0 || line.entry(place).fan.is_some();
-        let admitted = if asked { Ok(Admission::Run) } else { program.admit(line.spot(place), &line.state) };
+        let is_admitted = self.is_admitted(id, place);
+        let failed = self.failed_upstream(id, place);
+        let admitted = match is_admitted {
+            true => Ok(Admission::Run),
+            false => program.admit(line.spot(place), &line.state, upstream(failed.as_ref())),
+        };
         match admitted {
             Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
             // A condition that cannot be evaluated fails the step when it starts.
@@ -148,7 +215,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    fn skip(&mut self, id: LineId, place: usize, cause: crate::record::SkipCause) {
+    fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
         let program = self.program;
         let line = self.lines.get_mut(id);
         let follow = {
@@ -162,7 +229,11 @@ impl<'a, P: Program> Session<'a, P> {
         let reason = line.reason;
         match follow {
             Ok(follow) => {
-                let settled = Some(Settled::Skipped(line.seq_of_next_draft()));
+                let seq = line.seq_of_next_draft();
+                let settled = Some(match cause {
+                    SkipCause::UpstreamFailed(_) => Settled::PassedOver(seq),
+                    _ => Settled::Skipped(seq),
+                });
                 line.settle(place, settled, follow);
                 line.draft(Phase::Skipped(cause), reason, step, at);
                 self.mark_dirty(id);
@@ -217,6 +288,8 @@ impl<'a, P: Program> Session<'a, P> {
             return false;
         }
         let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
+        // Nothing runs on account of this failure either.
+        self.halted = true;
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::Told::default());
         true
     }
@@ -309,8 +382,12 @@ impl<'a, P: Program> Session<'a, P> {
             return self.rest_if_waiting(id);
         }
         if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
-            line.end = Some(End::Completed);
+            match line.has_failed_end() {
+                true => self.fail_branch(id),
+                false => line.end = Some(End::Completed),
+            }
         }
+        let line = self.lines.get_mut(id);
         let Some(end) = line.end else {
             self.rest_if_waiting(id);
             return;
@@ -349,7 +426,12 @@ impl<'a, P: Program> Session<'a, P> {
         let limits = children_of(line, place).limits;
         let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let Some(why) = fan.beyond(&limits).filter(|_| !fan.stopped) else { return };
+        let is_routed = line.shape.is_routed();
         self.lines.get_mut(id).fan_mut(place).stopped = true;
+        if !is_routed {
+            // Those that are at work go on to their end.
+            return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
+        }
         self.cancel_below(id, None, "too many of its siblings failed");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::Told::default());
     }
@@ -468,6 +550,9 @@ impl<'a, P: Program> Session<'a, P> {
         if self.halted || any(&|line| line.end.is_none() && line.has(Status::Failed)) {
             return Some(RunStatus::Failed);
         }
+        if self.is_pausing && main.has_failed_end() {
+            return Some(RunStatus::Failed);
+        }
         if self.options.stop.is_asked() || any(&|line| line.has(Status::Started)) {
             return Some(RunStatus::Interrupted);
         }
@@ -476,13 +561,17 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let held = any(&|line| line.is_held() || line.is_held_at_end);
         let waits = any(&|line| line.asks() || line.sleeps());
+        if main.has_failed_end() && !waits && !held {
+            return Some(RunStatus::Failed);
+        }
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
     }
 
     /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends.
     pub(super) fn is_to_look(&self) -> bool {
         let main = self.main();
-        self.unlooked.is_any() && main.position.frontier.is_empty() && !main.is_held_at_end
+        let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
+        self.unlooked.is_any() && is_done
     }
 
     fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {
@@ -498,7 +587,8 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn progress(&self) -> Progress {
         let main = self.main();
         let total = main.shape.steps().len();
-        Progress { done: (total - main.unfinished_count()) as u64, total: total as u64 }
+        let done = total - main.unfinished_count() - main.position.unsuccessful_count();
+        Progress { done: done as u64, total: total as u64 }
     }
 }
 
@@ -537,6 +627,11 @@ pub(super) fn for_what_comes_after() -> Wait {
 /// A wait for a resume.
 pub(super) fn hold(key: String) -> Wait {
     Wait { id: String::new(), key, on: WaitKind::Resume, question: None }
+}
+
+/// Returns the state of what is upstream of a step, as programs are asked with it.
+pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
+    failed.map_or(Upstream::Succeeded, Upstream::Failed)
 }
 
 /// Says whether the failure of a branch ends only that branch.

@@ -19,23 +19,24 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{BranchPath, Digest};
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
+use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
+use super::failure::failed_upstream;
 use super::fan::{Joined, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
-use super::schedule::children_of;
+use super::schedule::{children_of, upstream};
 use super::stop::{Stop, StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told, Waiting,
+    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, StepFailure, Told, Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -100,7 +101,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
-    pub(super) failed: Option<(BranchPath, StepId, Failure)>,
+    pub(super) failed: Option<StepFailure>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
@@ -480,7 +481,8 @@ impl<'a, P: Program> Session<'a, P> {
             Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place) }
         });
         let spot = line.spot(place);
-        let admitted = program.admit(spot, &line.state).map(|_| ());
+        let failed = failed_upstream(line.shape, &line.position, place);
+        let admitted = program.admit(spot, &line.state, upstream(failed.as_ref())).map(|_| ());
         let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
@@ -563,8 +565,10 @@ impl<'a, P: Program> Session<'a, P> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
+        let first = failures.first().cloned();
         let (failed_on, failed) =
-            self.failed.map(|(branch, step, failure)| (branch, (step, failure))).unzip();
+            first.map(|StepFailure { branch, step, failure }| (branch, (step, failure))).unzip();
         Outcome {
             run: main.chain.run,
             status,
@@ -573,6 +577,7 @@ impl<'a, P: Program> Session<'a, P> {
             progress,
             failed,
             failed_on,
+            failures,
             waiting,
             stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
             idle: false,

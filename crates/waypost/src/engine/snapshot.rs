@@ -212,8 +212,13 @@ pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Resu
     repeated.map(|again| *again).ok_or(damaged)
 }
 
-/// Reads the position of a sound record.
+/// Reads the position of a sound record as a resume takes it up: its failed steps are unfinished.
 pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
+    position_as_recorded(record).map(Position::with_failures_open)
+}
+
+/// Reads the position of a sound record.
+pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreError> {
     record.position().map_err(|flaw| {
         let header = record.header();
         let damage = Damage {

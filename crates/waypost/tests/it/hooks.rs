@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, SessionOptions, Settlement, Spot, StateError, Told,
+    ResumeOptions, RunError, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{End, Ending, Failure, FailureKind, Flaw, RunStatus};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -121,8 +121,13 @@ impl Program for Hooked {
 
     fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(&self, _: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(
+        &self,
+        _: Spot<'_>,
+        _: &Self::State,
+        upstream: Upstream<'_>,
+    ) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &Self::State, joined: Option<Joined>) -> Result<Job, Failure> {

@@ -91,7 +91,7 @@ impl Branch {
             (Some(shape), None) => shape.step(step.as_str()).is_some_and(|step| !step.idempotent),
             (None, _) => false,
         };
-        let frontier = position.iter().flat_map(|position| &position.frontier);
+        let frontier = position.iter().flat_map(Position::open_entries);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
         let told = Told::by(&self.history.records);
@@ -105,7 +105,7 @@ impl Branch {
         let headers = self.history.records.iter().rev().map(Record::header);
         let ended_or_begun = headers
             .flat_map(|header| header.step.iter().chain(header.started.iter().map(|start| &start.step)));
-        let open = position.iter().flat_map(|position| &position.frontier).map(|entry| &entry.step);
+        let open = position.iter().flat_map(Position::open_entries).map(|entry| &entry.step);
         order.extend(ended_or_begun.chain(open).filter(|step| listed.insert(step)));
         let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
         let view = |step: &StepId| {
@@ -236,8 +236,8 @@ impl Kept {
     fn of(settled: Option<Settled>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
-            (Some(Settled::Skipped(_)), _) | (None, Some("skipped")) => StepStatus::Skipped,
-            (Some(Settled::Tolerated(_)), _) | (None, Some("failed")) => StepStatus::Failed,
+            (Some(Settled::Skipped(_) | Settled::PassedOver(_)), _) | (None, Some("skipped")) => StepStatus::Skipped,
+            (Some(Settled::Tolerated(_) | Settled::Failed(_)), _) | (None, Some("failed")) => StepStatus::Failed,
             _ => StepStatus::Completed,
         };
         let code = told("exit_code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok());

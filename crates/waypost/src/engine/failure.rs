@@ -1,0 +1,117 @@
+//! Failed steps of a graph by needs: their ends, and the retry of them by a resume.
+//!
+//! ```text
+//!   a: failed ---> b: passed over ---> c, `always()`: completed
+//!   resume:  a is ready, b and c are unfinished, and the results of all three leave the state
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::id::StepId;
+use crate::record::{FrontierEntry, Position, Record, Settled, Status};
+use crate::shape::{Shape, Unfinished};
+use crate::store::StoreError;
+
+use super::anew::after;
+use super::fit::Forget;
+use super::line::Line;
+use super::snapshot::position_as_recorded;
+use super::{Admission, Program, Upstream};
+
+/// Reads the position of a record and retries its failures; returns the results to take out of its state.
+pub(super) fn position_for_retry(
+    shape: &Shape,
+    record: &Record,
+) -> Result<(Position, Vec<Forget>), StoreError> {
+    let mut position = position_as_recorded(record)?;
+    let forgotten = retry_failures(shape, &mut position);
+    Ok((position, forgotten))
+}
+
+/// Takes failed and passed-over ends out of force, with every end downstream; returns the results to take out of the state.
+///
+/// The most upstream failed steps are back in the frontier. A step downstream that ran and must not be repeated is marked,
+/// so that a person is asked when its turn comes.
+pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forget> {
+    let before = Unfinished::of(shape, position);
+    let passed_over = |settled: &Settled| matches!(settled, Settled::PassedOver(_));
+    let passed: BTreeSet<StepId> =
+        position.ledger.iter().filter(|(_, end)| passed_over(end)).map(|(step, _)| step.clone()).collect();
+    *position = std::mem::take(position).with_failures_open();
+    let may_be_reused = position.ahead.is_some_and(|ahead| !ahead.changed);
+    if shape.is_routed() || may_be_reused {
+        return Vec::new();
+    }
+    let failed = places(shape, position, |entry| entry.status == Status::Failed);
+    if failed.is_empty() {
+        return Vec::new();
+    }
+    let mut downstream = after(shape, &failed);
+    let open = after(shape, &places(shape, position, |_| true));
+    downstream.extend(failed.iter().filter(|place| open.contains(place)));
+    let retried = failed.iter().filter(|place| !downstream.contains(place));
+    let mut forgotten: Vec<Forget> =
+        retried.map(|place| Forget::Failure(shape.steps()[*place].id.clone())).collect();
+    let mut has_run = false;
+    for place in downstream {
+        let step = &shape.steps()[place];
+        let id = step.id.clone();
+        let at = position.frontier.iter().position(|entry| entry.step == id);
+        let entry = at.map(|at| position.frontier.remove(at));
+        let ended = !before.has(place) && entry.is_none() && !passed.contains(&id);
+        let was_done = ended && position.did(&id) || position.undone.contains(&id);
+        has_run |= was_done || entry.as_ref().is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
+        position.ledger.remove(&id);
+        if step.must_ask_again(was_done, entry.as_ref()) {
+            // Its result stays: a person may decide that it still holds.
+            let begun = entry.filter(|entry| step.has_begun(entry));
+            position.ask_about(&id, begun);
+            continue;
+        }
+        let entry = position.ask_no_more(&id).or(entry);
+        let fan = position.joined.remove(&id).or_else(|| entry.and_then(|entry| entry.fan));
+        position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
+        forgotten.extend([Forget::Failure(id.clone()), Forget::Step(id)]);
+    }
+    if has_run {
+        let known = position.frontier.iter().map(|entry| entry.at.epoch);
+        let epoch = known.chain([position.epoch, position.epoch_max]).max().unwrap_or_default() + 1;
+        (position.epoch, position.epoch_max, position.revisited) = (epoch, epoch, true);
+    }
+    forgotten
+}
+
+/// Decides again whether failed steps with branches run: one that does not leaves its branches, and is skipped when its turn
+/// comes.
+pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::State>) {
+    for step in line.redecided.clone() {
+        let Some(place) = line.shape.place(step.as_str()) else { continue };
+        let Some(fan) = line.entry(place).fan.clone() else { continue };
+        let admitted = program.admit(line.spot(place), &line.state, Upstream::Succeeded);
+        if matches!(admitted, Ok(Admission::Skip(_))) {
+            let entry = line.entry_mut(place);
+            (entry.fan, entry.at.attempt) = (None, 0);
+            line.position.dead = line.position.dead.saturating_sub(fan.dead_in_all());
+            line.position.revisited = true;
+        }
+    }
+}
+
+/// Returns the places of the frontier's entries that `is_meant`, as far as the shape has their steps.
+fn places(shape: &Shape, position: &Position, is_meant: impl Fn(&FrontierEntry) -> bool) -> Vec<usize> {
+    let meant = position.frontier.iter().filter(|entry| is_meant(entry));
+    meant.filter_map(|entry| shape.place(entry.step.as_str())).collect()
+}
+
+/// Returns the first failed step upstream of a step, by the failed ends of the position.
+pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) -> Option<StepId> {
+    if position.failed.is_empty() {
+        return None;
+    }
+    let upstream = shape.with_needs(place);
+    let is_upstream = |entry: &&FrontierEntry| {
+        let at = shape.place(entry.step.as_str()).filter(|at| *at != place && upstream[*at]);
+        at.is_some() && matches!(position.ledger.get(&entry.step), Some(Settled::Failed(_)))
+    };
+    position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
+}
