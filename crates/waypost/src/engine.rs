@@ -94,7 +94,7 @@ use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
 pub use undo::{UNDO, Undone};
-pub use within::within;
+pub use within::{within, within_unfinished};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

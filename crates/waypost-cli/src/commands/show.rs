@@ -260,7 +260,7 @@ impl Shown {
         let done = match record.position() {
             Ok(position) => {
                 let open = Unfinished::of(&shape, &position).count() + position.unsuccessful_count();
-                total - open as u64
+                total.saturating_sub(open as u64)
             }
             // Its state is not kept any more.
             Err(_) => {

@@ -38,6 +38,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     let passed: BTreeSet<StepId> =
         position.ledger.iter().filter(|(_, end)| passed_over(end)).map(|(step, _)| step.clone()).collect();
     *position = std::mem::take(position).with_failures_open();
+    let around = shape.passes_around(position).to_vec();
     let may_be_reused = position.ahead.is_some_and(|ahead| !ahead.changed);
     if shape.is_routed() || may_be_reused {
         return Vec::new();
@@ -46,12 +47,22 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     if failed.is_empty() {
         return Vec::new();
     }
-    let mut downstream = after(shape, &failed);
+    let skipped = passed.iter().filter_map(|step| shape.place(step.as_str()));
+    let cut: Vec<usize> = failed.iter().copied().chain(skipped).collect();
+    let mut forgotten = Vec::new();
+    let mut downstream = after(shape, &cut);
     let open = after(shape, &places(shape, position, |_| true));
-    downstream.extend(failed.iter().filter(|place| open.contains(place)));
+    downstream.extend(cut.iter().filter(|place| open.contains(place)));
+    // One failure may have kept steps from starting that do not need it.
+    for place in cut.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
+        let mut entry = FrontierEntry::ready(shape.steps()[*place].id.clone());
+        entry.at.iteration = shape.first_iteration(*place, &around);
+        entry.at.epoch = position.epoch;
+        position.frontier.push(entry);
+        forgotten.push(Forget::Step(shape.steps()[*place].id.clone()));
+    }
     let retried = failed.iter().filter(|place| !downstream.contains(place));
-    let mut forgotten: Vec<Forget> =
-        retried.map(|place| Forget::Failure(shape.steps()[*place].id.clone())).collect();
+    forgotten.extend(retried.map(|place| Forget::Failure(shape.steps()[*place].id.clone())));
     let mut has_run = false;
     for place in downstream {
         let step = &shape.steps()[place];

@@ -288,8 +288,6 @@ impl<'a, P: Program> Session<'a, P> {
             return false;
         }
         let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
-        // Nothing runs on account of this failure either.
-        self.halted = true;
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::Told::default());
         true
     }
@@ -587,7 +585,8 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn progress(&self) -> Progress {
         let main = self.main();
         let total = main.shape.steps().len();
-        let done = total - main.unfinished_count() - main.position.unsuccessful_count();
+        let open = main.unfinished_count() + main.position.unsuccessful_count();
+        let done = total.saturating_sub(open);
         Progress { done: done as u64, total: total as u64 }
     }
 }

@@ -12,6 +12,7 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
+use super::failure::position_for_retry;
 use super::passes::{counting_ends, has_state, history, loops_around};
 
 /// The label of records with which evidence was accepted.
@@ -239,7 +240,11 @@ pub(super) async fn effective_of(
     record: &Record,
 ) -> Result<Effective, StoreError> {
     let header = record.header();
-    let position = if has_state(record) { position_of(record)? } else { Position::default() };
+    let position = match shape.of_branch(&header.branch) {
+        _ if !has_state(record) => Position::default(),
+        Some(own) => position_for_retry(own, record)?.0,
+        None => position_of(record)?,
+    };
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();

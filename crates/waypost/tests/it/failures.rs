@@ -145,7 +145,7 @@ async fn a_passed_over_step_has_an_end_of_its_own() {
     let history = told(rig.store.as_ref(), &RunId::new("r").unwrap()).await.join("\n");
     insta::assert_snapshot!(history, @r"
     main@1 started a(1) > a(1) | a started
-    main@2 failed a(1) | a failed
+    main@2 failed a(1)
     main@3 skipped b(0) > c(1) | c started, a failed
     main@4 completed c(1) | a failed = failed
     ");
