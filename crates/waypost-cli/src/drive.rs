@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::Serialize;
+use waypost::RunId;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, StepFailure, StopHandle, StopLevel, Waiting,
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost::RunId;
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
 use crate::among::{FailedItem, SHOWN_MAX};
-use crate::dead;
 use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
+use crate::dead;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::failed::FailedAt;
@@ -390,7 +390,12 @@ async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &Told) -> Re
     let mut text = String::new();
     for letter in letters.iter().take(SHOWN_MAX) {
         let error = letter.failure.error.first().map_or("it failed", String::as_str);
-        text.push_str(&format!("\nItem {} of step {} failed: {}", shown(&letter.key), letter.each, shown(error)));
+        text.push_str(&format!(
+            "\nItem {} of step {} failed: {}",
+            shown(&letter.key),
+            letter.each,
+            shown(error)
+        ));
     }
     let more = letters.len().saturating_sub(SHOWN_MAX);
     if more > 0 {

@@ -242,8 +242,19 @@ impl Shape {
         let (start, level, parallel_max, fails_fast) = (None, 0, parallel_max.max(1), false);
         let below = |step: &Step| step.all_children().map(|children| children.shape.depth + 1).max();
         let depth = steps.iter().filter_map(below).max().unwrap_or(0);
-        let shape =
-            Self { steps, places, needs, followers, routes, loops, start, level, parallel_max, fails_fast, depth };
+        let shape = Self {
+            steps,
+            places,
+            needs,
+            followers,
+            routes,
+            loops,
+            start,
+            level,
+            parallel_max,
+            fails_fast,
+            depth,
+        };
         shape.refuse_cycles()?;
         Ok(shape)
     }

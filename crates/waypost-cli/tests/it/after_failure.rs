@@ -40,10 +40,14 @@ fn a_graph_lists_all_of_its_failures() {
     let (code, said) = run(&rig, flow, &[]);
 
     assert_eq!((code, rig.read("trace").as_str()), (Some(1), "c\n"), "{said}");
-    assert!(said.contains("step a failed: exit code 3") && said.contains("step b failed: exit code 4"), "{said}");
+    assert!(
+        said.contains("step a failed: exit code 3") && said.contains("step b failed: exit code 4"),
+        "{said}"
+    );
     assert!(said.contains("1 of 4 steps are done"), "{said}");
     let steps = rig.json(&["show", "r", "--json"])["steps"].clone();
-    let status: Vec<_> = steps.as_array().unwrap().iter().map(|step| step["status"].as_str().unwrap()).collect();
+    let status: Vec<_> =
+        steps.as_array().unwrap().iter().map(|step| step["status"].as_str().unwrap()).collect();
     assert_eq!(status, ["failed", "failed", "completed", "skipped"]);
 }
 
@@ -55,7 +59,8 @@ fn fail_fast_is_a_key_and_an_option() {
   - {id: c, run: 'echo c >> trace', needs: [b], if: always()}
 max_parallel: 1
 ";
-    for (flow, more) in [(format!("fail_fast: true\n{steps}"), &[][..]), (steps.to_owned(), &["--fail-fast"])] {
+    for (flow, more) in [(format!("fail_fast: true\n{steps}"), &[][..]), (steps.to_owned(), &["--fail-fast"])]
+    {
         let rig = Rig::new();
 
         let (code, said) = run(&rig, &flow, more);
@@ -79,7 +84,10 @@ fn a_foreach_fails_after_all_items_were_tried() {
 
     assert_eq!((first, again), (Some(1), Some(0)), "{said}");
     assert_eq!(rig.read("trace"), "a\nb\nc\na\nb\nend\n");
-    assert!(said.contains("2 of 3 items failed") && said.contains("then: step work of item b failed"), "{said}");
+    assert!(
+        said.contains("2 of 3 items failed") && said.contains("then: step work of item b failed"),
+        "{said}"
+    );
     assert!(said.contains("waypost dead-letters retry r"), "{said}");
 }
 
@@ -124,10 +132,18 @@ fn no_further_item_starts_beyond_the_limit() {
 fn failures_within_openers_are_retried_where_they_are() {
     let work = "test -e ok";
     let flows = [
-        format!("steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"),
-        format!("steps: [{{id: g, repeat: {{until: 'true', max: 2}}, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"),
-        format!("steps: [{{id: e, foreach: {{items: [1], steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"),
-        format!("steps: [{{id: e, foreach: {{items: [1], steps: [{{id: f, foreach: {{items: [2], as: inner, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"),
+        format!(
+            "steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: g, repeat: {{until: 'true', max: 2}}, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: e, foreach: {{items: [1], steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: e, foreach: {{items: [1], steps: [{{id: f, foreach: {{items: [2], as: inner, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
     ];
     for flow in flows {
         let rig = Rig::new();
@@ -164,7 +180,11 @@ fn a_failed_item_that_stops_the_others_keeps_finished_ones() {
 
 #[test]
 fn the_condition_of_a_failed_step_is_decided_again() {
-    let flow = |condition: &str| format!("steps: [{{id: a, if: '{condition}', run: 'echo a >> trace; exit 1'}}, {{id: b, run: 'echo b >> trace'}}]");
+    let flow = |condition: &str| {
+        format!(
+            "steps: [{{id: a, if: '{condition}', run: 'echo a >> trace; exit 1'}}, {{id: b, run: 'echo b >> trace'}}]"
+        )
+    };
     let rig = Rig::new();
 
     let (first, said) = run(&rig, &flow("1 == 1"), &[]);

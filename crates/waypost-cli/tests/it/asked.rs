@@ -397,7 +397,7 @@ fn failures_that_were_done_again_count_no_more() {
 fn what_was_left_behind_is_no_dead_letter() {
     for store in STORES {
         let rig = Rig::with(
-            "steps: [{id: e, foreach: {items: [x], steps: [{id: p, run: 'test ! -e fail-p'}, {id: in, foreach: {items: [u], steps: [{id: q, run: 'test ! -e fail-q'}]}}]}}]\n",
+            "steps: [{id: e, foreach: {failure_rate: 1, items: [x], steps: [{id: p, run: 'test ! -e fail-p'}, {id: in, foreach: {failure_rate: 1, items: [u], steps: [{id: q, run: 'test ! -e fail-q'}]}}]}}]\n",
         )
         .at(store);
         rig.write("fail-q", "");

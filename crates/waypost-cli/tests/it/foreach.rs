@@ -555,7 +555,7 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
         let rig = Rig::with(
             "steps:
   - id: f
-    foreach: {items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go || exit 42', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go || exit 42', env: {I: '${{ i }}'}}]}
   - {id: code, if: 'steps.f.items[1].steps.k.exit_code == 42', run: 'echo 42 >> trace'}
   - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }} ${{ steps.f.items[1].status }}'}}
 ",
@@ -583,7 +583,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let each = |step: &str| {
             format!(
-                "  - id: {step}\n    foreach: {{items: [x, y], as: i, steps: [{{run: 'test $I = x', env: {{I: '${{{{ i }}}}'}}}}]}}\n"
+                "  - id: {step}\n    foreach: {{failure_rate: 1, items: [x, y], as: i, steps: [{{run: 'test $I = x', env: {{I: '${{{{ i }}}}'}}}}]}}\n"
             )
         };
         let rig = Rig::with(&format!("steps:\n{}{}", each("f"), each("g"))).at(store);
@@ -654,7 +654,7 @@ fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
         let rig = Rig::with(
             "steps:
   - id: f
-    foreach: {items: [x, y], as: i, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test -e begun || { touch begun; sleep 1000; }; test -e go', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [x, y], as: i, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test -e begun || { touch begun; sleep 1000; }; test -e go', env: {I: '${{ i }}'}}]}
   - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }}'}}
 ",
         )

@@ -67,7 +67,7 @@ fn a_step_over_items_that_fails_itself_has_hooks() {
     on_failure: [{run: 'echo "each" >> trace'}]
 "#;
     let unlisted = r#"  - id: each
-    foreach: {items: {run: 'echo list >> trace; cat list'}, steps: [{id: work, run: 'true'}]}
+    foreach: {failure_rate: 1, items: {run: 'echo list >> trace; cat list'}, steps: [{id: work, run: 'true'}]}
 "#;
     for store in STORES {
         let rig = Rig::with(&flow(limited)).at(store);
@@ -167,6 +167,7 @@ fn items_that_fail_and_fail_no_run_have_their_group_tell_it() {
         let rig = Rig::with(&flow(
             r#"  - id: each
     foreach:
+      failure_rate: 1
       items: [a, b]
       steps:
         - id: group

@@ -180,9 +180,7 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
         }),
         timeout: get("timeout").and_then(|node| checker.duration(node, "timeout")),
         budget: get("budget").and_then(|node| budget::budget(checker, node)),
-        fail_fast: get("fail_fast")
-            .and_then(|node| checker.truth(node, "fail_fast"))
-            .unwrap_or(false),
+        fail_fast: get("fail_fast").and_then(|node| checker.truth(node, "fail_fast")).unwrap_or(false),
         labels: get("labels").map(|node| settings::labels(checker, node)).unwrap_or_default(),
         checkpoints: settings::checkpoints(checker, get("checkpoints")),
         store: get("store").and_then(|node| store::store(checker, node)).map(|found| found.value),

@@ -218,7 +218,16 @@ impl WorkflowState {
         steps: BTreeMap<String, StepState>,
     ) -> Self {
         let (failed, outer) = (BTreeMap::new(), None);
-        Self { params, item, hook: None, steps, failed, outer, scope: OnceLock::new(), bytes: OnceLock::new() }
+        Self {
+            params,
+            item,
+            hook: None,
+            steps,
+            failed,
+            outer,
+            scope: OnceLock::new(),
+            bytes: OnceLock::new(),
+        }
     }
 
     /// The state of a branch for a group of steps.

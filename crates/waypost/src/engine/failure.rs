@@ -71,7 +71,8 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
         let entry = at.map(|at| position.frontier.remove(at));
         let ended = !before.has(place) && entry.is_none() && !passed.contains(&id);
         let was_done = ended && position.did(&id) || position.undone.contains(&id);
-        has_run |= was_done || entry.as_ref().is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
+        has_run |=
+            was_done || entry.as_ref().is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
         position.ledger.remove(&id);
         if step.must_ask_again(was_done, entry.as_ref()) {
             // Its result stays: a person may decide that it still holds.

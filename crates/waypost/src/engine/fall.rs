@@ -90,9 +90,7 @@ impl<P: Program> Session<'_, P> {
     /// Ends a child as failed with its newest record, which is that of its failure.
     fn end_failed_child(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
-        let is_failure = |draft: &Draft| {
-            matches!(&draft.phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated)
-        };
+        let is_failure = |draft: &Draft| matches!(&draft.phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated);
         if !line.drafts.last().is_some_and(is_failure)
             && let (Some(entry), Some(first)) = (line.position.failed.first(), line.failures.first())
         {
@@ -172,7 +170,11 @@ impl<P: Program> Session<'_, P> {
         let (program, line) = (self.program, self.lines.get(id));
         let opens = line.shape.steps()[place].after.is_some() && !line.comes_after(place);
         let items = if opens { program.on_failure(line.spot(place), &failure).opens } else { Vec::new() };
-        let told = if items.is_empty() { Told::default() } else { before_what_comes_after(Told::default(), &failure) };
+        let told = if items.is_empty() {
+            Told::default()
+        } else {
+            before_what_comes_after(Told::default(), &failure)
+        };
         self.lines.get_mut(id).caught.push(Caught { place, failure, items, told });
         self.touched.insert(id);
     }

@@ -155,7 +155,8 @@ impl<'a, P: Program> Session<'a, P> {
             top
         };
         let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
-        let mut failed = failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
+        let mut failed =
+            failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
         failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
     }
 

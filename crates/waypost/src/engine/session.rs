@@ -36,7 +36,8 @@ use super::schedule::{children_of, upstream};
 use super::stop::{Stop, StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, StepFailure, Told, Waiting,
+    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, StepFailure,
+    Told, Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;

@@ -104,11 +104,10 @@ async fn a_resume_retries_only_what_failed() {
     let second = rig.resume(&toy.again()).await;
     let third = rig.resume(&toy.again()).await;
 
-    assert_eq!([first.status, second.status, third.status], [
-        RunStatus::Failed,
-        RunStatus::Failed,
-        RunStatus::Completed
-    ]);
+    assert_eq!(
+        [first.status, second.status, third.status],
+        [RunStatus::Failed, RunStatus::Failed, RunStatus::Completed]
+    );
     assert_eq!(toy.trace(), "a b c b b d");
     let progress = second.progress;
     assert_eq!((progress.done, progress.total), (2, 4));

@@ -121,12 +121,7 @@ impl Program for Hooked {
 
     fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(
-        &self,
-        _: Spot<'_>,
-        _: &Self::State,
-        upstream: Upstream<'_>,
-    ) -> Result<Admission, Failure> {
+    fn admit(&self, _: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 

@@ -204,16 +204,13 @@ impl Program for Toy {
 
     fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(
-        &self,
-        spot: Spot<'_>,
-        _: &Self::State,
-        upstream: Upstream<'_>,
-    ) -> Result<Admission, Failure> {
+    fn admit(&self, spot: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         match self.does.get(&(spot.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
             _ => Ok(match (self.after_failure.get(spot.step.id.as_str()), upstream) {
-                (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Upstream::Failed(_)) => Admission::Run,
+                (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Upstream::Failed(_)) => {
+                    Admission::Run
+                }
                 (Some(AfterFailure::Only), Upstream::Succeeded) => {
                     Admission::Skip(SkipCause::Condition("failure()".to_owned()))
                 }

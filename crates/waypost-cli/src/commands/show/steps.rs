@@ -236,8 +236,12 @@ impl Kept {
     fn of(settled: Option<Settled>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
-            (Some(Settled::Skipped(_) | Settled::PassedOver(_)), _) | (None, Some("skipped")) => StepStatus::Skipped,
-            (Some(Settled::Tolerated(_) | Settled::Failed(_)), _) | (None, Some("failed")) => StepStatus::Failed,
+            (Some(Settled::Skipped(_) | Settled::PassedOver(_)), _) | (None, Some("skipped")) => {
+                StepStatus::Skipped
+            }
+            (Some(Settled::Tolerated(_) | Settled::Failed(_)), _) | (None, Some("failed")) => {
+                StepStatus::Failed
+            }
             _ => StepStatus::Completed,
         };
         let code = told("exit_code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok());
