@@ -145,7 +145,7 @@ steps:
   - {id: a, run: 'echo a >> trace'}
   - id: f
     needs: [a]
-    foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
   - {id: n, needs: [a], idempotent: false, run: 'echo n >> trace; sleep 0.2'}
   - {id: u, needs: [n], run: 'echo u >> trace'}
   - {id: z, needs: [f], run: 'echo z$N >> trace', env: {N: '${{ steps.f.failed }}'}}

@@ -13,6 +13,7 @@ steps:
     foreach:
       items: {run: cat list}
       max_parallel: 2
+      failure_rate: 1
       steps:
         - {id: work, run: 'echo "work $I" >> trace; while [ -e hold ]; do sleep 0.02; done; [ -e "ok-$I" ]', env: {I: "${{ item }}"}}
         - {id: more, run: 'echo "more $I" >> trace; echo "at=$AT" >> "$WAYPOST_OUTPUT"', env: {I: "${{ item }}", AT: "${{ item_index }}"}}
@@ -480,6 +481,7 @@ steps:
     foreach:
       items: {run: cat list}
       on_item_failure: dead_letter
+      failure_rate: 1
       steps:
         - {id: first, run: 'echo "first $I" >> trace', env: {I: "${{ item }}"}}
         - id: both
@@ -534,12 +536,12 @@ fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
 
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1), "{store}");
-        assert_eq!(rig.read("trace"), "kx\nky\nkw\n", "{store}");
+        assert_eq!(rig.read("trace"), "kx\nky\nkw\nkw\nky\n", "{store}");
         assert_eq!(rig.call(&["dead-letters", "drop", "r", "w", "-q"]).status.code(), Some(0), "{store}");
 
         for _ in 0..2 {
             assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(3), "{store}");
-            assert_eq!(rig.read("trace"), "kx\nky\nkw\nafter 2\n", "{store}");
+            assert_eq!(rig.read("trace"), "kx\nky\nkw\nkw\nky\nky\nafter 2\n", "{store}");
         }
 
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
@@ -568,7 +570,7 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
 
         assert_eq!(rig.call(&["dead-letters", "retry", "r", "-q"]).status.code(), Some(3), "{store}");
 
-        assert!(rig.read("trace").ends_with("kw\nafter 1 failed\n"), "{store}: {}", rig.read("trace"));
+        assert!(rig.read("trace").ends_with("kw\n42\nafter 1 failed\n"), "{store}: {}", rig.read("trace"));
         let shown = rig.json(&["show", "r", "--json"]);
         assert_eq!(shown["status"], "completed_with_failures", "{store}");
         assert!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().is_empty());
@@ -620,6 +622,7 @@ fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
     foreach:
       items: [A]
       as: o
+      failure_rate: 1
       steps:
         - id: in
           foreach: {items: [1, 2], as: i, on_item_failure: stop, max_parallel: 2, steps: [{id: k, run: 'echo k$I >> trace; test -e go || { test $I = 1 && sleep 0.2 && exit 3; sleep 5; }', env: {I: '${{ i }}'}}]}

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Usage,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, SkipCause, Start, Status, Usage,
 };
 use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
@@ -190,6 +190,13 @@ impl<'a> Told<'a> {
                 told.standing.entry(start.step.as_str()).or_insert(Some(Status::Started));
             }
             let Some(step) = &header.step else { continue };
+            if let Phase::Skipped(SkipCause::UpstreamFailed(failed)) = &header.phase
+                && told.starts.contains_key(failed.as_str())
+            {
+                // A retry of the failed step took this end out of force.
+                told.standing.entry(step.as_str()).or_insert(Some(Status::Ready));
+                continue;
+            }
             if let Some(usage) = &header.usage {
                 // The last try is met first: its model is the one shown.
                 let model = || Usage { model: usage.model.clone(), ..Usage::default() };
