@@ -289,6 +289,8 @@ impl<P: Program> Session<'_, P> {
         if line.shape.is_routed() || may_be_reused {
             return self.end_by_failure(id, place, failure);
         }
+        // The step ran again: where the branch stood before counts no more, as the step had another end there.
+        line.position.ahead = None;
         // A state that cannot take it in stays as it is.
         let _ = apply(program, line, place, Settlement::Failed(&failure));
         let fails_fast = self.options.fail_fast || line.shape.fails_fast();
