@@ -285,7 +285,10 @@ impl<P: Program> Session<'_, P> {
     fn end_step(&mut self, id: LineId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
         let program = self.program;
         let line = self.lines.get_mut(id);
-        let may_be_reused = line.position.ahead.is_some_and(|ahead| !ahead.changed);
+        let step = &line.shape.steps()[place];
+        // Only a step with evidence is the first to run again. Any other ran again as its input changed.
+        let is_first = step.has_evidence() || step.opens_evidence() || step.leaves_evidence();
+        let may_be_reused = is_first && line.position.ahead.is_some_and(|ahead| !ahead.changed);
         if line.shape.is_routed() || may_be_reused {
             return self.end_by_failure(id, place, failure);
         }
