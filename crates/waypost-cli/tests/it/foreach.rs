@@ -209,7 +209,10 @@ fn a_retry_of_dead_letters_survives_a_crash() {
 #[test]
 fn too_many_failures_stop_a_run() {
     let limited = |key: &str| {
-        PICKY.replace("      max_parallel: 2\n      failure_rate: 1\n", &format!("      max_parallel: 1\n      {key}\n"))
+        PICKY.replace(
+            "      max_parallel: 2\n      failure_rate: 1\n",
+            &format!("      max_parallel: 1\n      {key}\n"),
+        )
     };
     for (key, worked, says) in [
         ("max_failures: 1", 2, "2 of 6 branches failed, and no more than 1 may"),
