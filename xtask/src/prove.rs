@@ -7,6 +7,7 @@
 mod calls;
 mod full;
 mod promise;
+mod resume;
 mod rig;
 mod sys;
 mod toy;
@@ -75,9 +76,19 @@ impl Store {
     }
 }
 
+/// A rig with options of its own.
+#[derive(Debug, clap::Subcommand)]
+enum Rig {
+    /// Compare resumes of generated workflows with the reference model
+    Resume(resume::Options),
+}
+
 /// Kill `waypost` at every system call and check its promises
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    rig: Option<Rig>,
     /// Kill at few calls, evenly spread: under three minutes (default)
     #[arg(long, conflicts_with = "full")]
     short: bool,
@@ -111,6 +122,7 @@ impl Options {
     /// The short form of everything.
     pub(crate) fn short() -> Self {
         Self {
+            rig: None,
             short: true,
             full: false,
             itself: false,
@@ -186,6 +198,9 @@ const RIGS: [(&str, &str); 3] =
 
 /// Runs the proof.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if let Some(Rig::Resume(options)) = &options.rig {
+        return resume::run(options);
+    }
     let counts = if options.full { FULL } else { SHORT };
     if options.kill.is_empty() {
         prove_rig(counts)?;

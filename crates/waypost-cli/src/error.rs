@@ -10,7 +10,7 @@ use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::record::Flaw;
 use waypost::store::StoreError;
-use waypost::{CheckpointRef, InvalidName, RunId};
+use waypost::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
@@ -221,7 +221,7 @@ pub(crate) enum Error {
         /// The run.
         run: RunId,
         /// The step.
-        step: waypost::StepId,
+        step: StepId,
         /// Why, in words.
         cause: String,
     },
@@ -545,6 +545,9 @@ impl Error {
             }
             Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
             Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
+            Self::Run(RunError::EvidenceLost { run, branch, step, .. }) => {
+                ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
+            }
             Self::Run(RunError::NotSettled { .. }) => (
                 "not_settled",
                 Exit::Usage,
@@ -586,4 +589,12 @@ impl Error {
             Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
         }
     }
+}
+
+/// Returns the command to rerun a step of the main branch, or the opener of the step's branch.
+fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
+    let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
+    let step = opener.as_ref().unwrap_or(step);
+    format!("`waypost resume {run} --from {step}` runs step `{step}` again, and what needs it")
 }

@@ -6,9 +6,12 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
+use waypost::BranchPath;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Plan};
-use waypost::record::Record;
+use waypost::record::{FrontierEntry, Record};
+use waypost::shape::{Shape, Unfinished};
+use waypost::store::{Store, StoreExt as _};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
@@ -59,23 +62,24 @@ impl Setting<'_> {
     /// A param does not fit, or a step has read it that would not be done again.
     pub(crate) fn apply(
         &self,
-        workflow: &Workflow,
-        snapshot: &Snapshot,
+        work: &BegunWork<'_>,
         plan: &Plan,
     ) -> Result<Option<Map<String, Value>>, Error> {
+        let BegunWork { workflow, snapshot, .. } = work;
         let now = current(snapshot);
         let Some(params) = self.over(workflow, now.clone())? else { return Ok(None) };
         let run = &snapshot.entry.summary.run;
         let again = self.from.map(|from| behind(workflow, from)).unwrap_or_default();
-        let has_begun = begun(workflow, snapshot, plan);
+        let finished = finished(workflow, plan);
         for (name, value) in &params {
             if now.get(name).unwrap_or(&Value::Null) == value {
                 continue;
             }
-            let reads = |step: &&Step| reads(step, name);
-            let steps = workflow.steps().iter().filter(reads);
-            let mut read =
-                steps.filter(|step| has_begun.contains(step.id.as_str()) && !again.contains(&step.id));
+            let reads = |step: &&Step| match finished.contains(step.id.as_str()) {
+                true => step.uses_param(name),
+                false => work.has_read(step, name),
+            };
+            let mut read = workflow.steps().iter().filter(|step| !again.contains(&step.id)).filter(reads);
             if let Some(first) = read.next() {
                 return Err(Error::usage(
                     format!("param `{name}` was read by step {}, which is not done again", first.id),
@@ -98,36 +102,105 @@ impl Setting<'_> {
     }
 }
 
-/// Tells of params that a run which begins at a checkpoint has otherwise than steps have read them that are done there.
-pub(crate) fn read_before(
-    workflow: &Workflow,
-    at: &Record,
-    (before, now): (&Map<String, Value>, &Map<String, Value>),
-) -> Vec<String> {
-    let position = at.position().unwrap_or_default().with_failures_open();
-    let mut to_come: BTreeSet<String> = BTreeSet::new();
-    for entry in &position.frontier {
-        let is_begun = |id: &String| *id == entry.step.as_str() && entry.fan.is_some();
-        to_come.extend(behind(workflow, entry.step.as_str()).into_iter().filter(|id| !is_begun(id)));
-    }
-    let was = |name: &String| before.get(name).unwrap_or(&Value::Null);
-    let told = |(name, value): (&String, &Value)| {
-        let is_done = |step: &&Step| !to_come.contains(&step.id);
-        let first = workflow.steps().iter().filter(is_done).find(|step| reads(step, name))?;
-        Some(format!(
-            "step {} has read param `{name}` as {}, not {value}, and is not done again",
-            first.id,
-            was(name)
-        ))
-    };
-    now.iter().filter(|(name, value)| was(name) != *value).filter_map(told).collect()
+/// A param with a new value, and a finished step that reads the param.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ReadParam {
+    pub(crate) step: String,
+    pub(crate) param: String,
 }
 
-/// Says whether a step, or one within it, reads a param.
-fn reads(step: &Step, param: &str) -> bool {
-    let within = step.work.body().is_some_and(|body| body.steps().iter().any(|step| reads(step, param)));
-    let hooks = step.hooks.iter().flat_map(|hook| hook.body.steps()).any(|step| reads(step, param));
-    within || hooks || step.reads_param(param)
+/// The begin of a run at a checkpoint of another run.
+pub(crate) struct Begin<'a> {
+    pub(crate) workflow: &'a Workflow,
+    pub(crate) at: &'a Record,
+    /// The step to rerun, with all downstream steps.
+    pub(crate) from: Option<&'a str>,
+    /// The branches under way in the other run, if the store has that run.
+    pub(crate) work: Option<&'a BegunWork<'a>>,
+}
+
+impl Begin<'_> {
+    /// Returns a param with a new value and a finished step that reads the param and is not rerun.
+    pub(crate) fn read_param(
+        &self,
+        before: &Map<String, Value>,
+        now: &Map<String, Value>,
+    ) -> Option<ReadParam> {
+        let position = self.at.position().unwrap_or_default().with_failures_open();
+        let again = self.from.map(|from| behind(self.workflow, from)).unwrap_or_default();
+        let mut to_come = again.clone();
+        for entry in &position.frontier {
+            to_come.extend(behind(self.workflow, entry.step.as_str()));
+        }
+        let is_begun = |step: &Step| {
+            let mut entries = position.frontier.iter();
+            !again.contains(&step.id)
+                && entries.any(|entry| entry.step.as_str() == step.id && entry.fan.is_some())
+        };
+        let changed = now.iter().filter(|(name, value)| before.get(*name).unwrap_or(&Value::Null) != *value);
+        let mut read = changed.filter_map(|(param, _)| {
+            let reads = |step: &&Step| match (is_begun(step), self.work) {
+                (true, Some(work)) => work.has_read(step, param),
+                (is_begun, _) => (is_begun || !to_come.contains(&step.id)) && step.uses_param(param),
+            };
+            let step = self.workflow.steps().iter().find(reads)?;
+            Some(ReadParam { step: step.id.clone(), param: param.clone() })
+        });
+        read.next()
+    }
+}
+
+/// The branches that the unfinished steps of a run have opened.
+pub(crate) struct BegunWork<'a> {
+    pub(crate) workflow: &'a Workflow,
+    shape: &'a Shape,
+    pub(crate) snapshot: &'a Snapshot,
+    branches: BTreeSet<BranchPath>,
+}
+
+impl<'a> BegunWork<'a> {
+    /// Reads the branches of a run.
+    pub(crate) async fn of(
+        store: &dyn Store,
+        (workflow, shape): (&'a Workflow, &'a Shape),
+        snapshot: &'a Snapshot,
+    ) -> Result<Self, Error> {
+        let branches = store.branches(&snapshot.entry.summary.run).await?;
+        Ok(Self { workflow, shape, snapshot, branches })
+    }
+
+    /// Says whether an unfinished step with branches, or a finished step on a branch, has read a param.
+    fn has_read(&self, step: &Step, param: &str) -> bool {
+        let position = self.snapshot.newest().position().unwrap_or_default().with_failures_open();
+        let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
+        if !position.frontier.iter().any(|entry| is_it(&entry)) {
+            return false;
+        }
+        let place = self.shape.place(&step.id);
+        let opens = |branch: &&BranchPath| {
+            let name = branch.opened_by().filter(|_| branch.parent().is_some_and(|above| above.is_main()));
+            name.and_then(|(name, _)| self.shape.children_named(&name)).map(|(place, _)| place) == place
+        };
+        step.reads_param(param)
+            || self.branches.iter().filter(opens).any(|branch| self.has_read_on(branch, step, param))
+    }
+
+    /// Says whether a finished step of a branch of `opener` has read a param. All steps of an ended branch are finished.
+    fn has_read_on(&self, branch: &BranchPath, opener: &Step, param: &str) -> bool {
+        let steps = opener.work.body().into_iter().flat_map(Body::steps);
+        let mut readers = steps.filter(|step| step.uses_param(param));
+        let head = self.snapshot.heads.iter().find(|head| head.record.header().branch == *branch);
+        let Some((head, shape)) = head.zip(self.shape.of_branch(branch)) else {
+            return readers.next().is_some();
+        };
+        let position = head.record.position().unwrap_or_default().with_failures_open();
+        let unfinished = Unfinished::of(shape, &position);
+        readers.any(|step| {
+            let is_begun = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
+            let is_finished = shape.place(&step.id).is_some_and(|place| !unfinished.has(place));
+            is_finished || position.frontier.iter().any(is_begun)
+        })
+    }
 }
 
 /// Returns the steps of the workflow's own list that are done again with `from`: it, and all that comes after it.
@@ -153,17 +226,13 @@ fn has(body: &Body, id: &str) -> bool {
     body.steps().iter().any(|step| step.id == id || step.work.body().is_some_and(|body| has(body, id)))
 }
 
-/// Returns the steps of the workflow's own list that are finished, or of whose branches some have begun.
-fn begun<'w>(workflow: &'w Workflow, snapshot: &Snapshot, plan: &Plan) -> BTreeSet<&'w str> {
-    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
-    let opened =
-        |id: &str| position.frontier.iter().any(|entry| entry.step.as_str() == id && entry.fan.is_some());
-    let finished = |id: &str| {
+/// Returns the finished steps of the workflow's own list.
+fn finished<'w>(workflow: &'w Workflow, plan: &Plan) -> BTreeSet<&'w str> {
+    let is_finished = |id: &&str| {
         plan.decisions.iter().any(|decision| {
             let is_kept = matches!(decision.action, Action::Reuse | Action::Recheck | Action::Skip);
-            is_kept && decision.branch.is_main() && decision.step.as_str() == id
+            is_kept && decision.branch.is_main() && decision.step.as_str() == *id
         })
     };
-    let ids = workflow.steps().iter().map(|step| step.id.as_str());
-    ids.filter(|id| opened(id) || finished(id)).collect()
+    workflow.steps().iter().map(|step| step.id.as_str()).filter(is_finished).collect()
 }

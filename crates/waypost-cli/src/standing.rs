@@ -8,7 +8,7 @@ use waypost::engine::Snapshot;
 use waypost::events::Cursor;
 use waypost::record::{Durability, RunStatus, Status};
 use waypost::shape::Unfinished;
-use waypost::store::{Page, RunSummary, Store, StoreError};
+use waypost::store::{Heads, Page, RunSummary, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
@@ -85,7 +85,7 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
     };
     let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
     let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
-    if found.heads.iter().all(|head| head.damaged.is_empty()) && !(is_done && is_open) {
+    if !has_damage(store, &summary.run, found).await? && !(is_done && is_open) {
         return Ok(Corrected::Right);
     }
     match Snapshot::read(store, &summary.run).await {
@@ -97,6 +97,21 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
         Err(error) => return Err(error.into()),
     }
     Ok(Corrected::Fallen)
+}
+
+/// Says whether newer records of an open branch are damaged or missing; `found` is the first page of the heads.
+async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<bool, Error> {
+    loop {
+        if found.heads.iter().any(|head| !head.damaged.is_empty()) {
+            return Ok(true);
+        }
+        let Some(cursor) = found.next else { return Ok(false) };
+        found = match store.heads(run, &Page { cursor: Some(cursor), ..Page::default() }).await {
+            Err(StoreError::Damaged { .. }) => return Ok(true),
+            Err(StoreError::NotFound { .. }) => return Ok(false),
+            found => found?,
+        };
+    }
 }
 
 /// Does the same to what was read of a run.

@@ -14,6 +14,7 @@ pub mod picture;
 pub mod postgres;
 pub mod random;
 pub mod records;
+pub mod reference;
 pub mod seed;
 pub mod server;
 

@@ -251,6 +251,8 @@ pub fn carry_over(
     position.leave_branches_aside(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.undone.retain(is_there);
+    let is_redone = |step: &StepId| redone.iter().any(|(again, _)| again == step);
+    position.reusable.retain(|step, _| after.step(step.as_str()).is_some() && !is_redone(step));
     position.aside.retain(|entry| is_there(&entry.step));
     CarriedOver { position, redone }
 }

@@ -33,6 +33,7 @@ mod cancel;
 mod carry;
 pub(crate) mod chain;
 mod commit;
+mod cut;
 mod doubt;
 mod edit;
 mod failure;
@@ -40,6 +41,7 @@ mod fall;
 mod fan;
 mod fit;
 mod given;
+mod invalidate;
 mod leave;
 mod line;
 mod lines;
@@ -48,6 +50,7 @@ mod newest;
 mod open;
 mod options;
 mod outcome;
+mod panics;
 mod passes;
 mod program;
 mod recheck;
@@ -55,6 +58,7 @@ mod redo;
 mod reopen;
 mod request;
 mod restart;
+mod reuse;
 mod room;
 mod same;
 mod schedule;
@@ -64,6 +68,7 @@ mod snapshot;
 mod stand;
 mod stop;
 mod take_up;
+mod trace;
 mod travel;
 mod turns;
 mod undo;
@@ -85,6 +90,7 @@ pub use options::{
     Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, StepFailure, Waiting};
+pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
     StateError, Told, Upstream,

@@ -50,6 +50,7 @@ mod frozen;
 mod journal;
 mod lease;
 mod list;
+mod missing;
 mod near;
 mod pages;
 mod paths;
@@ -271,6 +272,7 @@ impl Store for FileStore {
             };
         };
         let appended = writer.append(&batch);
+        self.index().committed(lease.run(), writer.number, writer.files);
         if let Err(StoreError::Fenced { .. }) = &appended {
             seat.release();
         }
@@ -315,6 +317,7 @@ impl Store for FileStore {
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
         self.with_writer(lease, |writer| {
             writer.check_newest()?;
+            self.index().check_again(&writer.run);
             writer.quarantine(damage, &self.index())
         })
     }

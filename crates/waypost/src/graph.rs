@@ -33,19 +33,19 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::FutureExt as _;
-use serde_json::Map;
+use serde_json::Value;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Settlement, Spot, StateError, Upstream,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
+    Salvage, Settlement, Spot, StateError, Upstream, unpanicked,
 };
-use crate::record::{Failure, FailureKind, Flaw, RunRecord};
+use crate::id::StepId;
+use crate::path::FieldPath;
+use crate::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -61,6 +61,7 @@ mod homes;
 mod join;
 mod level;
 mod origin;
+mod perform;
 mod run;
 mod trial;
 mod way;
@@ -78,6 +79,7 @@ pub use run::{Resume, Run, RunStream, Update};
 pub use crate::shape::END;
 
 use level::{Held, Level};
+use perform::{Given, GraphJob, Work};
 use trial::Trials;
 
 /// How long a step that heeds [`Context::cancelled`] may take to end by itself, before its future is dropped.
@@ -156,19 +158,18 @@ impl<S> Graph<S> {
     }
 }
 
-/// What a step of a graph needs to run.
-pub(crate) struct GraphJob {
-    level: usize,
-    place: usize,
-    state: Held,
-    joined: Option<Joined>,
+impl Erased {
+    /// Returns the way on from a step, by the state after it.
+    fn route(&self, spot: Spot<'_>, state: &Held) -> Result<Follow, Failure> {
+        perform::route(self.levels[spot.level].as_ref(), spot.place, &spot.step.id, state)
+    }
 }
 
 #[async_trait]
 impl Program for Erased {
     type State = Held;
     type Job = GraphJob;
-    type Output = Held;
+    type Output = Given;
 
     fn shape(&self) -> &Shape {
         &self.shape
@@ -180,15 +181,24 @@ impl Program for Erased {
 
     fn encode(&self, level: usize, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
         let begin = bytes.len();
-        self.levels[level].encode(state, bytes)?;
-        if self.trials.is_due(level, bytes.len() - begin) {
-            self.levels[level].check(&bytes[begin..]).inspect_err(|_| bytes.truncate(begin))?;
-        }
-        Ok(())
+        let written = unpanicked(|| {
+            self.levels[level].encode(state, bytes)?;
+            if self.trials.is_due(level, bytes.len() - begin) {
+                self.levels[level].check(&bytes[begin..])?;
+            }
+            Ok(())
+        });
+        let written = written.unwrap_or_else(|panic| {
+            let why = format!("writing or reading the state panicked: {panic}");
+            Err(Flaw::Unkept { path: FieldPath::default(), why })
+        });
+        written.inspect_err(|_| bytes.truncate(begin))
     }
 
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Held, StateError> {
-        self.levels[level].decode(bytes, schema)
+        let read = unpanicked(|| self.levels[level].decode(bytes, schema));
+        let panicked = |panic| StateError::Malformed(format!("reading the state panicked: {panic}"));
+        read.unwrap_or_else(|panic| Err(panicked(panic)))
     }
 
     fn admit(&self, _: Spot<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
@@ -196,89 +206,109 @@ impl Program for Erased {
     }
 
     fn open(&self, spot: Spot<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
-        unpanicked(|| self.levels[spot.level].open(spot.place, state))
+        let called = format_args!("the items or the keys of step `{}`", spot.step.id);
+        perform::unpanicked(called, || self.levels[spot.level].open(spot.place, state))
     }
 
     fn child(&self, spot: Spot<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
-        unpanicked(|| self.levels[spot.level].child(spot.place, state, item))
+        let called = format_args!("the state of branch `{}` of step `{}`", item.key, spot.step.id);
+        perform::unpanicked(called, || self.levels[spot.level].child(spot.place, state, item))
     }
 
     fn attach(&self, _: Spot<'_>, _: &Held, _: &mut Held) {}
 
     fn prepare(&self, spot: Spot<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
-        let state = self.levels[spot.level].copy(state);
-        Ok(GraphJob { level: spot.level, place: spot.place, state, joined })
+        let called = format_args!("the copy of the state for step `{}`", spot.step.id);
+        let state = perform::unpanicked(called, || Ok(self.levels[spot.level].copy(state)))?;
+        let (level, place, idempotent) = (spot.level, spot.place, spot.step.idempotent);
+        Ok(GraphJob { level, place, state, joined, idempotent })
     }
 
-    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Held> {
-        let level = self.levels[job.level].as_ref();
-        let context = Context::new(attempt.clone());
-        // Also what the function does before it gives its future may panic.
-        let work = async { level.perform(job.place, job.state, job.joined, context.clone()).await };
-        let work = AssertUnwindSafe(work).catch_unwind();
-        tokio::pin!(work);
-        let ended = tokio::select! {
-            biased;
-            end = &mut work => Ok(end),
-            ended = attempt.stopped() => Err(ended),
-            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
-        };
-        let ended = match ended {
-            Err(Ended::Stop(_)) if context.heeds_stop() => tokio::select! {
-                biased;
-                end = &mut work => Ok(end),
-                () = attempt.killed() => Err(None),
-                () = tokio::time::sleep(STOP_GRACE) => Err(None),
-            },
-            Err(Ended::Timeout(limit)) => Err(Some(limit)),
-            Err(Ended::Stop(_)) => Err(None),
-            Ok(end) => Ok(end),
-        };
-        let ended = match (ended, context.refused()) {
-            (Ok(Ok(Ok(_))), Some(why)) => Ok(Ok(Err(StepError::fatal(why)))),
-            (ended, _) => ended,
-        };
-        let failed = |failure| Performed::Failed { failure, told: context.take_told() };
-        match ended {
-            Ok(Ok(Ok(output))) => evidence::vouched((level, job.place), output, &attempt, &context).await,
-            Ok(Ok(Err(error))) => {
-                let retryable = level.is_retryable(job.place, &error);
-                let kind = if retryable { FailureKind::Error } else { FailureKind::Fatal };
-                failed(Failure::new(kind, error.chain()))
-            }
-            Ok(Err(panic)) => failed(Failure::new(FailureKind::Fatal, vec![said_by(panic.as_ref())])),
-            Err(Some(limit)) => {
-                let text = format!("it took longer than {limit:?}");
-                failed(Failure::new(FailureKind::Timeout, vec![text]))
-            }
-            Err(None) => Performed::Stopped { in_progress: true },
-        }
+    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
+        let GraphJob { level, place, state, joined, idempotent } = job;
+        let level = self.levels[level].as_ref();
+        let context = Context::new(attempt.clone(), idempotent);
+        let work = Work { level, attempt: &attempt, context, place, idempotent };
+        work.perform(state, joined).await
     }
 
     fn subjects(&self, spot: Spot<'_>, state: &Held) -> Vec<String> {
-        let pack = unpanicked(|| Ok(self.levels[spot.level].evidence(spot.place, state)));
+        let level = &self.levels[spot.level];
+        let pack = unpanicked(|| level.evidence(spot.place, state));
         // A state that the step has not worked on may lack what its evidence looks for: then it tells nothing.
         let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
         claims.into_iter().map(|claim| claim.subject).collect()
     }
 
-    fn on_failure(&self, _: Spot<'_>, failure: &Failure) -> OnFailure {
-        OnFailure { retry: failure.kind != FailureKind::Fatal, tolerate: false, ..OnFailure::default() }
+    /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
+    fn forget(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Held, _: &Held) {}
+
+    /// A graph has no secrets of which the engine knows.
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    /// A record of an end has no state, and the state is the result.
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    /// Whole states are compared instead.
+    fn gave(&self, _: Spot<'_>, _: &Held) -> Option<Value> {
+        None
+    }
+
+    /// Each function is given the whole state.
+    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    /// A graph declares no compensation.
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Held) -> Result<Option<GraphJob>, Failure> {
+        Ok(None)
+    }
+
+    /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
+    async fn salvage(&self, _: Spot<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+        None
+    }
+
+    /// Only the caller can make the state that the step would have returned, with
+    /// [`Resume::settle_doubtful`].
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Held, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, spot: Spot<'_>, state: &Held) -> Result<Follow, String> {
+        self.route(spot, state).map_err(|failure| failure.error.join(": "))
+    }
+
+    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+        let may_have_effect = failure.kind == FailureKind::Evidence && !spot.step.idempotent;
+        let retry = failure.kind != FailureKind::Fatal && !may_have_effect;
+        OnFailure { retry, tolerate: false, ..OnFailure::default() }
     }
 
     fn apply(
         &self,
         state: &mut Held,
         spot: Spot<'_>,
-        settled: Settlement<'_, Held>,
+        settled: Settlement<'_, Given>,
     ) -> Result<Follow, Failure> {
-        let Settlement::Completed(output, _) = settled else {
+        let Settlement::Completed(given, _) = settled else {
             // No step of a graph is skipped or tolerated; were one, its state would stay.
-            return unpanicked(|| self.levels[spot.level].follow(spot.place, state));
+            return self.route(spot, state);
         };
-        let follow = unpanicked(|| self.levels[spot.level].follow(spot.place, &output))?;
-        *state = output;
-        Ok(follow)
+        *state = given.state;
+        Ok(given.follow)
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
@@ -286,17 +316,4 @@ impl Program for Erased {
     }
 
     async fn end(&self) {}
-}
-
-/// Asks a function of the user's own, and takes its panic as a failure of the step that it belongs to.
-fn unpanicked<T>(ask: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    std::panic::catch_unwind(AssertUnwindSafe(ask))
-        .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Fatal, vec![said_by(panic.as_ref())])))
-}
-
-/// What a panic says.
-fn said_by(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("the step panicked: {}", text.unwrap_or("it did not say why"))
 }

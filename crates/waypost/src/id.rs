@@ -219,7 +219,10 @@ fn check_branch(text: &str) -> Result<(), InvalidName> {
     for segment in text.split('/') {
         depth += 1;
         let Some((step, key)) = segment.split_once(':') else {
-            return Err(refuse("branch", text, "`main`, or `STEP:KEY` nested with `/`"));
+            let pass = segment.split_once('~').filter(|(_, pass)| is_pass(pass));
+            let wrong = || refuse("branch", text, "`main`, `STEP:KEY` or `STEP~PASS`, nested with `/`");
+            check_step_id(pass.ok_or_else(wrong)?.0)?;
+            continue;
         };
         check_step_id(step)?;
         if key.len() <= BRANCH_KEY_BYTES_MAX && key.bytes().all(stands_as_it_is) {
@@ -281,6 +284,15 @@ impl BranchPath {
         Ok(Self(text.into()))
     }
 
+    /// Names the branch of a pass of `step` on this branch: `improve~2`.
+    ///
+    /// # Errors
+    /// [`InvalidName`] if the nesting is too deep.
+    pub fn pass(&self, step: &StepId, pass: u32) -> Result<Self, InvalidName> {
+        let above = if self.is_main() { String::new() } else { format!("{}/", self.0) };
+        Self::new(&format!("{above}{step}~{pass}"))
+    }
+
     /// Returns the branch that opened this one, or `None` for the main branch.
     pub fn parent(&self) -> Option<Self> {
         if self.is_main() {
@@ -289,14 +301,19 @@ impl BranchPath {
         Some(self.0.rsplit_once('/').map_or_else(Self::main, |(parent, _)| Self(parent.into())))
     }
 
-    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch.
+    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch. The key of a pass is its
+    /// number.
     pub fn opened_by(&self) -> Option<(StepId, String)> {
         if self.is_main() {
             return None;
         }
         let last = self.0.rsplit('/').next().unwrap_or(&self.0);
-        let (step, key) = last.split_once(':')?;
-        Some((StepId::new(step).ok()?, decode_key(key)?))
+        match last.split_once(':') {
+            Some((step, key)) => Some((StepId::new(step).ok()?, decode_key(key)?)),
+            None => {
+                last.split_once('~').and_then(|(step, pass)| Some((StepId::new(step).ok()?, pass.to_owned())))
+            }
+        }
     }
 
     /// Returns a name that is safe in a folder: `main`, or a hash, since keys may be longer than a file name.
@@ -306,6 +323,11 @@ impl BranchPath {
         }
         Digest::of(self.0.as_bytes()).to_string()[..32].to_owned()
     }
+}
+
+/// Says whether a text is the number of a pass: from 1, without zeros before it.
+fn is_pass(text: &str) -> bool {
+    !text.starts_with('0') && text.parse::<u32>().is_ok_and(|pass| pass.to_string() == text)
 }
 
 /// Says whether a byte of a key is not encoded.

@@ -426,7 +426,7 @@ impl BranchView<'_> {
                     (Action::Skip, Cause::NeedSkipped(need.expect("it was just seen").clone()))
                 }
                 Some(entry) => self.unfinished(place, entry),
-                None if unfinished.has(place) && self.may_be_level(&step.id) => {
+                None if unfinished.has(place) && self.may_be_reused(&step.id) => {
                     let before = self.before(place, &unfinished).into_iter().next();
                     (Action::Recheck, Cause::UpstreamChanged(before.unwrap_or_else(|| step.id.clone())))
                 }
@@ -542,10 +542,11 @@ impl BranchView<'_> {
         }
     }
 
-    /// Says whether a step was finished where the branch stood before it went back, and may be used again as it is.
-    fn may_be_level(&self, step: &StepId) -> bool {
+    /// Says whether a step has a result that is reused if upstream steps give the same.
+    fn may_be_reused(&self, step: &StepId) -> bool {
         let position = &self.branch.position;
-        position.ahead.is_some_and(|ahead| !ahead.changed) && position.ledger.contains_key(step)
+        let is_ahead = position.ahead.is_some_and(|ahead| !ahead.changed);
+        position.reusable.contains_key(step) || (is_ahead && position.ledger.contains_key(step))
     }
 
     /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.

@@ -25,6 +25,7 @@ mod header;
 mod position;
 mod run;
 mod strict;
+mod trace;
 
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
@@ -32,10 +33,11 @@ pub use header::{
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, Usage,
     WAIT_AFTER, Wait, WaitKind,
 };
-pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, Position, Settled, Status};
+pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};
+pub use trace::{EndDigests, Trace};
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;

@@ -8,12 +8,14 @@ use anyhow::{Context as _, ensure};
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use waypost::engine::{
-    Admission, Attempt, BeginError, Engine, Follow, Item, Joined, OnFailure, Performed, Program,
-    SessionOptions, Settlement, Spot, StateError, Told,
+    Admission, Attempt, BeginError, Engine, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
+    Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{
-    Durability, Ending, FORMAT, Failure, FailureKind, Flaw, RunRecord, RunStatus, STATE_BYTES_WARN,
+    Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, RunStatus,
+    STATE_BYTES_WARN, Try,
 };
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::{Lease, Store, StoreExt as _};
@@ -162,8 +164,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     fn attach(&self, _: Spot<'_>, _: &S, _: &mut S) {}
 
-    fn admit(&self, _: Spot<'_>, _: &S) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &S, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, _: Spot<'_>, _: &S, _: Option<Joined>) -> Result<(), Failure> {
@@ -176,6 +178,49 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     fn subjects(&self, _: Spot<'_>, _: &S) -> Vec<String> {
         Vec::new()
+    }
+
+    /// No step leaves a part of its own in the state.
+    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+        None
+    }
+
+    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
@@ -252,8 +297,8 @@ impl Program for Again {
 
     fn attach(&self, _: Spot<'_>, _: &String, _: &mut String) {}
 
-    fn admit(&self, _: Spot<'_>, _: &String) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &String, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, _: Spot<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
@@ -272,6 +317,49 @@ impl Program for Again {
 
     fn subjects(&self, _: Spot<'_>, _: &String) -> Vec<String> {
         Vec::new()
+    }
+
+    /// No step leaves a part of its own in the state.
+    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+        None
+    }
+
+    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {

@@ -37,7 +37,11 @@ pub(crate) struct ForkArgs {
     /// Go on with this workflow file; finished steps that it touches run again, with all after them
     #[arg(long, value_name = "FILE")]
     pub(crate) with: Option<PathBuf>,
-    /// Set a parameter of the new run to something else; may be repeated
+    /// Begin with this step, which must be finished or under way: it and what needs it run again
+    #[arg(long, value_name = "STEP")]
+    pub(crate) from: Option<String>,
+    /// Set a parameter of the new run to something else; may be repeated. A param that a finished step has read is refused,
+    /// unless `--from` runs that step again
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) params: Vec<(String, String)>,
     /// Name the new run [default: the workflow's name with four random characters]

@@ -1,10 +1,10 @@
 //! A run that begins where another one stood: what `fork` and `import` share.
 
 use serde_json::{Map, Value};
-use waypost::RunId;
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
 use waypost::record::{Record, RunRecord};
 use waypost::store::{Signal, SignalKind, Store};
+use waypost::{RunId, StepId};
 use waypost_workflow::file::{GivenParams, Workflow};
 use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
@@ -38,9 +38,9 @@ impl Params {
         Ok(Self { before, now })
     }
 
-    /// Tells of params that a step has read otherwise which is done at the checkpoint.
-    pub(super) fn read_before(&self, workflow: &Workflow, checkpoint: &Record) -> Vec<String> {
-        params::read_before(workflow, checkpoint, (&self.before, &self.now))
+    /// Returns a param with a new value and a finished step of the workflow that reads the param.
+    pub(super) fn read_before(&self, begin: &params::Begin<'_>) -> Option<params::ReadParam> {
+        begin.read_param(&self.before, &self.now)
     }
 
     pub(super) fn now(&self) -> &Map<String, Value> {
@@ -53,6 +53,7 @@ impl Params {
         program: &WorkflowProgram,
         record: &RunRecord,
         (session, adoption): (SessionOptions, Option<Adoption>),
+        from: Option<StepId>,
     ) -> Result<StartOptions<WorkflowState>, Error> {
         let Self { before, now } = self;
         program.initial_state(now.clone())?;
@@ -60,7 +61,8 @@ impl Params {
         let is_new = now.iter().any(|(name, value)| before.get(name).unwrap_or(&Value::Null) != value);
         let edit =
             is_new.then(|| Edit(Box::new(move |state: &mut WorkflowState| state.set_params(now)) as _));
-        Ok(StartOptions { session, edit, on_change: OnChange::Adopt, adoption, ..StartOptions::default() })
+        let on_change = OnChange::Adopt;
+        Ok(StartOptions { session, edit, on_change, adoption, from, ..StartOptions::default() })
     }
 }
 

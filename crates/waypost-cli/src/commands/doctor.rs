@@ -322,8 +322,9 @@ async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
     if let Some(first) = fallen.first() {
-        let message = format!("newer checkpoints of {} are damaged", named(fallen.iter().copied()));
-        let hint = format!("`waypost verify {first}` says which; a resume goes on from the newest sound one");
+        let message =
+            format!("newer checkpoints of {} are damaged or missing", named(fallen.iter().copied()));
+        let hint = format!("`waypost verify {first}` says which, and whether a resume can go on");
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
     if !newer.is_empty() {

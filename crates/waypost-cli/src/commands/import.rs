@@ -22,6 +22,7 @@ use crate::cli::ImportCheckpointArgs;
 use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::params::{Begin, ReadParam};
 use crate::place::{Access, kept};
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
@@ -57,7 +58,12 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let frozen = portable.run().record().clone();
     tell_of_given(context, &frozen.run, &given);
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
-    params.read_before(&workflow, portable.checkpoint()).iter().for_each(|told| context.output.warn(told));
+    let begin = Begin { workflow: &workflow, at: portable.checkpoint(), from: None, work: None };
+    if let Some(ReadParam { step, param }) = params.read_before(&begin) {
+        context
+            .output
+            .warn(&format!("step {step} has read another value of param `{param}`, and does not run again"));
+    }
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
     let store = context.store(None, Access::Create)?;
@@ -96,7 +102,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let session = Session::begin(context, timeout)?;
     options.stop = session.stop.clone();
-    let start = params.start(&program, &record, (options.clone(), None))?;
+    let start = params.start(&program, &record, (options.clone(), None), None)?;
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
     context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));

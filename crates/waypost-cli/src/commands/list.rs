@@ -136,7 +136,7 @@ async fn found(
             Corrected::Right => {}
             Corrected::Fallen => {
                 let text = format!(
-                    "newer checkpoints of run {0} are damaged: `waypost verify {0}` says more",
+                    "newer checkpoints of run {0} are damaged or missing: `waypost verify {0}` says more",
                     run.run
                 );
                 context.output.warn(&match of {

@@ -24,7 +24,7 @@ use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
-use crate::params::Setting;
+use crate::params::{BegunWork, Setting};
 use crate::place::{self, Access};
 use crate::reference::{Default as Meant, StepRef, encode, find};
 use crate::standing;
@@ -302,7 +302,9 @@ impl Prepared {
                 }
                 if !args.set.is_empty() && !args.restart {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
-                    params = setting.apply(&chosen.workflow, &snapshot, &plan)?;
+                    let definition = (&chosen.workflow, &chosen.shape);
+                    let work = BegunWork::of(store.as_ref(), definition, &snapshot).await?;
+                    params = setting.apply(&work, &plan)?;
                 }
                 chosen
             }

@@ -10,6 +10,7 @@ use crate::cli::StoreCommand;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access, StoreUrl};
+use crate::standing::{self, Corrected};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 
 pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Exit, Error> {
@@ -94,7 +95,12 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     let (mut runs, mut newer) = (0, 0);
     let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
     loop {
-        let page = store.runs(&query).await?;
+        let mut page = store.runs(&query).await?;
+        for run in &mut page.runs {
+            if let Corrected::Fallen = standing::correct(store.as_ref(), run).await? {
+                errors.push(format!("run {}: newer checkpoints are damaged or missing", run.run));
+            }
+        }
         let listed = page.runs.into_iter().map(|run| (run.run, None));
         let unreadable = page.damaged.into_iter().map(|found| (found.run, Some(found.why)));
         for (run, why) in listed.chain(unreadable) {

@@ -8,7 +8,8 @@ use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
+use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, StepId, SystemClock};
+use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
@@ -21,8 +22,9 @@ use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
+use crate::params::{Begin, BegunWork, ReadParam};
 use crate::place::{self, Access, kept};
-use crate::reference::{Default as Meant, Reference};
+use crate::reference::{Default as Meant, Reference, StepRef};
 use crate::surroundings::{self, Local};
 use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
 
@@ -243,8 +245,12 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
     tell_of_pending(context, store.as_ref(), &from.run).await?;
-    if adoption.is_none() {
-        params.read_before(&workflow, &begin).iter().for_each(|told| context.output.warn(told));
+    let step = args.from.as_deref().map(|step| first_step(&workflow, step)).transpose()?;
+    let work = BegunWork::of(store.as_ref(), (&workflow, &shape), &snapshot).await?;
+    let named = step.as_ref().map(StepId::as_str);
+    let read = params.read_before(&Begin { workflow: &workflow, at: &begin, from: named, work: Some(&work) });
+    if let Some(read) = read.filter(|_| adoption.is_none()) {
+        return Err(param_was_read(&from, &read));
     }
     let run = id_of(store.as_ref(), id, &workflow).await?;
     let mut local = Local::look()?;
@@ -282,7 +288,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let mut options = surroundings::session_options(&workflow);
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
-    let start = params.start(&program, &record, (options.clone(), adoption))?;
+    let start = params.start(&program, &record, (options.clone(), adoption), step)?;
     context
         .output
         .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));
@@ -291,6 +297,33 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let outcome = outcome.map_err(|error| of_evidence_there(error, &from))?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
+}
+
+/// Returns the first step of a fork: one of the workflow's own list.
+fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
+    let StepRef { branch, step } = StepRef::parse(text);
+    let opener = branch.filter(|branch| !branch.is_main()).and_then(|branch| {
+        let above = std::iter::successors(Some(branch), BranchPath::parent);
+        above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener)
+    });
+    if let Some(opener) = opener {
+        return Err(Error::usage(
+            format!("a fork begins with a step of the workflow's own list, and `{text}` is in a branch"),
+            format!("`--from {opener}` runs the step again that opened the branch"),
+        ));
+    }
+    let step = step.unwrap_or_else(|| text.to_owned());
+    surroundings::refuse_unknown_step(workflow, Some(&step))?;
+    StepId::new(&step).map_err(Error::from_name)
+}
+
+/// Returns the error for a param of a finished step.
+fn param_was_read(from: &CheckpointRef, read: &ReadParam) -> Error {
+    let ReadParam { step, param } = read;
+    Error::usage(
+        format!("param `{param}` was read by step {step}, which is not done again"),
+        format!("`waypost fork {from} --from {step} -p {param}=…` runs it and what needs it again"),
+    )
 }
 
 pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {

@@ -59,7 +59,7 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "`waypost verify {0}` shows what is missing: put it back; `waypost resume {0} --restart` starts over",
+                "`waypost verify {0}` shows what is missing: put it back; `waypost resume {0} --from STEP` runs a step and what needs it again; `waypost resume {0} --restart` starts over",
                 damage.run
             )),
         ),
@@ -67,7 +67,7 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "`waypost verify {0}` shows what is sound; `waypost resume {0}` goes on from there",
+                "`waypost verify {0}` shows what is sound; `waypost resume {0} --from STEP` runs the step of that checkpoint again",
                 damage.run
             )),
         ),

@@ -127,6 +127,127 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["verify", "r-1"], 0, &[]);
 }
 
+/// Two items, one after the other, the second of which fails until there is a file `go`.
+const ITEMS: &str = r#"steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      on_item_failure: stop
+      steps: [{ id: s, run: 'echo "$I" >> trace; [ $I = x ] || test -e go', env: { I: "${{ item }}" } }]
+"#;
+
+/// Makes a run over two items in a store of files, without one of its commits.
+fn items_without(number: u64) -> Rig {
+    let rig = Rig::with(ITEMS).at("file:kept");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let name = format!("kept/runs/r/history/checkpoint_{number:010}.json");
+    fs::remove_file(rig.path(&name)).unwrap();
+    fs::remove_file(rig.path(&format!("{name}.sha256"))).unwrap();
+    rig.write("go", "");
+    rig
+}
+
+fn files_in(rig: &Rig) -> usize {
+    fs::read_dir(rig.path("kept/runs/r/history")).unwrap().count()
+}
+
+// What happened: the file with the end of an item was taken away, and the item ran again without a word. Why: newer files
+// of other items were there. What stops it now: commits count records, and the log names them (file/missing.rs).
+#[test]
+fn the_end_of_an_item_taken_away_stops_a_resume() {
+    let rig = items_without(3);
+    let files = files_in(&rig);
+
+    expect(&rig, &["list"], 0, &["newer checkpoints of run r are damaged or missing"]);
+    expect(&rig, &["doctor"], 7, &["newer checkpoints of run r are damaged or missing"]);
+    expect(&rig, &["store", "check"], 7, &["newer checkpoints are damaged or missing"]);
+    expect(&rig, &["show", "r"], 0, &["checkpoint r/f:x@2 is missing"]);
+    expect(&rig, &["verify", "r"], 7, &["r/f:x@2: it is missing"]);
+    expect(&rig, &["resume", "r"], 7, &["checkpoint r/f:x@2 is damaged", "it is missing", "--from STEP"]);
+    assert_eq!((rig.read("trace").as_str(), files_in(&rig)), ("x\ny\n", files), "nothing was done");
+
+    expect(&rig, &["resume", "r", "--from", "f"], 0, &["is completed"]);
+    expect(&rig, &["verify", "r"], 7, &["r/f:y@2: it is missing"]);
+}
+
+// What happened: each resume failed with exit 74, and appended a checkpoint. Why: the opener stood at the record before,
+// and opened its branches once more, which had records. What stops it now: the record of the opener is missed.
+#[test]
+fn the_opening_of_items_taken_away_stops_a_resume() {
+    let rig = items_without(2);
+    let files = files_in(&rig);
+
+    for _ in 0..2 {
+        expect(&rig, &["resume", "r"], 7, &["checkpoint r@2 is damaged", "it is missing", "--from STEP"]);
+    }
+    assert_eq!((rig.read("trace").as_str(), files_in(&rig)), ("x\ny\n", files), "nothing was done");
+
+    expect(&rig, &["resume", "r", "--from", "f"], 0, &["is completed"]);
+    assert_eq!(rig.read("trace"), "x\ny\nx\ny\n");
+}
+
+// What happened: an older copy of a run in a store of files was gone on with, and finished items ran again. Why: its files
+// agreed with each other. What stops it now: the log of the run is asked, as that beside a database is.
+#[test]
+fn an_older_copy_of_the_files_of_a_run_stops_a_resume() {
+    let rig = items_without(3);
+    for name in
+        ["history/checkpoint_0000000004.json", "history/checkpoint_0000000004.json.sha256", "checkpoint.json"]
+    {
+        fs::remove_file(rig.path("kept/runs/r").join(name)).unwrap();
+    }
+
+    for _ in 0..2 {
+        expect(&rig, &["resume", "r"], 7, &["checkpoint r/f:x@2 is damaged", "events.jsonl tells of it"]);
+    }
+    expect(&rig, &["verify", "r"], 7, &["r/f:x@2", "r/f:y@3"]);
+    assert_eq!(rig.read("trace"), "x\ny\n", "nothing was done");
+
+    expect(&rig, &["resume", "r", "--from", "f"], 0, &["is completed"]);
+    assert_eq!(rig.read("trace"), "x\ny\nx\ny\n");
+    expect(&rig, &["verify", "r"], 0, &[]);
+}
+
+// What happened: the hint named a command that was refused in the same way. Why: the evidence of a step that was about
+// to run again was read, too. What stops it now: only steps that stay finished have theirs read.
+#[test]
+fn a_step_whose_record_is_damaged_runs_again_by_name() {
+    for url in ["file:kept", "sqlite:kept/waypost.db"] {
+        let flow = "steps:\n  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}\n  \
+                    - {id: b, run: 'echo b >> trace'}\n  - {id: c, run: test -e go}\n";
+        let rig = Rig::with(flow).at(url);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        spoil_second(&rig, url);
+        rig.write("go", "");
+
+        let hint = "waypost resume r --from a";
+        expect(&rig, &["resume", "r"], 7, &["cannot check the evidence of step `a`", "r@2 is damaged", hint]);
+        assert_eq!(rig.read("trace"), "a\nb\n");
+
+        expect(&rig, &["resume", "r", "--from", "a"], 0, &["is completed"]);
+        assert!(rig.read("trace").starts_with("a\nb\na\n"), "{url}: {}", rig.read("trace"));
+    }
+}
+
+/// Changes a bit in the second checkpoint of run `r`.
+fn spoil_second(rig: &Rig, url: &str) {
+    if url.starts_with("file:") {
+        let path = rig.path("kept/runs/r/history/checkpoint_0000000002.json");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[300] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        return;
+    }
+    let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
+    let key = (1_i64 << 32) + 2;
+    let header = database.query_row("SELECT header FROM records WHERE key = ?1", [key], |row| row.get(0));
+    let mut header: Vec<u8> = header.unwrap();
+    let middle = header.len() / 2;
+    header[middle] ^= 1;
+    database.execute("UPDATE records SET header = ?1 WHERE key = ?2", (header, key)).unwrap();
+}
+
 #[test]
 fn an_older_store_than_the_log_of_the_run_is_told() {
     // What happened: with an older copy of the database in its place, finished steps ran again without a word.

@@ -9,3 +9,4 @@ mod disk_like_real;
 mod disk_losses;
 mod disk_states;
 mod planted;
+mod reference;

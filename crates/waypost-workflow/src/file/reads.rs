@@ -2,7 +2,7 @@
 
 use super::Child;
 use super::foreach::Distinct;
-use super::workflow::Step;
+use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Reference, Template};
 
 impl Step {
@@ -38,6 +38,24 @@ impl Step {
             [root, param, ..] => root == "params" && param == name,
             [] => false,
         })
+    }
+
+    /// Returns the ids of the steps that its expressions read.
+    pub(crate) fn steps_read(&self) -> impl Iterator<Item = &str> {
+        self.references().filter_map(|reference| match reference.path.as_slice() {
+            [root, step, ..] if root == "steps" => Some(step.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Says whether the step, an inner step or a hook reads this param. Steps of another file read the params of that
+    /// file, so only the values given to the file count.
+    #[must_use]
+    pub fn uses_param(&self, name: &str) -> bool {
+        let within = self.work.body().filter(|_| self.work.child().is_none());
+        let hooks = self.hooks.iter().map(|hook| &hook.body);
+        let mut steps = within.into_iter().chain(hooks).flat_map(Body::steps);
+        self.reads_param(name) || steps.any(|step| step.uses_param(name))
     }
 
     /// Says whether one of its expressions reads what has this name where the step stands, as an item; as

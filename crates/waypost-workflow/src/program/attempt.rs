@@ -86,7 +86,8 @@ impl WorkflowProgram {
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
             // Its files, log and outputs have no room either, so its failure may be that of the disk: a failure would
             // use up its tries, and a fallback would take its place.
-            return Performed::Cut { why: format!("{NO_ROOM} at `{}`", folder.path().display()) };
+            let why = format!("{NO_ROOM} at `{}`", folder.path().display());
+            return Performed::Cut { why, told: Told::default() };
         }
         performed
     }
@@ -223,7 +224,7 @@ impl WorkflowProgram {
             clear(&mut child, attempt, job.grace).await;
         }
         if let Some(why) = job.cut_midway(&life, attempt) {
-            return Performed::Cut { why };
+            return Performed::Cut { why, told };
         }
         match life {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
@@ -439,7 +440,7 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
         SupervisorError::ReaperKilled => "the reaper of a step",
         _ => "its supervisor",
     };
-    Performed::Cut { why: format!("{LOSS}{what}") }
+    Performed::Cut { why: format!("{LOSS}{what}"), told: Told::default() }
 }
 
 /// Says what became of a step whose start was not answered well.

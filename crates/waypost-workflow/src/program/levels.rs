@@ -13,8 +13,6 @@ use crate::file::{Backoff, Body, Foreach, Hook, HookOn, Mode, OnItemFailure, Ste
 use super::ProgramError;
 use super::hooks::Plan;
 
-/// Names the branch of a group.
-const GROUP_KEY: &str = "steps";
 /// Ends the name of the branches of the hooks of a step that opens others by its work.
 const HOOKS: &str = "-hooks";
 /// Names the branch of another file.
@@ -133,7 +131,7 @@ fn level(
             let file = File { workflow: child.workflow(), base, outer: Some(around.file) };
             let inner = Around { file: &file, is_top: true, ..around };
             let shape = level(file.workflow.body(), file.workflow.max_parallel(cores), inner, levels)?;
-            node.children = Some(one_child(node.id.clone(), FILE_KEY, shape));
+            node.children = Some(one_child(node.id.clone(), Some(FILE_KEY), shape));
         } else if let Some(body) = step.work.body() {
             let inner = match body.mode() {
                 Mode::Sequence => NonZeroUsize::MIN,
@@ -142,7 +140,7 @@ fn level(
             let shape = level(body, inner, Around { is_top: false, ..around }, levels)?;
             node.children = Some(match each {
                 Some(each) => children(node.id.clone(), each, shape, cores),
-                None => one_child(node.id.clone(), GROUP_KEY, shape),
+                None => one_child(node.id.clone(), None, shape),
             });
         }
         let own = around.after(step);
@@ -228,21 +226,23 @@ fn afterwards(name: StepId, shape: Shape) -> Children {
         by_work: true,
         limits: FailureLimits::default(),
         afterwards: true,
+        passes: false,
         whole: false,
     }
 }
 
-/// The branch on which the steps of a group are done, or those of another file.
-fn one_child(name: StepId, key: &str, shape: Shape) -> Children {
+/// The branch on which the steps of another file are done; without a key, those of the passes of a group.
+fn one_child(name: StepId, key: Option<&str>, shape: Shape) -> Children {
     Children {
         name,
         shape: Box::new(shape),
-        named: vec![(key.to_owned(), None)],
+        named: key.map(|key| (key.to_owned(), None)).into_iter().collect(),
         parallel_max: 1,
         on_failure: OnChildFailure::Stop,
         by_work: false,
         limits: FailureLimits::default(),
         afterwards: false,
+        passes: key.is_none(),
         whole: true,
     }
 }
@@ -260,6 +260,7 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
         by_work: true,
         limits: each.limits(),
         afterwards: false,
+        passes: false,
         whole: true,
     }
 }

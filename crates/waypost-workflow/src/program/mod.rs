@@ -3,7 +3,7 @@
 //! `prepare` renders everything that a step needs while the state is at hand; `perform` (`attempt.rs`) only runs it. The
 //! state (`state.rs`) keeps what expressions may read of finished steps, and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -379,8 +379,10 @@ impl Program for WorkflowProgram {
         repeat::gave(self.step(spot), state)
     }
 
-    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
-        self.readers(spot.branch, before.as_str()).iter().any(|reader| reader.id == spot.step.id.as_str())
+    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+        let mut read = BTreeSet::new();
+        readers::steps_read_by(self.step(spot), &mut read);
+        read.iter().filter_map(|id| StepId::new(id).ok()).collect()
     }
 
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
@@ -501,6 +503,10 @@ impl Program for WorkflowProgram {
         exited: Option<&Exited>,
     ) -> Option<Salvage<StepOutput>> {
         self.salvage_of(spot, state, exited)
+    }
+
+    fn follow(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Follow, String> {
+        Err(format!("a settlement of step `{}` does not decide its next pass", spot.step.id))
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {

@@ -1,5 +1,7 @@
 //! Which steps read what a step gave: in its own file, and further up, where it is a step of an item or of another file.
 
+use std::collections::BTreeSet;
+
 use waypost::{BranchPath, StepId};
 
 use super::WorkflowProgram;
@@ -50,6 +52,15 @@ impl WorkflowProgram {
             }
         }
         readers
+    }
+}
+
+/// Adds the ids of the steps that a step reads, by itself or by the steps within it.
+pub(super) fn steps_read_by(step: &Step, read: &mut BTreeSet<String>) {
+    read.extend(step.steps_read().map(str::to_owned));
+    let hooks = step.hooks.iter().map(|hook| &hook.body);
+    for inner in step.work.body().into_iter().chain(hooks).flat_map(Body::steps) {
+        steps_read_by(inner, read);
     }
 }
 

@@ -9,6 +9,7 @@ mod file_remote;
 mod log;
 mod mask;
 mod output;
+mod param_readers;
 mod program;
 mod random;
 mod rig;

@@ -10,10 +10,13 @@ use crate::record::{
     WaitKind,
 };
 
+use super::fan::JoinedDigests;
 use super::line::{Caught, Found, Line, LineId, MAIN};
+use super::reuse::ReusableVerdicts;
 use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
+use super::trace::{Made, digests_of, failed_digests, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, StepFailure, Told};
 
 impl<P: Program> Session<'_, P> {
@@ -23,7 +26,7 @@ impl<P: Program> Session<'_, P> {
         id: LineId,
         place: usize,
         performed: Performed<P::Output>,
-        root: Option<Digest>,
+        root: Option<JoinedDigests>,
     ) {
         self.touched.insert(id);
         self.mark_dirty(id);
@@ -36,17 +39,28 @@ impl<P: Program> Session<'_, P> {
                 let line = self.lines.get_mut(id);
                 // What its work opened, it has joined.
                 let after = line.entry(place).fan.is_some();
+                let root = root.map(|joined| joined.root);
                 line.found.push(Found { place, items, told, after, failure: None, root });
             }
-            Performed::Cut { why } => {
-                // Nobody can say that it did not take effect: only a resume, or a person, decides what becomes of it.
-                self.options.stop.stop(StopLevel::Graceful, &why);
-                let line = self.lines.get_mut(id);
-                let phase = Phase::Interrupted { in_progress: true, by: why };
-                line.draft_of(place, phase, Reason::Stopped);
-            }
+            Performed::Cut { why, told } => self.cut(id, place, why, told),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
         }
+    }
+
+    /// Takes in an attempt that may have taken effect: a resume or a person decides about the step.
+    ///
+    /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
+    /// leave them in doubt as well.
+    fn cut(&mut self, id: LineId, place: usize, why: String, told: Told) {
+        if self.lines.get(id).shape.steps()[place].idempotent {
+            self.options.stop.stop(StopLevel::Graceful, &why);
+        } else {
+            self.halted = true;
+            self.lines.iter_mut().for_each(|(_, line)| line.cancel.stop(StopLevel::Graceful, &why));
+            self.cut_by.get_or_insert_with(|| why.clone());
+        }
+        let line = self.lines.get_mut(id);
+        line.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).told = told;
     }
 
     fn complete(
@@ -54,14 +68,19 @@ impl<P: Program> Session<'_, P> {
         id: LineId,
         place: usize,
         (output, mut ending, told): (P::Output, Ending, Told),
-        root: Option<Digest>,
+        joined: Option<JoinedDigests>,
     ) {
+        let (root, pins) = (joined.map(|joined| joined.root), joined.map(|joined| joined.pins));
         inline_outputs(&mut ending);
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        self.reusable_verdicts = ReusableVerdicts::default();
         let line = self.lines.get_mut(id);
         let joins = line.shape.steps()[place].opens_evidence();
-        let matters =
-            told.evidence.is_some() || joins || !ending.outputs.is_empty() || ending.outputs_bytes.is_some();
+        let matters = keeps_traces
+            || told.evidence.is_some()
+            || joins
+            || !ending.outputs.is_empty()
+            || ending.outputs_bytes.is_some();
         let fan = line.entry(place).fan.as_ref().and_then(Fan::of_work);
         let about = fan.filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, line, place, Settlement::Completed(output, &ending));
@@ -83,12 +102,20 @@ impl<P: Program> Session<'_, P> {
             _ => Reason::Step,
         };
         let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
+        let trace = keeps_traces.then(|| trace_of(program, line, place)).flatten();
+        let digests = trace.is_some().then(|| {
+            let output = program.gave(line.spot(place), &line.state);
+            digests_of(line, place, &Made { output, evidence: told.evidence.as_ref(), children: pins })
+        });
         line.settle(place, settled, follow);
+        line.digests.remove(&step);
+        line.digests.extend(digests.map(|digests| (step.clone(), digests)));
         let is_due = self.unlooked.note_end(line.branch(), &step, told.evidence.as_ref());
         let draft = line.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
         draft.about = about;
+        (draft.trace, draft.digests) = (trace, digests);
         self.hold_after(id, place, follow);
         self.pause(id, is_due);
     }
@@ -143,6 +170,7 @@ impl<P: Program> Session<'_, P> {
     fn stopped(&mut self, id: LineId, place: usize, in_progress: bool) {
         let line = self.lines.get_mut(id);
         let (by, reason) = match (line.cancel.asked(), self.options.stop.asked()) {
+            (Some(cut), _) if self.cut_by.is_some() => (cut.by, Reason::Stopped),
             (Some(cancel), _) => (cancel.by, Reason::Cancel),
             (None, Some(stop)) => (stop.by, Reason::Stopped),
             (None, None) => ("a stop".to_owned(), Reason::Stopped),
@@ -230,7 +258,9 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.engine.clock.now();
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        self.reusable_verdicts = ReusableVerdicts::default();
+        let mut traced = None;
         let verdict = program.on_failure(self.lines.get(id).spot(place), &failure);
         let line = self.lines.get_mut(id);
         let step = &line.shape.steps()[place];
@@ -253,8 +283,12 @@ impl<P: Program> Session<'_, P> {
             (verdict.tolerate, apply_tolerated(program, line, place, verdict.tolerate, &failure))
         {
             failure.tolerated = true;
-            let settled = Some(Settled::Tolerated(line.seq_of_next_draft()));
-            line.settle(place, settled, follow);
+            let seq = line.seq_of_next_draft();
+            if keeps_traces {
+                traced = Some(failed_digests(line.branch(), &step.id, seq));
+                line.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
+            }
+            line.settle(place, Some(Settled::Tolerated(seq)), follow);
         } else {
             if line.comes_after(place) {
                 line.end_afterwards(place);
@@ -274,7 +308,8 @@ impl<P: Program> Session<'_, P> {
             Some(step.id.clone()),
             at,
         ));
-        line.drafts.last_mut().expect("one was just added").told = told;
+        let last = line.drafts.last_mut().expect("one was just added");
+        (last.told, last.digests) = (told, traced);
         if ends_all {
             self.end_step(id, place, (failure, causes));
         }
@@ -283,21 +318,21 @@ impl<P: Program> Session<'_, P> {
     /// Ends a step as failed. In a graph by needs the run goes on with what may still run. Elsewhere the failure ends the
     /// branch, or the run.
     fn end_step(&mut self, id: LineId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
-        let program = self.program;
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
         let line = self.lines.get_mut(id);
-        let step = &line.shape.steps()[place];
-        // Only a step with evidence is the first to run again. Any other ran again as its input changed.
-        let is_first = step.has_evidence() || step.opens_evidence() || step.leaves_evidence();
-        let may_be_reused = is_first && line.position.ahead.is_some_and(|ahead| !ahead.changed);
-        if line.shape.is_routed() || may_be_reused {
+        if line.shape.is_routed() {
             return self.end_by_failure(id, place, failure);
         }
-        // The step ran again: where the branch stood before counts no more, as the step had another end there.
-        line.position.ahead = None;
         // A state that cannot take it in stays as it is.
         let _ = apply(program, line, place, Settlement::Failed(&failure));
         let fails_fast = self.options.fail_fast || line.shape.fails_fast();
         line.end_as_failed(place);
+        if keeps_traces {
+            let step = line.step_id(place).clone();
+            let digests = failed_digests(line.branch(), &step, line.seq_of_next_draft() - 1);
+            line.digests.insert(step, digests);
+            line.drafts.last_mut().expect("the failure is the newest draft").digests = Some(digests);
+        }
         line.failures.extend(causes);
         if fails_fast {
             self.touched.extend(self.lines.iter().map(|(id, _)| id));

@@ -70,6 +70,12 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
         let entry = entry.map(|at| position.frontier.remove(at));
         let was_done = position.did(&step.id) && !unfinished.has(place) || position.undone.contains(&step.id);
         position.ledger.remove(&step.id);
+        position.reusable.remove(&step.id);
+        let rejoins =
+            steps.iter().any(|(named, _, again)| *named == place && matches!(again, Again::Join(_)));
+        if step.children.is_some() && !shape.is_routed() && !rejoins {
+            position.rerun_whole.insert(step.id.clone());
+        }
         if asks && !named.contains(&place) && step.must_ask_again(was_done, entry.as_ref()) {
             // What it gave stays: a person may say that it still holds.
             let begun = entry.filter(|entry| step.has_begun(entry));
@@ -115,9 +121,15 @@ pub fn opened_again(
     step: &StepId,
     at: &str,
 ) -> Result<Position, RunError> {
+    opened(shape, position, step, at).map(|anew| anew.position)
+}
+
+/// As [`opened_again`], with the parts of the state to remove.
+pub(super) fn opened(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<Anew, RunError> {
     let place = place_of(shape, position, step, at)?;
-    let again = vec![(place, Try::default(), Again::Whole)];
-    Ok(anew(shape, position, again, true).position)
+    let iteration = shape.first_iteration(place, &[]);
+    let again = vec![(place, Try { iteration, ..Try::default() }, Again::Whole)];
+    Ok(anew(shape, position, again, true))
 }
 
 /// Finds a step that is to run again.

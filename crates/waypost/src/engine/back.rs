@@ -92,6 +92,8 @@ pub(super) async fn go_back(
         // Something was being done again there: passes that were to follow that have left in the state what they gave before.
         base.redone.extend(passes_to_come(shape, &position).map(Forget::Step));
     }
+    // Steps that began since then may have rewritten what their results of then left.
+    position.reusable.clear();
     // Of what was put aside then and taken up since, the branches are others.
     let stands = base.position.aside.iter().chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();

@@ -12,7 +12,7 @@ use crate::record::{
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Lease, Page, Progress, RunSummary, StoreError};
 
 use super::anew;
 use super::back::go_back;
@@ -148,6 +148,9 @@ async fn go_on<'a, P: Program>(
     };
     let chain = chain_behind(&base, lease, newest_seq);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
+    if options.from.is_some() {
+        pass_missing(engine, lease).await?;
+    }
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
     }
@@ -156,6 +159,8 @@ async fn go_on<'a, P: Program>(
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
+    session.on_unknown = options.on_unknown;
+    session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     if let Some(Carried { batches, repaired, unlooked }) = carried {
@@ -168,6 +173,10 @@ async fn go_on<'a, P: Program>(
         // At the end, nothing that is left can end any more.
         left.retain(|_, _| !session.main().position.frontier.is_empty());
         session.unlooked = Unlooked { left, ..Unlooked::default() };
+    }
+    if session.keeps_traces {
+        let has_moves = !begin.stand.moves.is_empty() || !session.main().position.reusable.is_empty();
+        session.unlooked.is_redone = has_moves || is_written;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
@@ -185,6 +194,29 @@ async fn go_on<'a, P: Program>(
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
+/// records, and later records must not hide the loss.
+pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
+    let (mut page, mut missing) = (Page::default(), Vec::new());
+    loop {
+        let found = match engine.store.heads(lease.run(), &page).await {
+            // A branch without a sound record has no head.
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
+            found => found?,
+        };
+        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
+        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
+        match found.next {
+            Some(cursor) => page.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for damage in missing {
+        engine.store.quarantine(lease, &damage).await?;
+    }
+    Ok(())
 }
 
 impl Base {
@@ -371,7 +403,7 @@ async fn main_line<'a, P: Program>(
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
-        (edit.0)(&mut state);
+        edit.apply(&mut state, || base.record.header().reference().to_string())?;
         last_or_by_hand(drafts);
     }
     validated(base, &state, options)?;
@@ -427,8 +459,7 @@ async fn config_over(
 /// Asks the caller's own check, if there is one, about the state that is gone on with.
 fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Result<(), RunError> {
     let Some(validate) = options.validate.take() else { return Ok(()) };
-    let at = base.record.header().reference().to_string();
-    (validate.0)(state).map_err(|why| RunError::Rejected { at, why })
+    validate.check(state, || base.record.header().reference().to_string())
 }
 
 /// Says what is asked about a run before it is gone on with.

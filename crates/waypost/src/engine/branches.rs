@@ -16,7 +16,7 @@ use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
 use super::edit::{Edits, refuse_left};
 use super::failure::{decide_openers, position_for_retry};
-use super::fan::{FanOut, Items, Queued};
+use super::fan::{FanOut, Items, Queued, named_items};
 use super::fit::forget;
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
@@ -196,7 +196,7 @@ async fn check_names<P: Program>(
     let children = children_of(line, out.place);
     let there = session.engine.store.branches(&run).await?;
     for (key, _) in children.named.iter().take(out.opened as usize) {
-        let branch = above.child(&children.name, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        let branch = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
         if !there.contains(&branch) {
             let why = format!("branches of step `{step}` are under way, and `{branch}` is none of them");
             return Err(RunError::Changed { run, why });
@@ -210,26 +210,34 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &line.position.frontier {
         let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
-        let children = line.shape.steps()[place].opened(fan);
-        let source = match (&fan.items, children) {
-            (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
-            (None, Some(children)) if children.named.len() as u64 == fan.total => {
-                Items::named(&children.named)
-            }
-            _ => {
-                let why = format!(
-                    "branches of step `{}` are under way that the graph does not have so",
-                    entry.step
-                );
-                return Err(RunError::Changed { run: line.chain.run.clone(), why });
-            }
-        };
-        let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
-        let mut out = FanOut::new(place, source, fan.total, is_again || line.position.revisited);
+        let mut out = fan_of(line, place)?;
         out.opened = fan.opened;
         fans.push(out);
     }
     Ok(fans)
+}
+
+/// Makes the fan-out that a step is in the middle of, with no child of it opened yet.
+pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunError> {
+    let entry = line.entry(place);
+    let fan = entry.fan.as_ref();
+    let children = fan.and_then(|fan| line.shape.steps()[place].opened(fan));
+    let unlike = || {
+        let why = format!("branches of step `{}` are under way that the graph does not have so", entry.step);
+        RunError::Changed { run: line.chain.run.clone(), why }
+    };
+    let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
+        (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
+        (None, Some(children)) => {
+            let named = named_items(children, line.pass_of(place));
+            let named = named.filter(|named| fan.is_some_and(|fan| named.len() as u64 == fan.total));
+            Items::Named(named.ok_or_else(unlike)?)
+        }
+        (_, None) => return Err(unlike()),
+    };
+    let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
+    let total = fan.map_or(0, |fan| fan.total);
+    Ok(FanOut::new(place, source, total, is_again || line.position.revisited))
 }
 
 async fn take_up_one<P: Program>(
@@ -438,12 +446,13 @@ pub(super) async fn go_on<P: Program>(
     session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
+    let shape = &*children_of(session.lines.get(opener.line), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
-        Some(Move { record, position, drafts, basis, forgotten }) => {
+        Some(Move { record, position, drafts, basis, mut forgotten }) => {
+            forgotten.extend(position_for_retry(shape, &record)?.1);
             (record, position, drafts, basis, forgotten)
         }
         None => {
-            let shape = &*children_of(session.lines.get(opener.line), opener.place).shape;
             let (position, steps) = position_for_retry(shape, &head.record)?;
             (head.record.clone(), position, Vec::new(), None, steps)
         }

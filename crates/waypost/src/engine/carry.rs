@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::{PORTABLE_BYTES_MAX, Portable};
 use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Status, Try};
-use crate::shape::Shape;
+use crate::shape::{Children, Shape};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::back::{dead_at, is_left_behind, joins, load_with_state};
@@ -26,7 +26,7 @@ use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::doubt::{cut_in, cut_there};
-use super::fan::{FanOut, Item, Items, not_as_frozen, thaw};
+use super::fan::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::open::Begin;
 use super::passes::life_of;
@@ -260,7 +260,7 @@ impl Along {
             let unlike = || changed(format!("the graph does not have the branches of step `{step}` so"));
             let place = line.shape.place(step.as_str()).ok_or_else(unlike)?;
             let children = line.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
-            let items = self.items_of(&fan, &children.named)?.ok_or_else(unlike)?;
+            let items = self.items_of(&fan, children)?.ok_or_else(unlike)?;
             let mut out = FanOut::new(place, Items::Named(Arc::clone(&items)), fan.total, false);
             out.opened = fan.opened;
             let line = session.lines.get_mut(id);
@@ -270,7 +270,7 @@ impl Along {
             entry.fan = Some(Fan { items: frozen, since: 0, ..fan });
             let mut missing = Vec::new();
             for item in items.iter().take(fan.opened as usize) {
-                let name = branch.child(&children.name, &item.key);
+                let name = children.path(&branch, &item.key);
                 let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
                 match self.branches.remove(&name) {
                     Some(taken) => self.sit(session, (id, place, item.index), (name, taken), leaves)?,
@@ -307,11 +307,7 @@ impl Along {
         Ok(())
     }
 
-    fn items_of(
-        &self,
-        fan: &Fan,
-        named: &[(String, Option<StepId>)],
-    ) -> Result<Option<Arc<[Item]>>, RunError> {
+    fn items_of(&self, fan: &Fan, children: &Children) -> Result<Option<Arc<[Item]>>, RunError> {
         match &fan.items {
             Some(at) => {
                 let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);
@@ -320,7 +316,7 @@ impl Along {
                 })?;
                 Ok(Some(items).filter(|items| items.len() as u64 == fan.total))
             }
-            None => Ok(Some(named).filter(|named| named.len() as u64 == fan.total).map(Items::named_by)),
+            None => Ok(named_items(children, fan.pass).filter(|named| named.len() as u64 == fan.total)),
         }
     }
 
@@ -546,7 +542,8 @@ fn open_anew<P: Program>(
         let at = format!("{}/{name}", line.chain.run);
         RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
     })?;
-    let begin = Begin { chain: Chain::child(&line.chain, name), epoch: line.entry(place).at.epoch };
+    let (chain, epoch) = (Chain::child(&line.chain, name), line.entry(place).at.epoch);
+    let begin = Begin { chain, epoch, before: None };
     session.lines.get_mut(id).fan_mut(place).opened -= 1;
     session.open_child(id, place, item, state, begin);
     Ok(())

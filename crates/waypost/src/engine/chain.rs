@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    Body, Definition, End, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record, Repeated,
-    RunStatus, SealedRun, Start, Try,
+    Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record,
+    Repeated, RunStatus, SealedRun, Start, Trace, Try,
 };
 use crate::store::FIRST_TOKEN;
 
@@ -29,6 +29,9 @@ pub(crate) struct Draft {
     pub(crate) definition: Option<Definition>,
     pub(crate) config: Option<Map<String, Value>>,
     pub(crate) children: Option<Digest>,
+    pub(crate) trace: Option<Trace>,
+    pub(crate) digests: Option<EndDigests>,
+    pub(crate) branch_pins: Option<Digest>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
@@ -55,6 +58,9 @@ impl Draft {
             definition: None,
             config: None,
             children: None,
+            trace: None,
+            digests: None,
+            branch_pins: None,
             labels,
             external: None,
             about: None,
@@ -216,6 +222,9 @@ impl Chain {
             definition: draft.definition.clone(),
             config: draft.config.clone(),
             repeated: None,
+            trace: draft.trace.clone(),
+            digests: draft.digests,
+            branch_pins: draft.branch_pins,
             root: self.root.filter(|_| first),
             children: draft.children,
             token: self.token,

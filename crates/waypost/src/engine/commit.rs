@@ -39,13 +39,19 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
+    /// Returns the cause that ends the session before its work: a stop that somebody asked for, or a cut.
+    pub(super) fn stopped_by(&self) -> Option<String> {
+        self.options.stop.asked().map(|stop| stop.by).or_else(|| self.cut_by.clone())
+    }
+
     /// Makes the batch of all drafts, and of the starts that go with them.
     pub(super) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
         if self.dirty.is_empty() {
             self.mark_dirty(MAIN);
         }
         let ids = self.dirty_in_order();
-        let by = || self.options.stop.asked().map_or_else(|| "--until".to_owned(), |stop| stop.by);
+        let by = self.stopped_by();
+        let by = || by.clone().unwrap_or_else(|| "--until".to_owned());
         for id in &ids {
             self.lines.get_mut(*id).complete_drafts(status, by);
         }
@@ -251,7 +257,7 @@ impl<P: Program> Session<'_, P> {
             let Some(opener) = opener else { continue };
             if ended {
                 let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
-                fan.keep_end(opener.index, last.header().seq, last.digest());
+                fan.keep_end(opener.index, last);
             } else {
                 parents.insert((opener.line, opener.place));
             }

@@ -368,11 +368,11 @@ fn settled<P: Program>(
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => program.settle_as_done(spot, &mut line.state, doubtful.was_done),
-        OnDoubt::Settle(settle) => match (settle.0)(&mut line.state, doubtful) {
+        OnDoubt::Settle(settle) => match settle.settle(&mut line.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
-                let undecided = || "only its own run decides which step comes next".to_owned();
-                let follow = next_of(line.shape, place).ok_or_else(undecided);
+                let follow = next_of(line.shape, place);
+                let follow = follow.map_or_else(|| program.follow(spot, &line.state), Ok);
                 follow.map(|follow| (follow, Phase::Completed(Ending::default())))
             }
             Err(why) => Err(why),

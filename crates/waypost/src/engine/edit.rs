@@ -68,8 +68,8 @@ impl<S> Edits<S> {
             let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
-        for EditBranch { edit, .. } in self.0.into_values().flatten() {
-            edit(&mut line.state).map_err(|why| {
+        for edit in self.0.into_values().flatten() {
+            edit.apply(&mut line.state).map_err(|why| {
                 let (run, branch) = (run.clone(), branch.clone());
                 RunError::NotEdited { run, branch, why }
             })?;

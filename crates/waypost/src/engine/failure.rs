@@ -39,8 +39,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
         position.ledger.iter().filter(|(_, end)| passed_over(end)).map(|(step, _)| step.clone()).collect();
     *position = std::mem::take(position).with_failures_open();
     let around = shape.passes_around(position).to_vec();
-    let may_be_reused = position.ahead.is_some_and(|ahead| !ahead.changed);
-    if shape.is_routed() || may_be_reused {
+    if shape.is_routed() {
         return Vec::new();
     }
     let failed = places(shape, position, |entry| entry.status == Status::Failed);

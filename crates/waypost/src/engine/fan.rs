@@ -20,7 +20,7 @@ use super::carry::CARRIED_ITEMS;
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Record};
-use crate::shape::FailureLimits;
+use crate::shape::{Children, FailureLimits};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
@@ -159,10 +159,12 @@ impl FanOut {
         self.here[index as usize]
     }
 
-    pub(super) fn keep_end(&mut self, index: u64, seq: u64, digest: Digest) {
+    pub(super) fn keep_end(&mut self, index: u64, last: &Record) {
         let ends = Arc::make_mut(&mut self.ends);
-        ends.unknown -= u64::from(ends.seqs[index as usize] == 0);
-        (ends.seqs[index as usize], ends.digests[index as usize]) = (seq, digest);
+        let at = index as usize;
+        ends.unknown -= u64::from(ends.seqs[at] == 0);
+        (ends.seqs[at], ends.digests[at]) = (last.header().seq, last.digest());
+        ends.pins[at] = last.header().branch_pins.unwrap_or(last.digest());
     }
 }
 
@@ -173,13 +175,24 @@ pub(super) struct Ends {
     seqs: Vec<u64>,
     /// By index; without meaning where it is not known.
     digests: Vec<Digest>,
+    /// Likewise: what the steps of each pinned; where that was not kept, a digest that equals no other.
+    pins: Vec<Digest>,
     unknown: u64,
+}
+
+/// The digests of the children that a step joined.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct JoinedDigests {
+    /// Merkle root of their last records.
+    pub(super) root: Digest,
+    /// Merkle root of what they pinned.
+    pub(super) pins: Digest,
 }
 
 impl Ends {
     fn new(total: u64) -> Self {
         let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
-        Self { seqs, digests, unknown: total }
+        Self { seqs, pins: digests.clone(), digests, unknown: total }
     }
 
     fn get(&self, index: u64) -> Option<(u64, Digest)> {
@@ -198,11 +211,6 @@ pub(super) enum Items {
 }
 
 impl Items {
-    /// Makes those that the shape names.
-    pub(super) fn named(named: &[(String, Option<StepId>)]) -> Self {
-        Self::Named(Self::named_by(named))
-    }
-
     /// Makes the items that stand for names of the shape.
     pub(super) fn named_by(named: &[(String, Option<StepId>)]) -> Arc<[Item]> {
         let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
@@ -226,6 +234,14 @@ impl Items {
             }
         }
         Ok(reader)
+    }
+}
+
+/// Returns the items of children that the shape names, or of a pass; `None` if the program names them.
+pub(super) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>> {
+    match children.passes {
+        true => Some(Items::named_by(&[(pass.to_string(), None)])),
+        false => (!children.named.is_empty()).then(|| Items::named_by(&children.named)),
     }
 }
 
@@ -400,6 +416,8 @@ pub struct Joined {
     pub(super) total: u64,
     pub(super) ends: Arc<Ends>,
     pub(super) is_after: bool,
+    /// It is a pass, named by its number.
+    pub(super) passes: bool,
 }
 
 impl Joined {
@@ -437,15 +455,21 @@ impl Joined {
     }
 
     fn child(&self, item: &Item) -> Result<BranchPath, StoreError> {
-        self.branch.child(&self.name, &item.key).map_err(|error| StoreError::Invalid(error.to_string()))
+        let child = match item.key.parse().ok().filter(|_| self.passes) {
+            Some(pass) => self.branch.pass(&self.name, pass),
+            None => self.branch.child(&self.name, &item.key),
+        };
+        child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 
-    /// Returns the Merkle root of the children's last digests; reads those that are not known.
-    pub(super) async fn root(&self) -> Result<Digest, StoreError> {
+    /// Returns the digests of all children; reads those that are not known.
+    pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
-            return Ok(Digest::merkle(&self.ends.digests));
+            let (root, pins) = (Digest::merkle(&self.ends.digests), Digest::merkle(&self.ends.pins));
+            return Ok(JoinedDigests { root, pins });
         }
         let mut leaves = Vec::with_capacity(self.total as usize);
+        let mut pins = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
             let branch = self.child(&item)?;
@@ -454,8 +478,9 @@ impl Joined {
             let found = self.store.scan(&scan).await?;
             let record = found.records.first().ok_or_else(|| StoreError::no_branch(&self.run, &branch))?;
             leaves.push(record.digest());
+            pins.push(record.header().branch_pins.unwrap_or(record.digest()));
         }
-        Ok(Digest::merkle(&leaves))
+        Ok(JoinedDigests { root: Digest::merkle(&leaves), pins: Digest::merkle(&pins) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use futures_util::future::AbortHandle;
 use jiff::Timestamp;
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, RunStatus, STATE_BYTES_WARN,
-    Settled, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, Ending, Failure, FrontierEntry, Note, Pack, Phase, Position, Reason, Reusable,
+    RunStatus, STATE_BYTES_WARN, Settled, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -18,6 +18,7 @@ use super::chain::{Chain, Draft};
 use super::fall::Dying;
 use super::fan::{FanOut, Item};
 use super::stop::StopHandle;
+use super::trace::pass_in;
 use super::{Spot, StepFailure, Told};
 
 /// Names a branch among those that a session has in memory.
@@ -126,6 +127,8 @@ pub(super) struct Line<'a, S> {
     pub(super) timer: Option<Timestamp>,
     /// The reason of records that begin something, until the next commit.
     pub(super) reason: Reason,
+    /// Of ends in force, as far as they were asked for: the digests of what they made. Where ends have traces.
+    pub(super) digests: HashMap<StepId, EndDigests>,
 }
 
 impl<'a, S> Line<'a, S> {
@@ -163,6 +166,7 @@ impl<'a, S> Line<'a, S> {
             warned_bytes: 0,
             timer: None,
             reason: Reason::Step,
+            digests: HashMap::new(),
         }
     }
 
@@ -189,6 +193,11 @@ impl<'a, S> Line<'a, S> {
         let id = self.step_id(place);
         let found = self.position.frontier.iter_mut().find(|entry| entry.step == *id);
         found.expect("a step under way is in the frontier")
+    }
+
+    /// Returns the pass at which a step stands: 1, but of one whose passes have branches of their own.
+    pub(super) fn pass_of(&self, place: usize) -> u32 {
+        pass_in(self.shape, place, &self.entry(place).at.iteration)
     }
 
     pub(super) fn has(&self, status: Status) -> bool {
@@ -299,6 +308,9 @@ impl<'a, S> Line<'a, S> {
         self.position.failed.retain(|entry| entry.step != id);
         self.redecided.remove(&id);
         self.position.ask_no_more(&id);
+        if follow != super::Follow::To(place) {
+            self.position.rerun_whole.remove(&id);
+        }
         self.fans.retain(|fan| fan.place != place);
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
@@ -346,6 +358,23 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
+    /// Returns the result out of force of a ready step, of the pass at which it stands.
+    pub(super) fn result_of(&self, entry: &FrontierEntry) -> Option<&Reusable> {
+        let results = self.position.reusable.get(&entry.step).filter(|_| entry.fan.is_none())?;
+        results.get(&self.pass_of(self.shape.place(entry.step.as_str())?))
+    }
+
+    /// Takes it away.
+    pub(super) fn take_result(&mut self, place: usize) -> Option<Reusable> {
+        let (step, pass) = (self.step_id(place).clone(), self.pass_of(place));
+        let results = self.position.reusable.get_mut(&step)?;
+        let result = results.remove(&pass);
+        if results.is_empty() {
+            self.position.reusable.remove(&step);
+        }
+        result
+    }
+
     /// Finds what may start now.
     pub(super) fn next_ready(
         &self,
@@ -360,6 +389,8 @@ impl<'a, S> Line<'a, S> {
         let free = |place: &usize| {
             free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
         };
+        // Whether the result of one that has some is reused is decided before it may start.
+        let due = |entry: &&FrontierEntry| due(entry) && self.result_of(entry).is_none();
         self.position.frontier.iter().filter(due).filter_map(place).find(free)
     }
 

@@ -25,6 +25,10 @@ impl<'a, S> Lines<'a, S> {
         self.kept[id].as_mut().expect("only branches in memory are named")
     }
 
+    pub(super) fn find_ref(&self, id: LineId) -> Option<&Line<'a, S>> {
+        self.kept.get(id)?.as_ref()
+    }
+
     pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
         self.kept.get_mut(id)?.as_mut()
     }

@@ -108,7 +108,8 @@ impl Engine {
         let branches = survey(self, program, (newest, &position)).await?;
         let mut effective: Vec<Effective> = Vec::new();
         for known in branches.values() {
-            let mut found = effective_of(self.store.as_ref(), shape, &known.record).await?;
+            let mut found =
+                effective_of(self.store.as_ref(), shape, (&known.record, &known.position)).await?;
             found.position = known.position.clone();
             found.in_flux.extend(in_flux(program, &branches, known));
             effective.push(found);

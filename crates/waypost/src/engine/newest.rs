@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::record::Record;
 use crate::store::{Scan, ScanOrder, Store, StoreError};
 
@@ -14,15 +14,6 @@ use crate::store::{Scan, ScanOrder, Store, StoreError};
 const WALK_MIN: u64 = 16;
 /// Branches found before they were asked for, as those that were opened anew: so many are kept.
 const ASIDE_MAX: usize = 4_096;
-
-/// What is known of how a branch stands.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Newest {
-    pub(super) seq: u64,
-    pub(super) digest: Digest,
-    /// How many branches had failed with it.
-    pub(super) dead: u64,
-}
 
 /// A walk over the branches that `opener` opened on `above`.
 pub(super) struct NewestOf<'s> {
@@ -34,7 +25,7 @@ pub(super) struct NewestOf<'s> {
     walk: Option<Scan>,
     page: std::vec::IntoIter<Record>,
     last: Option<BranchPath>,
-    aside: HashMap<BranchPath, Newest>,
+    aside: HashMap<BranchPath, Record>,
 }
 
 impl<'s> NewestOf<'s> {
@@ -62,7 +53,7 @@ impl<'s> NewestOf<'s> {
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) async fn of(&mut self, branch: &BranchPath) -> Result<Option<Newest>, StoreError> {
+    pub(super) async fn of(&mut self, branch: &BranchPath) -> Result<Option<Record>, StoreError> {
         if let Some(found) = self.aside.remove(branch) {
             return Ok(Some(found));
         }
@@ -81,11 +72,11 @@ impl<'s> NewestOf<'s> {
             limit: 1,
             ..Scan::of(&self.run)
         };
-        Ok(self.store.scan(&scan).await?.records.first().map(newest_by))
+        Ok(self.store.scan(&scan).await?.records.into_iter().next())
     }
 
     /// Goes on to the next branch that was opened there.
-    async fn next(&mut self) -> Result<Option<(BranchPath, Newest)>, StoreError> {
+    async fn next(&mut self) -> Result<Option<(BranchPath, Record)>, StoreError> {
         loop {
             for record in self.page.by_ref() {
                 let branch = &record.header().branch;
@@ -96,7 +87,7 @@ impl<'s> NewestOf<'s> {
                 let is_child = branch.parent().as_ref() == Some(&self.above)
                     && branch.opened_by().is_some_and(|(opener, _)| opener == self.opener);
                 if is_child {
-                    return Ok(Some((branch.clone(), newest_by(&record))));
+                    return Ok(Some((branch.clone(), record)));
                 }
             }
             let Some(scan) = &self.walk else { return Ok(None) };
@@ -105,9 +96,4 @@ impl<'s> NewestOf<'s> {
             self.page = page.records.into_iter();
         }
     }
-}
-
-fn newest_by(record: &Record) -> Newest {
-    let header = record.header();
-    Newest { seq: header.seq, digest: record.digest(), dead: header.dead_with_it() }
 }

@@ -1,6 +1,6 @@
 //! Opens children, page by page, and takes them up when there is room.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
@@ -8,30 +8,32 @@ use crate::record::{
     Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, Status, Wait,
 };
 use crate::shape::Shape;
-use crate::store::{Head, Page, Scan, ScanOrder, StoreError};
+use crate::store::{Head, Page, Scan, ScanOrder, Store, StoreError};
 
 use super::back::epoch_in_pass;
 use super::begin::decode_state;
 use super::branches;
 use super::chain::Chain;
 use super::edit::Edits;
-use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze};
+use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze, named_items};
+use super::invalidate::reenter;
 use super::line::{Found, Line, LineId, Opener};
-use super::newest::{Newest, NewestOf};
+use super::newest::NewestOf;
 use super::schedule::{children_of, for_children, for_what_comes_after};
 use super::session::Session;
 use super::snapshot::position_of;
+use super::trace::{child_input, trace_of};
 use super::{Performed, Program, RunError, Told};
 
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: items are frozen, and the step waits for its children.
     pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        self.note_input(id, place);
         let line = self.lines.get(id);
         let children = children_of(line, place);
-        let opened = if children.named.is_empty() {
-            self.program.open(line.spot(place), &line.state).map(Source::Items)
-        } else {
-            Ok(Source::Named(Items::named_by(&children.named)))
+        let opened = match named_items(children, line.pass_of(place)) {
+            Some(items) => Ok(Source::Named(items)),
+            None => self.program.open(line.spot(place), &line.state).map(Source::Items),
         };
         match opened {
             Ok(items) => {
@@ -113,8 +115,14 @@ impl<'a, P: Program> Session<'a, P> {
         entry.since = 0;
         entry.waits = vec![wait.clone()];
         let work = entry.fan.take().filter(|_| after).map(Box::new);
-        entry.fan = Some(Fan { after, work, ..Fan::new(items, total) });
         let step = entry.step.clone();
+        let (pass, passes) = match children.passes {
+            true => (line.pass_of(place), line.position.passes_before(&step)),
+            false => (0, Vec::new()),
+        };
+        let passes = if pass > 1 { passes } else { Vec::new() };
+        let fan = Fan { after, work, pass, passes, ..Fan::new(items, total) };
+        line.entry_mut(place).fan = Some(fan);
         let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.told, draft.children) = (told, root);
         let revisited = is_again || line.position.revisited;
@@ -153,7 +161,8 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let revisited = fan.revisited;
         let (branch, run) = (line.branch().clone(), line.chain.run.clone());
-        let name = children_of(line, place).name.clone();
+        let children = children_of(line, place).clone();
+        let name = children.name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
         let store = self.engine.store.clone();
@@ -170,10 +179,10 @@ impl<'a, P: Program> Session<'a, P> {
                     continue;
                 }
             }
-            let child = branch.child(&name, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-            if let Some(Newest { seq, digest, dead }) = newest.of(&child).await? {
-                failed += dead;
-                ends.push((item.index, seq, digest));
+            let child = children.path(&branch, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            if let Some(last) = newest.of(&child).await? {
+                failed += last.header().dead_with_it();
+                ends.push((item.index, last));
             }
         }
         if !missing.is_empty() {
@@ -195,7 +204,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let fan = self.lines.get_mut(id).fan_mut(place);
         fan.failed += failed;
-        ends.into_iter().for_each(|(index, seq, digest)| fan.keep_end(index, seq, digest));
+        ends.into_iter().for_each(|(index, last)| fan.keep_end(index, &last));
         Ok(true)
     }
 
@@ -265,7 +274,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: Begin,
     ) {
-        let Begin { chain, epoch } = begin;
+        let Begin { chain, epoch, before } = begin;
         let line = self.lines.get(id);
         let around = line.entry(place).at.iteration.clone();
         let parallel_max = children_of(line, place).parallel_max;
@@ -283,7 +292,28 @@ impl<'a, P: Program> Session<'a, P> {
         let frontier: Vec<_> = start.into_iter().map(entry).collect();
         let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
         let revisited = chain.next > 1;
-        let position = Position { frontier, origin: Some(0), revisited, ..Position::default() };
+        let input = self.input_of_child(id, place, item);
+        let is_reentered = before.is_some();
+        let entered = before.map_or_else(Position::default, |before| reenter(shape, before));
+        let rerun_whole = match self.reruns_whole(id, place) {
+            true => shape
+                .steps()
+                .iter()
+                .filter(|step| step.children.is_some())
+                .map(|step| step.id.clone())
+                .collect(),
+            false => BTreeSet::new(),
+        };
+        let origin = Some(0);
+        let position = Position {
+            frontier,
+            origin,
+            revisited,
+            input,
+            rerun_whole,
+            entered_again: is_reentered,
+            ..entered
+        };
         let mut child = Line::new(chain, shape, position, state);
         child.opener = Some(Opener { line: id, place, index: item.index });
         child.around = around;
@@ -301,6 +331,12 @@ impl<'a, P: Program> Session<'a, P> {
         } else {
             self.touched.insert(child);
         }
+    }
+
+    /// Returns the digest of what an opener gives a child, where ends have traces.
+    fn input_of_child(&self, id: LineId, place: usize, item: &Item) -> Option<Digest> {
+        let trace = self.keeps_traces.then(|| trace_of(self.program, self.lines.get(id), place));
+        trace.flatten().map(|trace| child_input(&trace, item))
     }
 
     fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {
@@ -325,7 +361,7 @@ impl<'a, P: Program> Session<'a, P> {
     /// that it was opened; or of an earlier one, whose chain the new one goes on with.
     async fn earlier(&mut self, id: LineId, place: usize, item: &Item) -> Result<Earlier, RunError> {
         let line = self.lines.get(id);
-        let branch = line.branch().child(&children_of(line, place).name, &item.key);
+        let branch = children_of(line, place).path(line.branch(), &item.key);
         let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
         let mut chain = Chain::child(&line.chain, branch);
         let epoch = line.entry(place).at.epoch;
@@ -366,13 +402,23 @@ impl<'a, P: Program> Session<'a, P> {
                 });
             }
         }
+        let before = match self.keeps_traces && seq > 0 && !self.reruns_whole(id, place) {
+            true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
+            false => None,
+        };
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.epoch_anew(id, place, &chain.branch).await?;
-        Ok(Earlier::none(chain, epoch))
+        Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
+    }
+
+    /// Says whether a person said that a step and all its children run again.
+    fn reruns_whole(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        line.position.rerun_whole.contains(line.step_id(place))
     }
 
     /// Begins a child anew whose newest record has lost its state. In the epoch that it had, if it is of this fan-out:
@@ -493,7 +539,7 @@ enum Earlier {
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(Begin { chain, epoch }))
+        Self::None(Box::new(Begin { chain, epoch, before: None }))
     }
 }
 
@@ -503,6 +549,17 @@ pub(super) struct Begin {
     pub(super) chain: Chain,
     /// What its steps are done in.
     pub(super) epoch: u32,
+    /// Where it stood in an earlier opening: its results are reusable.
+    pub(super) before: Option<Position>,
+}
+
+/// Reads where a child stood, whichever opening it was of; `None` if that is not kept.
+async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<Option<Position>, RunError> {
+    let record = match store.load(&chain.run, &chain.branch, seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        record => record?,
+    };
+    Ok(if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None })
 }
 
 /// Refuses items of which two have one key, before anything is opened.

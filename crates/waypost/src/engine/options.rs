@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{RunError, StopHandle};
+use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
 use crate::record::Definition;
 use crate::shape::Shape;
@@ -194,6 +194,17 @@ pub struct Settle<S>(pub SettleFn<S>);
 /// What is in a [`Settle`].
 pub type SettleFn<S> = Box<dyn Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync>;
 
+impl<S> Settle<S> {
+    /// Settles a step in doubt in the state of its branch.
+    ///
+    /// # Errors
+    /// The refusal, or the message of a panic. The caller drops the state then.
+    pub(super) fn settle(&self, state: &mut S, doubtful: &Doubtful) -> Result<TreatAs, String> {
+        let settled = unpanicked(|| (self.0)(state, doubtful));
+        settled.unwrap_or_else(|panic| Err(format!("the function that settles it panicked: {panic}")))
+    }
+}
+
 impl<S> Debug for Settle<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Settle")
@@ -233,6 +244,17 @@ pub enum Then {
 /// Changes a state.
 pub struct Edit<S>(pub Box<dyn FnOnce(&mut S) + Send>);
 
+impl<S> Edit<S> {
+    /// Changes the state of the checkpoint `at`.
+    ///
+    /// # Errors
+    /// [`RunError::Rejected`]: the edit panicked. The caller drops the state then.
+    pub(super) fn apply(self, state: &mut S, at: impl FnOnce() -> String) -> Result<(), RunError> {
+        unpanicked(|| (self.0)(state))
+            .map_err(|panic| RunError::Rejected { at: at(), why: format!("the edit panicked: {panic}") })
+    }
+}
+
 impl<S> Debug for Edit<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Edit")
@@ -251,6 +273,16 @@ pub struct EditBranch<S> {
 /// What is in an [`EditBranch`].
 pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
 
+impl<S> EditBranch<S> {
+    /// Changes the state of a branch.
+    ///
+    /// # Errors
+    /// The refusal, or the message of a panic. The caller drops the state then.
+    pub(super) fn apply(self, state: &mut S) -> Result<(), String> {
+        unpanicked(|| (self.edit)(state)).unwrap_or_else(|panic| Err(format!("the edit panicked: {panic}")))
+    }
+}
+
 impl<S> Debug for EditBranch<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("EditBranch")
@@ -262,6 +294,19 @@ pub struct Validate<S>(pub ValidateFn<S>);
 
 /// What is in a [`Validate`].
 pub type ValidateFn<S> = Box<dyn FnOnce(&S) -> Result<(), String> + Send>;
+
+impl<S> Validate<S> {
+    /// Checks the state of the checkpoint `at`.
+    ///
+    /// # Errors
+    /// [`RunError::Rejected`]: the check refused the state, or panicked.
+    pub(super) fn check(self, state: &S, at: impl FnOnce() -> String) -> Result<(), RunError> {
+        let checked = unpanicked(|| (self.0)(state));
+        let checked =
+            checked.unwrap_or_else(|panic| Err(format!("the check of the state panicked: {panic}")));
+        checked.map_err(|why| RunError::Rejected { at: at(), why })
+    }
+}
 
 impl<S> Debug for Validate<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

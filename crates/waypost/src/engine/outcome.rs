@@ -156,6 +156,19 @@ pub enum RunError {
         /// What the check says.
         why: String,
     },
+    /// The record with the end and the evidence of a finished step cannot be read. Nothing changed.
+    /// Resume from the step to run it again.
+    #[error("cannot check the evidence of {} of run {run}", place_of(branch, step))]
+    EvidenceLost {
+        /// The run.
+        run: RunId,
+        /// The branch.
+        branch: BranchPath,
+        /// The step.
+        step: StepId,
+        /// What is wrong with the record.
+        source: StoreError,
+    },
     /// A step in doubt cannot be settled as done. Nothing changed.
     #[error("{} of run {run} cannot be settled as done: {why}", place_of(branch, step))]
     NotSettled {

@@ -15,48 +15,9 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;
-use super::recheck::{Branches, Known, Left, Wanted};
+use super::recheck::{Branches, Left, Wanted};
 use super::redo::opener_of;
 use super::snapshot::position_of;
-
-/// Says how many loops around a branch have passes whose ends are known apart: those of graphs by needs. A graph that
-/// is routed goes back to a state, and only its own loops are walked.
-pub(super) fn loops_around(root: &Shape, branch: &BranchPath) -> usize {
-    let mut up = std::iter::successors(branch.parent(), BranchPath::parent);
-    match up.any(|above| root.of_branch(&above).is_none_or(Shape::is_routed)) {
-        true => 0,
-        false => root.loops_around(branch),
-    }
-}
-
-/// Returns the effective records of a branch, the newest first; with passes around it, also those before the pass that it is in
-/// or was in last: each begins anew, behind the end of the one before.
-pub(super) async fn history(
-    store: &dyn Store,
-    head: &Header,
-    around: usize,
-) -> Result<Vec<Record>, StoreError> {
-    if around == 0 {
-        return store.history(&head.run, &head.branch, head.seq).await;
-    }
-    let (branch, order) = (Some(head.branch.clone()), ScanOrder::NewestFirst);
-    let mut scan = Scan { branch, order, seq_max: Some(head.seq), ..Scan::of(&head.run) };
-    let (mut history, mut next) = (Vec::new(), head.seq);
-    loop {
-        let page = store.scan(&scan).await?;
-        for record in page.records {
-            let seq = record.header().seq;
-            if seq <= next {
-                next = record.header().basis().unwrap_or(seq.saturating_sub(1));
-                history.push(record);
-            }
-        }
-        match page.next {
-            Some(cursor) if next > 0 => scan.cursor = Some(cursor),
-            _ => return Ok(history),
-        }
-    }
-}
 
 /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
 /// state is gone that tells of which it was, its pass does, if that is given.
@@ -156,9 +117,8 @@ async fn joins_of(
     step: &StepId,
 ) -> Result<Vec<Header>, StoreError> {
     let Some(shape) = root.of_branch(&header.branch) else { return Ok(Vec::new()) };
-    let around = loops_around(root, &header.branch);
-    let history = history(store, header, around).await?;
-    let ends = counting_ends(shape, (position, around), &history).into_iter();
+    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    let ends = counting_ends(shape, position, &history).into_iter();
     Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
 }
 
@@ -187,37 +147,24 @@ pub(super) fn has_state(record: &Record) -> bool {
     record.state_bytes().is_some()
 }
 
-/// Lists the completed ends of steps of a branch that still count, the newest first: of each pass of the loops on it and
-/// around it those made last, and none of passes that came after one that was done again.
+/// Lists the completed ends of steps of a branch that still count, the newest first: of each pass of the loops on it those
+/// made last, and none of passes that came after one that was done again.
 ///
-/// `history`: the effective records of the branch, the newest first. `around`: how many loops are around it.
+/// `history`: the effective records of the branch, the newest first.
 pub(super) fn counting_ends<'r>(
     shape: &Shape,
-    (position, around): (&Position, usize),
+    position: &Position,
     history: &'r [Record],
 ) -> Vec<&'r Header> {
-    let mut pass: Option<&[u32]> = None;
-    let mut is_older = false;
     // Of each step, the pass that it is in, or was taken of last.
     let mut taken: HashMap<&StepId, &[u32]> = HashMap::new();
     for entry in &position.frontier {
-        pass = pass.or(entry.at.iteration.get(..around));
         taken.insert(&entry.step, &entry.at.iteration);
     }
     let mut ends = Vec::new();
     for header in history.iter().map(Record::header) {
         let is_known = |step: &&StepId| is_end(header) && shape.place(step.as_str()).is_some();
         let Some(step) = header.step.as_ref().filter(is_known) else { continue };
-        let Some(of) = header.at.iteration.get(..around) else { continue };
-        match pass {
-            Some(pass) if of > pass => {
-                is_older = true;
-                continue;
-            }
-            Some(pass) if of == pass && is_older => continue,
-            Some(pass) if of == pass => {}
-            _ => (pass, is_older) = (Some(of), false),
-        }
         if taken.get(step).is_some_and(|taken| header.at.iteration.as_slice() >= *taken) {
             continue;
         }
@@ -255,66 +202,6 @@ pub(super) async fn of_whole_passes(
     Ok(found)
 }
 
-/// Returns the passes that a branch is in, or was in last; where those above it are in others by now, these.
-async fn newest_pass(
-    store: &dyn Store,
-    root: &Shape,
-    (branches, known): (&Branches, &Known),
-) -> Result<Vec<u32>, RunError> {
-    let head = known.record.header();
-    let mut passes = match known.position.frontier.first() {
-        Some(entry) => entry.at.iteration.clone(),
-        None => last_pass(store, head).await?,
-    };
-    let mut below = head.branch.clone();
-    while let Some(above) = below.parent() {
-        let around = root.loops_around(&above);
-        let known = branches.get(&(above.depth(), above.clone()));
-        let frontier = known.map(|known| known.position.frontier.as_slice()).unwrap_or_default();
-        let opener = opener_of(root, &below);
-        let waits = frontier.iter().find(|entry| Some(&entry.step) == opener.as_ref());
-        let now = match (waits, frontier.first(), known) {
-            (Some(entry), ..) => entry.at.iteration.clone(),
-            (None, Some(entry), _) => entry.at.iteration.iter().take(around).copied().collect(),
-            (None, None, Some(known)) if around > 0 => {
-                let ended = last_pass(store, known.record.header()).await?;
-                ended.into_iter().take(around).collect()
-            }
-            _ => Vec::new(),
-        };
-        let count = now.len().min(passes.len());
-        passes[..count].copy_from_slice(&now[..count]);
-        below = above;
-    }
-    Ok(passes)
-}
-
-/// Returns the pass in which a step of a branch ended last.
-async fn last_pass(store: &dyn Store, head: &Header) -> Result<Vec<u32>, StoreError> {
-    let ends = |record: &Record| is_end(record.header());
-    let found = store.find_back(&head.run, &head.branch, head.seq, &ends).await?;
-    Ok(found.map(|end| end.header().at.iteration.clone()).unwrap_or_default())
-}
-
-/// Finds the record with which the branches of a step were opened that it joined last, in a pass before that which its branch is
-/// in and has not come to it yet.
-pub(super) async fn joined_before(
-    store: &dyn Store,
-    root: &Shape,
-    (header, step): (&Header, &StepId),
-) -> Result<Option<u64>, StoreError> {
-    let around = loops_around(root, &header.branch);
-    if around == 0 {
-        return Ok(None);
-    }
-    let history = history(store, header, around).await?;
-    let joined = history
-        .iter()
-        .map(Record::header)
-        .find(|header| matches!(header.phase, Phase::Completed(_)) && header.step.as_ref() == Some(step));
-    Ok(joined.and_then(|joined| joined.about))
-}
-
 /// Says whether a step has ended with a record, and what comes after it has gone on.
 pub(super) fn is_end(header: &Header) -> bool {
     match &header.phase {
@@ -340,34 +227,23 @@ async fn maker_of(
     broken: &Broken,
 ) -> Result<Option<Broken>, RunError> {
     let Some(known) = branches.get(&(broken.branch.depth(), broken.branch.clone())) else { return Ok(None) };
-    let around = loops_around(root, &broken.branch);
-    if around == 0 && gone.is_empty() {
+    if gone.is_empty() {
         return Ok(None);
     }
     let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
     let of = &made.header().at.iteration;
-    let differs = match around {
-        0 => None,
-        _ => {
-            let now = newest_pass(store, root, (branches, known)).await?;
-            (0..around).find(|place| of.get(*place) != now.get(*place))
-        }
-    };
     let mut makers = Vec::new();
     let mut below = broken.branch.clone();
     while let Some((above, step)) = below.parent().zip(opener_of(root, &below)) {
         let passes = root.loops_around(&below);
-        let is_passed = differs.is_some_and(|differs| passes > differs);
-        makers.push((above.clone(), step, passes, is_passed));
+        makers.push((above.clone(), step, passes));
         below = above;
     }
-    // Of the passes that others have followed, the one below the branch that is in the pass all the same; of what is
-    // gone, the one highest up.
-    let passed = makers.iter().rposition(|(.., is_passed)| *is_passed);
+    // Of what is gone, the one highest up.
     let is_gone =
-        |(above, step, ..): &(BranchPath, StepId, usize, bool)| gone.contains(&(above.clone(), step.clone()));
-    let Some(place) = passed.max(makers.iter().rposition(is_gone)) else { return Ok(None) };
-    let (above, step, passes, _) = makers.swap_remove(place);
+        |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
+    let Some(place) = makers.iter().rposition(is_gone) else { return Ok(None) };
+    let (above, step, passes) = makers.swap_remove(place);
     let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
     let ends = |record: &Record| {
         let header = record.header();

@@ -25,6 +25,8 @@ pub struct Spot<'a> {
 
 /// What the engine runs: the meaning of the steps of a shape over a state.
 ///
+/// No method has a default body: each program chooses its own meaning of a resume, a rerun and a person's decision.
+///
 /// All but `perform` are quick and touch nothing outside the state; `perform` does the work. Between `prepare` and
 /// `apply` the state may change by other steps in flight. A branch has a state of its own, and states of branches of
 /// different shapes may differ in kind.
@@ -86,59 +88,36 @@ pub trait Program: Send + Sync {
 
     /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
     /// is from after it. What is not taken out, the step finds when it runs.
-    fn forget(&self, spot: Spot<'_>, state: &mut Self::State) {
-        let _ = (spot, state);
-    }
+    fn forget(&self, spot: Spot<'_>, state: &mut Self::State);
 
     /// Takes the failure of a step out of the state: the step is retried.
-    fn forget_failure(&self, spot: Spot<'_>, state: &mut Self::State) {
-        self.forget(spot, state);
-    }
+    fn forget_failure(&self, spot: Spot<'_>, state: &mut Self::State);
 
     /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
-    fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State) {
-        self.forget(spot, state);
-    }
+    fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State);
 
     /// Leaves in a state of what a step left there what it had left by an earlier one of its branch, `then`: its last pass
     /// is done again, or was, and has come out as before.
-    fn restore(&self, spot: Spot<'_>, state: &mut Self::State, then: &Self::State) {
-        let _ = then;
-        self.forget(spot, state);
-    }
+    fn restore(&self, spot: Spot<'_>, state: &mut Self::State, then: &Self::State);
 
     /// Hides in what was found of a claim what nobody may keep or show.
-    fn redact(&self, claim: &mut Claim) {
-        let _ = claim;
-    }
+    fn redact(&self, claim: &mut Claim);
 
     /// Says whether the state keeps what each step gave apart, so that [`forget`](Self::forget) leaves it as if the step had
     /// never run. Then a step that a person wants to be done again takes with it only those that come after it; otherwise
     /// the whole branch goes back to the state that the step was given.
-    fn keeps_apart(&self) -> bool {
-        false
-    }
+    fn keeps_apart(&self) -> bool;
 
     /// Says whether what is recorded of the end of a step tells all that it has given: outputs and exit code, and nothing
     /// beside them. Then no state need be kept to compare it with what the step gives when it is done again.
-    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
-        let _ = (spot, ending);
-        false
-    }
+    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool;
 
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
     /// step was done again, and steps after it are used again where it is the same. Asked only of graphs by needs.
-    fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value> {
-        let _ = (spot, state);
-        None
-    }
+    fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value>;
 
-    /// Says whether a step may read what one before it gives, beside those that it needs: it runs again where that is
-    /// something else than before. Asked only of graphs by needs.
-    fn reads(&self, spot: Spot<'_>, before: &StepId) -> bool {
-        let _ = (spot, before);
-        true
-    }
+    /// Returns the steps whose outputs a step reads, needed or not: it depends on them. Asked only of graphs by needs.
+    fn reads(&self, spot: Spot<'_>) -> Vec<StepId>;
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
@@ -160,10 +139,7 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
-    fn undo(&self, spot: Spot<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure> {
-        let _ = (spot, at, state);
-        Ok(None)
-    }
+    fn undo(&self, spot: Spot<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure>;
 
     /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
     /// about to write, or was when it was cut.
@@ -177,10 +153,7 @@ pub trait Program: Send + Sync {
         spot: Spot<'_>,
         state: &Self::State,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<Self::Output>> {
-        let _ = (spot, state, exited);
-        None
-    }
+    ) -> Option<Salvage<Self::Output>>;
 
     /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave; says what comes
     /// after it, and how it ended by the record: completed, or with a failure that is tolerated. `was_done`: the state has what it
@@ -193,10 +166,13 @@ pub trait Program: Send + Sync {
         spot: Spot<'_>,
         state: &mut Self::State,
         was_done: bool,
-    ) -> Result<(Follow, Phase), String> {
-        let _ = (spot, state, was_done);
-        Err("what it gave is for the caller to say".to_owned())
-    }
+    ) -> Result<(Follow, Phase), String>;
+
+    /// Returns the way on from a step whose effect is in the state already, where the shape alone does not decide it.
+    ///
+    /// # Errors
+    /// The reason why the state does not tell.
+    fn follow(&self, spot: Spot<'_>, state: &Self::State) -> Result<Follow, String>;
 
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
@@ -375,10 +351,12 @@ pub enum Performed<O> {
         /// What it said.
         told: Told,
     },
-    /// What ran it is gone, and how it ended is not known: it counts as cut, and the session ends.
+    /// Whether the attempt took effect is unknown. The attempt counts as cut, and the session ends.
     Cut {
-        /// What happened, for people.
+        /// The cause, for people.
         why: String,
+        /// Notes and usage of the attempt.
+        told: Told,
     },
 }
 

@@ -21,7 +21,6 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
-use super::passes::joined_before;
 use super::snapshot::effective_of;
 use super::{Engine, OnUnknown, Program, RunError, Spot};
 
@@ -102,6 +101,13 @@ pub(super) fn wanted(
         return None;
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
+    if children.passes {
+        let amid = waited.and_then(|entry| entry.fan.as_ref());
+        let fan = amid.or_else(|| above.position.joined.get(&step.id))?;
+        let pass = name.opened_by()?.1.parse().ok()?;
+        let is_joined = amid.is_none() || pass < fan.pass;
+        return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined, left: None });
+    }
     let came_after = step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
     match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
@@ -153,13 +159,7 @@ pub(super) async fn joined_on(
             joined.insert(step.id.clone(), fan.since);
             continue;
         }
-        let Some(settled) = position.ledger.get(&step.id) else {
-            if step.opens_evidence() && !also.contains(&step.id) {
-                let before = joined_before(store, shape, (header, &step.id)).await?;
-                joined.extend(before.map(|since| (step.id.clone(), since)));
-            }
-            continue;
-        };
+        let Some(settled) = position.ledger.get(&step.id) else { continue };
         let made = store.load(&header.run, &header.branch, settled.seq()).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
@@ -249,7 +249,8 @@ pub(super) async fn judge<P: Program>(
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
     for known in branches.values() {
-        let mut found = effective_of(store, shape, &known.record).await?;
+        let found = effective_of(store, shape, (&known.record, &known.position)).await;
+        let mut found = found.map_err(|error| evidence_lost(known, error))?;
         // The position may be one that goes back, or one that a changed graph stands at.
         found.position = known.position.clone();
         found.in_flux.extend(in_flux(program, branches, known));
@@ -283,6 +284,16 @@ pub(super) async fn judge<P: Program>(
     };
     let (broken, held) = weighed.broken().into_iter().partition(may_run);
     Ok(Judged { questions, broken, held, found, left })
+}
+
+/// Returns the error for damaged evidence, with the step of the damaged record.
+fn evidence_lost(known: &Known, error: StoreError) -> RunError {
+    let StoreError::Damaged { damage, .. } = &error else { return error.into() };
+    let branch = &known.record.header().branch;
+    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq() == damage.seq;
+    let Some((step, _)) = known.position.ledger.iter().find(is_of) else { return error.into() };
+    let (run, branch, step) = (damage.run.clone(), branch.clone(), step.clone());
+    RunError::EvidenceLost { run, branch, step, source: error }
 }
 
 /// Adds to a question about claims that could not be checked why that is.

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
-use crate::record::{Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{
+    Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Settled, Status, Try,
+};
 use crate::shape::Shape;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
@@ -30,7 +32,6 @@ use super::chain::Draft;
 use super::fit::Forget;
 use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
-use super::reopen::{Level, level};
 use super::same::same_json;
 use super::snapshot::{accepted_on, position_of};
 use super::{Engine, Program, RunError};
@@ -58,25 +59,17 @@ pub(super) enum Pace {
     Behind,
     /// It is where it was before: what is ahead may be used again.
     Level(Box<(Record, Position)>),
-    /// In a graph by needs: some of what was finished may be used again, or none is left that could be.
-    Needs(Box<Level>),
     /// It has pinned something else: nothing of what is ahead is used again.
     Changed,
 }
 
-/// Finds out whether a branch that went back has come to where it was before. `joins`: its steps that join branches which
-/// have all come out as before.
+/// Finds out whether a branch that went back has come to where it was before.
 pub(super) async fn pace<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (record, position): (&Record, &Position),
-    joins: &BTreeSet<StepId>,
 ) -> Result<Pace, RunError> {
-    if !shape.is_routed() {
-        let found = level(engine, program, shape, (record, position), joins).await?;
-        return Ok(found.map_or(Pace::Behind, |found| Pace::Needs(Box::new(found))));
-    }
     let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
     let store = engine.store.as_ref();
     let ended = before_acceptance(store, record).await?;
@@ -339,8 +332,9 @@ impl Chooser<'_> {
             let Some(step) = opener_of(self.shape, child) else { continue };
             let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
             let came_after = self.came_after(child);
+            let is_passed = pass_end(&known.position, &step, child).is_some();
             match known.position.ledger.get(&step) {
-                _ if waits => waiting.push(child.clone()),
+                _ if waits && !is_passed => waiting.push(child.clone()),
                 _ if came_after => {
                     let ours = |broken: &&Broken| {
                         std::iter::successors(Some(broken.branch.clone()), BranchPath::parent)
@@ -355,7 +349,7 @@ impl Chooser<'_> {
                 }
                 Some(settled) => {
                     let joins_after = opened_after(self.shape, child);
-                    let seq = settled.seq();
+                    let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq();
                     let target = Target { seq, step, claims: None, joins_after, rejoins: false };
                     joined.push((target, child.clone()));
                 }
@@ -402,6 +396,15 @@ impl Chooser<'_> {
             targets.insert(branch.clone(), chosen.into_values().collect());
         }
     }
+}
+
+/// Returns the end of an earlier pass of a step, which a branch is.
+fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
+    let amid =
+        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    let pass: usize = branch.opened_by()?.1.parse().ok()?;
+    fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
 }
 
 /// Says whether a branch has ended and was joined since.

@@ -10,7 +10,7 @@ use crate::shape::Shape;
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
 
 use super::back::epochs;
-use super::begin::{by_hand, first_position};
+use super::begin::{by_hand, first_position, pass_missing};
 use super::chain::Chain;
 use super::edit;
 use super::fit::definition_of_restart;
@@ -35,11 +35,10 @@ pub(super) async fn restarted<'a, P: Program>(
     let told = (options.adopt.as_ref(), options.on_change);
     let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
     if let Some(edit) = options.edit {
-        (edit.0)(&mut state);
+        edit.apply(&mut state, || format!("run {run}"))?;
     }
     if let Some(validate) = options.validate {
-        let rejected = |why| RunError::Rejected { at: format!("run {run}"), why };
-        (validate.0)(&state).map_err(rejected)?;
+        validate.check(&state, || format!("run {run}"))?;
     }
     let Ends { newest, damaged } = ends(engine, run).await?;
     let given = newest_given(engine, run).await;
@@ -47,6 +46,7 @@ pub(super) async fn restarted<'a, P: Program>(
     for damage in &damaged {
         engine.store.quarantine(lease, damage).await?;
     }
+    pass_missing(engine, lease).await?;
     let seq = newest.as_ref().map_or(0, |record| record.header().seq);
     let seqs = damaged.iter().map(|damage| damage.seq).chain([seq]);
     let next = seqs.max().unwrap_or(0).max(given) + 1;

@@ -13,6 +13,7 @@ use crate::store::{Progress, SignalKind};
 use super::failure;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
+use super::trace::{failed_digests, scope_pins, skipped_digests, trace_of};
 use super::{Admission, Program, RunError, Settlement, Upstream};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
@@ -41,10 +42,17 @@ impl<'a, P: Program> Session<'a, P> {
             }
             self.pass_over(id);
             if !self.is_stopping() {
+                self.reuse_ready(id).await?;
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
                 }
                 self.fill_fans(id).await?;
+                if self.has_result_to_judge(id) {
+                    self.touched.insert(id);
+                }
+            }
+            if self.lines.get(id).position.frontier.is_empty() {
+                self.read_digests(id).await?;
             }
             self.close_if_done(id);
             self.set_timer(id);
@@ -52,7 +60,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
@@ -130,7 +138,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
-    fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
+    pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
         let line = self.lines.get(id);
         failure::failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
     }
@@ -200,6 +208,7 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(Admission::Run) | Err(_) if opens => openings.push(place),
             Ok(Admission::Run) | Err(_) if step.idempotent => {
                 let joins = line.entry(place).fan.is_some();
+                self.note_input(id, place);
                 let line = self.lines.get_mut(id);
                 line.mark_started(place);
                 line.starting.push(place);
@@ -210,14 +219,32 @@ impl<'a, P: Program> Session<'a, P> {
                 self.mark_dirty(id);
             }
             Ok(Admission::Run) | Err(_) => {
+                self.note_input(id, place);
                 self.lines.get_mut(id).alone.push(place);
                 self.launching.insert(id);
             }
         }
     }
 
-    fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
-        let program = self.program;
+    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
+    fn has_result_to_judge(&self, id: LineId) -> bool {
+        let Some(line) = self.lines.find_ref(id) else { return false };
+        let has_result =
+            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
+        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
+    }
+
+    /// Keeps with a step that starts what it is given.
+    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
+        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
+            return;
+        }
+        let trace = trace_of(self.program, self.lines.get(id), place);
+        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
+    }
+
+    pub(super) fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
         let line = self.lines.get_mut(id);
         let follow = {
             let Line { chain, shape, state, .. } = &mut *line;
@@ -231,12 +258,16 @@ impl<'a, P: Program> Session<'a, P> {
         match follow {
             Ok(follow) => {
                 let seq = line.seq_of_next_draft();
-                let settled = Some(match cause {
-                    SkipCause::UpstreamFailed(_) => Settled::PassedOver(seq),
-                    _ => Settled::Skipped(seq),
-                });
+                let (settled, traced) = match cause {
+                    SkipCause::UpstreamFailed(_) => {
+                        (Settled::PassedOver(seq), failed_digests(line.branch(), &step, seq))
+                    }
+                    _ => (Settled::Skipped(seq), skipped_digests(line, place)),
+                };
+                let (settled, traced) = (Some(settled), keeps_traces.then_some(traced));
                 line.settle(place, settled, follow);
-                line.draft(Phase::Skipped(cause), reason, step, at);
+                line.digests.extend(traced.map(|digests| (step.clone(), digests)));
+                line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
                 self.mark_dirty(id);
             }
             Err(failure) => self.fail(id, place, failure, super::Told::default()),
@@ -372,6 +403,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Ends a child branch on which nothing is left, and lets its opener know.
     fn close_if_done(&mut self, id: LineId) {
+        let keeps_traces = self.keeps_traces;
         let line = self.lines.get_mut(id);
         if id == MAIN || line.is_counted_out {
             return;
@@ -392,6 +424,10 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         };
         line.is_counted_out = true;
+        let pins = keeps_traces.then(|| scope_pins(line.shape, &line.digests)).flatten();
+        if let Some(last) = line.drafts.last_mut() {
+            last.branch_pins = pins;
+        }
         let had_room = std::mem::take(&mut line.has_room);
         let dead = line.end_with_last_draft(end);
         let error = line

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, Digest};
+use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
@@ -28,16 +28,17 @@ use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
 use super::failure::failed_upstream;
-use super::fan::{Joined, unread};
+use super::fan::{Joined, JoinedDigests, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
+use super::reuse::ReusableVerdicts;
 use super::schedule::{children_of, upstream};
-use super::stop::{Stop, StopHandle, StopLevel};
+use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, StepFailure,
-    Told, Waiting,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
+    StepFailure, Told, Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -50,8 +51,8 @@ pub(super) struct Landed<O> {
     pub(super) place: usize,
     /// How it ended; none if it was let go, to wait.
     pub(super) performed: Option<Performed<O>>,
-    /// Of a join: the Merkle root of what it joined.
-    pub(super) root: Option<Digest>,
+    /// Of a join: the digests of what it joined.
+    pub(super) root: Option<JoinedDigests>,
 }
 
 /// A run under way.
@@ -102,6 +103,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) doubtful: usize,
     /// Something failed for good: nothing more is started.
     pub(super) halted: bool,
+    /// The cause of the first cut of a step that must not be repeated.
+    pub(super) cut_by: Option<String>,
     pub(super) failed: Option<StepFailure>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
@@ -114,6 +117,12 @@ pub(super) struct Session<'a, P: Program> {
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
     pub(super) unlooked: Unlooked,
+    /// Ends have traces: the graph goes by needs, and has evidence.
+    pub(super) keeps_traces: bool,
+    pub(super) on_unknown: OnUnknown,
+    /// A person said that steps in doubt run again.
+    pub(super) retries: bool,
+    pub(super) reusable_verdicts: ReusableVerdicts,
 }
 
 /// How the work of a session ended.
@@ -148,6 +157,7 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
+        let keeps_traces = !main.shape.is_routed() && main.shape.has_evidence();
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
@@ -181,6 +191,7 @@ impl<'a, P: Program> Session<'a, P> {
             dying: BTreeSet::new(),
             doubtful: 0,
             halted: false,
+            cut_by: None,
             failed: None,
             repaired: Vec::new(),
             lost: 0,
@@ -189,6 +200,10 @@ impl<'a, P: Program> Session<'a, P> {
             stood: None,
             is_pausing: false,
             unlooked: Unlooked::default(),
+            keeps_traces,
+            on_unknown: OnUnknown::default(),
+            retries: false,
+            reusable_verdicts: ReusableVerdicts::default(),
         })
     }
 
@@ -478,8 +493,19 @@ impl<'a, P: Program> Session<'a, P> {
         let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
             let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let (name, ends) = (children_of(line, place).name.clone(), Arc::clone(&fan.ends));
-            Joined { store, run, branch, name, source, total, ends, is_after: line.comes_after(place) }
+            let children = children_of(line, place);
+            let (name, ends, passes) = (children.name.clone(), Arc::clone(&fan.ends), children.passes);
+            Joined {
+                store,
+                run,
+                branch,
+                name,
+                source,
+                total,
+                ends,
+                is_after: line.comes_after(place),
+                passes,
+            }
         });
         let spot = line.spot(place);
         let failed = failed_upstream(line.shape, &line.position, place);
@@ -488,7 +514,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
-                    Some(joined) => Some(joined.root().await),
+                    Some(joined) => Some(joined.digests().await),
                     None => None,
                 };
                 match (prepared, root.transpose()) {
@@ -566,6 +592,7 @@ impl<'a, P: Program> Session<'a, P> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let stopped_by = self.stopped_by();
         let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
         let first = failures.first().cloned();
         let (failed_on, failed) =
@@ -580,7 +607,7 @@ impl<'a, P: Program> Session<'a, P> {
             failed_on,
             failures,
             waiting,
-            stopped_by: self.options.stop.asked().map(|Stop { by, .. }| by),
+            stopped_by,
             idle: false,
             repaired: self.repaired,
             lost: self.lost,

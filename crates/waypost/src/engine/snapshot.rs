@@ -13,7 +13,7 @@ use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
 use super::failure::position_for_retry;
-use super::passes::{counting_ends, has_state, history, loops_around};
+use super::passes::{counting_ends, has_state};
 
 /// The label of records with which evidence was accepted.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
@@ -159,7 +159,8 @@ impl Snapshot {
         let mut effective = Vec::new();
         let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
         for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
-            effective.push(Effective { lost, ..effective_of(store, shape, record).await? });
+            let position = position_in(record, shape)?;
+            effective.push(Effective { lost, ..effective_of(store, shape, (record, &position)).await? });
         }
         Ok(effective)
     }
@@ -233,18 +234,24 @@ pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreErr
     })
 }
 
-/// Returns what the plan needs of a branch that stands at a record.
+/// Returns the position of a record with its failures retried; the default one if its state is not kept.
+fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
+    match root.of_branch(&record.header().branch) {
+        _ if !has_state(record) => Ok(Position::default()),
+        Some(own) => Ok(position_for_retry(own, record)?.0),
+        None => position_of(record),
+    }
+}
+
+/// Returns the input of the plan for a branch at a record, with the evidence of the steps finished at `now`, the position to
+/// continue from.
 pub(super) async fn effective_of(
     store: &dyn Store,
     shape: &Shape,
-    record: &Record,
+    (record, now): (&Record, &Position),
 ) -> Result<Effective, StoreError> {
     let header = record.header();
-    let position = match shape.of_branch(&header.branch) {
-        _ if !has_state(record) => Position::default(),
-        Some(own) => position_for_retry(own, record)?.0,
-        None => position_of(record)?,
-    };
+    let position = now.clone();
     let mut evidence = BTreeMap::new();
     let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
@@ -328,16 +335,15 @@ async fn passes_of(
 ) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
     let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
     let Some(shape) = root.of_branch(&header.branch) else { return Ok(passes) };
-    let around = loops_around(root, &header.branch);
     let comes_again = |step: &Step| {
         let place = shape.place(step.id.as_str());
-        around > 0 || place.is_some_and(|place| shape.share_loop(place, place))
+        place.is_some_and(|place| shape.share_loop(place, place))
     };
     if !shape.steps().iter().any(|step| step.has_evidence() && comes_again(step)) {
         return Ok(passes);
     }
-    let history = history(store, header, around).await?;
-    for end in counting_ends(shape, (position, around), &history) {
+    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    for end in counting_ends(shape, position, &history) {
         let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
         let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq()) == Some(end.seq);
         let pack = accepted.get(&end.seq).or(end.evidence.as_ref());

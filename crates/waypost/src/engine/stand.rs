@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::record::{End, Position, Record, Settled, Status, Try};
 use crate::shape::{Shape, Step};
@@ -16,21 +16,22 @@ mod joints;
 
 use super::anew;
 use super::begin::Base;
+use super::cut::{Opening, open_again};
 use super::doubt::salvageable;
+use super::failure::position_for_retry;
 use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
 };
 use super::redo::{
-    Move, Pace, Target, Targets, back_to, done_before, forward, forward_draft, is_joined, opener_of, pace,
-    targets,
+    Move, Pace, Target, Targets, back_to, done_before, forward, is_joined, opener_of, pace, targets,
 };
-use super::reopen::{Level, open_all_again, still_ahead};
+use super::reopen::still_ahead;
 use super::snapshot::position_of;
 use super::turns::undone;
 use super::wish::Wishes;
 use super::{Engine, Program, RunError};
-use joints::{Joined, Joint};
+use joints::Joint;
 
 /// Where a resume begins.
 #[derive(Debug, Default)]
@@ -126,7 +127,10 @@ pub(super) async fn stand<P: Program>(
             return Ok(Stand { questions: judged.questions, ..Stand::default() });
         }
         let broken = std::mem::take(&mut judged.broken);
-        judged.broken = of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?;
+        judged.broken = match shape.is_routed() {
+            true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
+            false => broken,
+        };
         if let Some(named) = &asked.wishes.step {
             judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }
@@ -167,8 +171,9 @@ pub(super) async fn stand<P: Program>(
                 };
                 back_to(engine, shape, (known, ahead), (target, &judged)).await?
             } else {
-                let asked = (is_joined, asked.retries);
-                match open_all_again(engine, program, known, (&targets, &judged), asked).await? {
+                let retries = asked.retries;
+                let opening = Opening { engine, root: program.shape(), judged: &judged, retries };
+                match open_again(opening, known, &targets).await? {
                     Some(moved) => moved,
                     // What comes before them is done again first, and then they are looked at.
                     None => continue,
@@ -207,8 +212,6 @@ struct Scout<'a, P> {
     stays: BTreeSet<BranchPath>,
     /// Branches taken forward past a join, as all that it joins has come out as before.
     joins: BTreeMap<BranchPath, (Record, Position)>,
-    /// Steps of branches of graphs by needs that join what has come out as before.
-    same_joins: BTreeMap<BranchPath, BTreeSet<StepId>>,
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
@@ -221,8 +224,8 @@ struct Scout<'a, P> {
 impl<'a, P: Program> Scout<'a, P> {
     fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
         let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let (same_joins, fallen) = (BTreeMap::new(), BTreeSet::new());
-        Self { engine, program, shape, stays, joins, same_joins, strays, fallen, wishes: None }
+        let fallen = BTreeSet::new();
+        Self { engine, program, shape, stays, joins, strays, fallen, wishes: None }
     }
 
     /// Says whether a branch is one that is to be found, or above it.
@@ -242,10 +245,7 @@ impl<'a, P: Program> Scout<'a, P> {
             self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
             match self.joins_the_same(&branches, &moves).await? {
                 None => return Ok((branches, moves)),
-                Some((branch, Joined::At(stood))) => drop(self.joins.insert(branch, *stood)),
-                Some((branch, Joined::By(step))) => {
-                    self.same_joins.entry(branch).or_default().insert(step);
-                }
+                Some((branch, stood)) => drop(self.joins.insert(branch, stood)),
             }
         }
     }
@@ -304,7 +304,10 @@ impl<'a, P: Program> Scout<'a, P> {
                 self.meet((stands, position), branches, moves).await?;
                 continue;
             }
-            let position = position_of(&stands)?;
+            let position = match self.shape.of_branch(&name) {
+                Some(own) => position_for_retry(own, &stands)?.0,
+                None => position_of(&stands)?,
+            };
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
             if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
                 if position.ahead.is_some() {
@@ -347,33 +350,13 @@ impl<'a, P: Program> Scout<'a, P> {
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
         let (at, step) = (record.header().at.clone(), record.header().step.clone());
         let at = Try { attempt: 0, ..at };
-        let none = BTreeSet::new();
         let pace = match self.joins.get(&branch) {
             Some(stood) => Pace::Level(Box::new(stood.clone())),
             None if self.stays.contains(&branch) => Pace::Changed,
-            None => {
-                let joins = self.same_joins.get(&branch).unwrap_or(&none);
-                pace(self.engine, self.program, shape, (&record, &position), joins).await?
-            }
+            None => pace(self.engine, self.program, shape, (&record, &position)).await?,
         };
         let mut known = (record, position);
         match pace {
-            // What has ended stands at its end, with what it did again.
-            Pace::Needs(level) if known.0.header().end.is_none() => {
-                let Level { mut position, reuses, is_same, forgotten } = *level;
-                if !branch.is_main() && !is_same {
-                    // Whoever joins it must see that it came out in another way.
-                    position.ahead = known.1.ahead;
-                }
-                let stood = known.1.ahead.map_or(0, |ahead| ahead.seq);
-                let up_to =
-                    CheckpointRef { run: known.0.header().run.clone(), branch: branch.clone(), seq: stood };
-                let drafts = reuses.then(|| forward_draft(up_to, at, step)).into_iter().collect();
-                // Should it do something more again, it stood where it stands to be compared with.
-                known.1 = Position { ahead: known.1.ahead, ..position.clone() };
-                let moved = Move { record: known.0.clone(), position, drafts, basis: None, forgotten };
-                moves.insert(branch.clone(), moved);
-            }
             // What has ended stands at its end, whatever it was ahead of.
             Pace::Level(stood) if known.0.header().end.is_none() => {
                 let moved = forward(&known.1, at, step, *stood);
@@ -393,7 +376,7 @@ impl<'a, P: Program> Scout<'a, P> {
                     );
                 }
             }
-            Pace::Level(_) | Pace::Needs(_) | Pace::Behind => {}
+            Pace::Level(_) | Pace::Behind => {}
         }
         let (record, position) = known;
         let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();

@@ -274,6 +274,12 @@ impl Engine {
             position = carried.position;
             redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
         }
+        if let Some(step) = &start.from {
+            let again =
+                super::anew::opened(program.shape(), &position, step, &header.reference().to_string())?;
+            position = again.position;
+            redone.extend(again.forgotten);
+        }
         // They were joined in the run that this one begins from, and stay there.
         position.joined.clear();
         position.leave_branches_aside(|_| false);
@@ -289,7 +295,7 @@ impl Engine {
             }
         }
         if let Some(edit) = start.edit {
-            (edit.0)(&mut state);
+            edit.apply(&mut state, || header.reference().to_string())?;
         }
         let parent = Parent {
             run: header.run.clone(),
@@ -395,6 +401,8 @@ pub struct StartOptions<S> {
     pub adoption: Option<Adoption>,
     /// Whether the evidence of what is finished there is checked.
     pub evidence: OriginEvidence,
+    /// The step of the main branch to rerun, with all downstream steps.
+    pub from: Option<StepId>,
 }
 
 /// Whether a run that begins where another stood checks the evidence of what is finished there.
@@ -415,6 +423,7 @@ impl<S> Default for StartOptions<S> {
             on_change: OnChange::Stop,
             adoption: None,
             evidence: OriginEvidence::Checked,
+            from: None,
         }
     }
 }
@@ -446,6 +455,7 @@ pub(super) fn begun_anew(mut position: Position) -> Position {
     position.config = None;
     position.ledger.clear();
     position.ahead = None;
+    position.reusable.clear();
     for entry in &mut position.frontier {
         entry.status = Status::Ready;
         entry.at.attempt = 0;

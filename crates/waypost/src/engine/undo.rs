@@ -369,7 +369,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                 return Ok(true);
             }
             Performed::Failed { failure, .. } => failure,
-            Performed::Cut { why } => Failure::new(FailureKind::Error, vec![why]),
+            Performed::Cut { why, .. } => Failure::new(FailureKind::Error, vec![why]),
             _ => stopped(),
         };
         self.tell(&Told::Failed { branch, step, seq, error: failure.error.clone() }).await?;

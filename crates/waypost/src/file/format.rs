@@ -80,6 +80,9 @@ pub(super) struct NoteFile {
     pub(super) flaw: String,
     /// The records that it held, as far as could be told.
     pub(super) records: Vec<(BranchPath, u64)>,
+    /// Whether later commits count the records. Notes of older versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) counted: Option<bool>,
 }
 
 impl Small for NoteFile {}

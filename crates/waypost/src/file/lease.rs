@@ -19,7 +19,7 @@ use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
 use super::frozen;
 use super::near::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{Walk, read_error};
+use super::read::{End, Walk, read_error};
 use super::replay::NewestFirst;
 use super::write::{Tail, Writer};
 
@@ -223,8 +223,8 @@ impl Writer {
             let made = disk.create_dir(&history).and_then(|()| disk.sync_dir(&self.paths.root));
             made.map_err(|source| StoreError::of_write("make", history.display().to_string(), source))?;
         }
-        let walk = self.find_tails()?;
-        let missing = walk.damaged.iter().map(|file| file.number).max().unwrap_or(0);
+        let (walk, is_missed) = self.find_tails()?;
+        let missing = walk.missing.last().copied().unwrap_or(0);
         let newest_file = walk.numbers.last().copied().unwrap_or(0);
         let moved = self.reader().moved()?.last().copied().unwrap_or(0);
         self.number = newest_file.max(missing).max(moved);
@@ -260,7 +260,10 @@ impl Writer {
         self.mend_run_record()?;
         if let Some((_, Ok(record))) = frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
-            self.heal(index)?;
+            // The log must still name the missing records at the next look.
+            if !is_missed {
+                self.heal(index)?;
+            }
         }
         Ok(())
     }
@@ -301,12 +304,12 @@ impl Writer {
         disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
     }
 
-    /// Finds out where every branch ends.
-    pub(super) fn find_tails(&mut self) -> Result<Walk, StoreError> {
-        let walk = self.reader().walk_to_ends()?;
-        let ends = self.reader().ends(&walk)?;
+    /// Reads the end of every branch. Returns the commits read, and whether newest records are missing.
+    pub(super) fn find_tails(&mut self) -> Result<(Walk, bool), StoreError> {
+        let (walk, ends) = self.reader().walk_to_ends()?;
         self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
-        Ok(walk)
+        let is_missed = ends.values().any(End::misses_any);
+        Ok((walk, is_missed))
     }
 
     /// Makes the token of this lease durable, and when the run is due.

@@ -12,7 +12,7 @@ use crate::store::StoreError;
 
 use super::format::Commit;
 use super::journal::{self, Index};
-use super::read::{Bodies, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
+use super::read::{Bodies, End, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
 use super::witness::Listed;
 
 /// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
@@ -30,6 +30,15 @@ pub(super) struct Remembered {
     journals: Mutex<BTreeMap<RunId, Arc<Index>>>,
     places: Mutex<BTreeMap<RunId, Places>>,
     large: Mutex<Option<Arc<Large>>>,
+    checks: Mutex<BTreeMap<RunId, Check>>,
+}
+
+/// Whether newest records of a branch were missing, for a history with these files.
+#[derive(Debug, Clone, Copy)]
+struct Check {
+    newest: u64,
+    files: usize,
+    is_missed: bool,
 }
 
 /// The commit with many records that was read last: its text, which is read again each time and must be the same, and what
@@ -67,6 +76,7 @@ impl Remembered {
     pub(super) fn forget(&self, run: &RunId) {
         locked(&self.journals).remove(run);
         locked(&self.places).remove(run);
+        locked(&self.checks).remove(run);
         locked(&self.large).take_if(|large| large.run == *run);
     }
 }
@@ -108,7 +118,7 @@ impl IndexSource<'_> {
     pub(super) fn slots(&self, reader: &RunReader<'_>) -> Result<Option<Slots>, StoreError> {
         let ordinal = reader.ordinal()?;
         let Listed { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
-        if !missing.is_empty() {
+        if !missing.is_empty() || self.misses_ends(reader, &numbers)? {
             return Ok(None);
         }
         let new: Vec<u64> = match locked(&self.0.places).get(reader.run).and_then(|p| p.complete.as_ref()) {
@@ -136,7 +146,32 @@ impl IndexSource<'_> {
             }
             _ => return Ok(None),
         };
-        reader.arranged(found, &journal, &damaged).map(Some)
+        reader.arranged(found, &journal, &damaged, Vec::new()).map(Some)
+    }
+
+    /// Says whether newest records of a branch are missing. Reads the ends of all branches, unless the commit files are
+    /// unchanged since the last call.
+    pub(super) fn misses_ends(&self, reader: &RunReader<'_>, numbers: &[u64]) -> Result<bool, StoreError> {
+        let (newest, files) = (numbers.last().copied().unwrap_or(0), numbers.len());
+        let known = locked(&self.0.checks).get(reader.run).copied();
+        if let Some(known) = known.filter(|known| (known.newest, known.files) == (newest, files)) {
+            return Ok(known.is_missed);
+        }
+        let is_missed = reader.walk_to_ends()?.1.values().any(End::misses_any);
+        locked(&self.0.checks).insert(reader.run.clone(), Check { newest, files, is_missed });
+        Ok(is_missed)
+    }
+
+    /// Notes a commit or a rotation by the writer of the run: neither makes records missing.
+    pub(super) fn committed(&self, run: &RunId, newest: u64, files: usize) {
+        if let Some(check) = locked(&self.0.checks).get_mut(run) {
+            (check.newest, check.files) = (newest, files);
+        }
+    }
+
+    /// Makes the next call read the ends of all branches.
+    pub(super) fn check_again(&self, run: &RunId) {
+        locked(&self.0.checks).remove(run);
     }
 
     pub(super) fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
@@ -268,7 +303,7 @@ impl RunReader<'_> {
         index: &IndexSource<'_>,
     ) -> Result<Option<Record>, StoreError> {
         let Some(line) = index.get(self)?.line(branch, seq) else { return Ok(None) };
-        if self.gone()?.contains(&(branch.clone(), seq)) {
+        if self.gone()?.has(branch, seq) {
             return Ok(None);
         }
         let path = self.paths.journal();

@@ -137,14 +137,19 @@ impl RunReader<'_> {
         if known.is_some_and(|(seq, _)| !is_there(seq)) {
             walk = self.walk(Bodies::Drop, enough)?.0;
         }
-        if walk.exhausted || !walk.damaged.is_empty() || walk.copied.is_some() || !self.gone()?.is_empty() {
+        if walk.exhausted
+            || !walk.damaged.is_empty()
+            || !walk.missing.is_empty()
+            || walk.copied.is_some()
+            || !self.gone()?.is_empty()
+        {
             return Ok(None);
         }
         // An old state may be kept below headers that rotation has moved to the journal: the files alone do not tell of those.
         let seen = walk.sound.iter().flat_map(|commit| &commit.records).map(|(_, record)| record.header());
         let lowest = seen.filter(|header| header.branch == *branch).map(|header| header.seq).min();
         let above = lowest.unwrap_or(0)..after.map_or(u64::MAX, |(_, seq)| seq);
-        if index.get(self)?.has_any(branch, above) {
+        if index.get(self)?.has_any(branch, above) || index.misses_ends(self, &walk.numbers)? {
             return Ok(None);
         }
         index.remember(self.run, &walk);

@@ -5,23 +5,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
 use crate::disk::Disk;
+use crate::folder::Told;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
 use super::journal::{self, Index, Line};
+use super::missing::Read;
 use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
-use super::witness::Listed;
+use super::witness::{Gone, Listed};
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.
 const RESTARTS_MAX: u32 = 100;
 /// Most records of one branch that are reported as missing one by one: a listing of more helps nobody.
-const MISSING_MAX: usize = 10_000;
+pub(super) const MISSING_MAX: usize = 10_000;
 
 /// A run as it is read.
 #[derive(Debug, Clone)]
@@ -71,6 +74,8 @@ pub(super) struct Walk {
     pub(super) damaged: Vec<DamagedFile>,
     /// All commit files there are.
     pub(super) numbers: Vec<u64>,
+    /// Numbers of missing commits above all commit files, ascending.
+    pub(super) missing: Vec<u64>,
     /// The commit whose own file is missing or damaged, and for which `checkpoint.json` stood in.
     pub(super) copied: Option<Copied>,
     /// The oldest file was reached.
@@ -88,9 +93,26 @@ pub(super) struct End {
     pub(super) next: u64,
     /// Damage above the newest sound record, oldest first.
     pub(super) damaged: Vec<Damage>,
+    /// Missing records of child branches without any sound record.
+    pub(super) below: Vec<Damage>,
 }
 
 impl End {
+    /// Returns the seq of the newest sound record; 0 if there is none.
+    pub(super) fn newest_seq(&self) -> u64 {
+        self.newest.as_ref().map_or(0, |(_, record)| record.header().seq)
+    }
+
+    /// Says whether newest records are missing.
+    pub(super) fn misses_any(&self) -> bool {
+        self.damaged.iter().chain(&self.below).any(|damage| damage.flaw == Flaw::Missing)
+    }
+
+    /// Returns the number of the commit that has the newest sound record; 0 if there is none.
+    pub(super) fn newest_commit(&self) -> u64 {
+        self.newest.as_ref().map_or(0, |(number, _)| *number)
+    }
+
     /// Returns seq and digest of the newest sound record.
     pub(super) fn link(&self) -> Option<(u64, Digest)> {
         self.newest.as_ref().map(|(_, record)| (record.header().seq, record.digest()))
@@ -164,9 +186,8 @@ impl<'a> RunReader<'a> {
     ) -> Result<(Walk, T), StoreError> {
         self.again(|| {
             let Listed { numbers, copied, missing } = self.listed()?;
-            let damaged = missing.into_iter().rev().map(DamagedFile::missing).collect();
             let copied = copied.map(|number| Copied { number, flaw: Flaw::Missing });
-            let mut walk = Walk { numbers, copied, damaged, ..Walk::default() };
+            let mut walk = Walk { numbers, copied, missing, ..Walk::default() };
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev().skip_while(|number| *number > first) {
                 let mut commit = match self.commit(number)? {
@@ -252,19 +273,38 @@ impl<'a> RunReader<'a> {
         Ok(self.walk(Bodies::Keep, |(), _| true)?.0.sound.pop())
     }
 
-    /// Reads as far back as is needed to know the newest record of every branch.
-    pub(super) fn walk_to_ends(&self) -> Result<Walk, StoreError> {
+    /// Reads commits, newest first, up to the end of every branch.
+    pub(super) fn walk_to_ends(&self) -> Result<(Walk, BTreeMap<BranchPath, End>), StoreError> {
         type Memory = (Option<u64>, BTreeSet<u64>);
         let enough = |(count, seen): &mut Memory, commit: &Commit| {
             let count = *count.get_or_insert(commit.branches);
             seen.extend(commit.records.iter().map(|(opened, _)| *opened));
             seen.len() as u64 >= count
         };
-        Ok(self.walk(Bodies::Keep, enough)?.0)
+        let log = self.log();
+        let (walk, _) = self.walk(Bodies::Keep, enough)?;
+        let mut ends = self.ends(&walk)?;
+        for damage in self.missing_after(&walk, &ends, log)? {
+            add_missing(&mut ends, damage);
+        }
+        Ok((walk, ends))
     }
 
-    /// Returns the end of every branch that a walk has seen.
-    pub(super) fn ends(&self, walk: &Walk) -> Result<BTreeMap<BranchPath, End>, StoreError> {
+    /// Returns the missing newest records of branches, oldest first.
+    fn missing_after(
+        &self,
+        walk: &Walk,
+        ends: &BTreeMap<BranchPath, End>,
+        log: Told<'_>,
+    ) -> Result<Vec<Damage>, StoreError> {
+        let newest = walk.sound.first().map(|commit| (commit.number, commit.checkpoints));
+        let (numbers, missing, damaged) = (&walk.numbers[..], &walk.missing[..], &walk.damaged[..]);
+        let (gone, journal) = (&self.gone()?, Arc::default());
+        self.missing_records(Read { numbers, missing, newest, ends, damaged, gone, journal }, log)
+    }
+
+    /// Returns the end of every branch in the commits of a walk.
+    fn ends(&self, walk: &Walk) -> Result<BTreeMap<BranchPath, End>, StoreError> {
         let mut ends: BTreeMap<BranchPath, End> = BTreeMap::new();
         for commit in &walk.sound {
             for (opened, record) in commit.records.iter().rev() {
@@ -273,7 +313,7 @@ impl<'a> RunReader<'a> {
                     opened: *opened,
                     newest: Some((commit.number, record.clone())),
                     next: header.seq + 1,
-                    damaged: Vec::new(),
+                    ..End::default()
                 });
             }
         }
@@ -282,28 +322,29 @@ impl<'a> RunReader<'a> {
             for branch in &file.branches {
                 let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
                 if end.newest.as_ref().is_none_or(|(number, _)| *number < file.number) {
-                    let seq = (end.next..).find(|seq| !gone.contains(&(branch.clone(), *seq)));
+                    let seq = (end.next..).find(|seq| !gone.has(branch, *seq));
                     let seq = seq.expect("there are more numbers than files in quarantine");
                     end.damaged.push(self.damage(branch.clone(), seq, file.number, file.flaw.clone()));
                     end.next = seq + 1;
                 }
             }
         }
-        for (branch, seq) in gone {
-            let end = ends.entry(branch).or_insert_with(End::unknown);
+        for (branch, seq, _) in gone.records() {
+            let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
             end.next = end.next.max(seq + 1);
         }
         Ok(ends)
     }
 
     pub(super) fn heads(&self, page: &Page) -> Result<Heads, StoreError> {
-        let walk = self.walk_to_ends()?;
+        let (walk, ends) = self.walk_to_ends()?;
         let from = page.cursor.as_deref().map_or(Ok(0), number)?;
-        let mut ends: Vec<End> = self.ends(&walk)?.into_values().collect();
+        let mut ends: Vec<End> = ends.into_values().collect();
         let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
         // A run has its first commit from the beginning.
         let expected = walk.sound.first().map_or(1, |commit| commit.branches);
-        if walk.exhausted && walk.damaged.is_empty() && known < expected {
+        let is_sound = ends.iter().all(|end| end.damaged.is_empty() && end.below.is_empty());
+        if walk.exhausted && walk.damaged.is_empty() && is_sound && known < expected {
             let damage = self.damage(BranchPath::main(), 0, 0, Flaw::Missing);
             return Err(StoreError::of_damage(Damage { place: HISTORY.to_owned(), ..damage }, None));
         }
@@ -311,7 +352,8 @@ impl<'a> RunReader<'a> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let mut heads = Vec::new();
         for end in ends.into_iter().filter(|end| end.opened >= from) {
-            let End { opened, newest, next, mut damaged } = end;
+            let End { opened, newest, next, mut damaged, below } = end;
+            damaged.extend(below);
             damaged.reverse();
             match newest {
                 Some((_, record)) if record.header().end.is_some() => {}
@@ -355,7 +397,9 @@ impl<'a> RunReader<'a> {
     /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
     pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
         let ordinal = self.ordinal()?;
+        let log = self.log();
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
+        let missing = self.missing_after(&walk, &self.ends(&walk)?, log)?;
         // After the files: what was taken away meanwhile is in the journal.
         let journal = index.get(self)?;
         index.remember(self.run, &walk);
@@ -369,7 +413,7 @@ impl<'a> RunReader<'a> {
                 found.add(branch, opened, seq, slot(Box::new(record)));
             }
         }
-        Ok((self.arranged(found, &journal, &walk.damaged)?, walk.copied))
+        Ok((self.arranged(found, &journal, &walk.damaged, missing)?, walk.copied))
     }
 
     /// Puts what was found in files beside what the journal has, and in order.
@@ -378,12 +422,13 @@ impl<'a> RunReader<'a> {
         found: Unordered,
         journal: &Index,
         damaged: &[DamagedFile],
+        missing: Vec<Damage>,
     ) -> Result<Slots, StoreError> {
         let Unordered { order, mut branches } = found;
         let gone = self.gone()?;
         for (branch, lines) in journal.branches() {
             let slots = branches.entry(branch.clone()).or_default();
-            for (seq, line) in lines.iter().filter(|(seq, _)| !gone.contains(&(branch.clone(), **seq))) {
+            for (seq, line) in lines.iter().filter(|(seq, _)| !gone.has(branch, **seq)) {
                 slots.entry(*seq).or_insert(Slot::Line(*line));
             }
         }
@@ -397,16 +442,20 @@ impl<'a> RunReader<'a> {
             let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
             all.insert((opened, branch), slots);
         }
+        for damage in missing {
+            let opened = order.get(&damage.branch).copied().unwrap_or(u64::MAX);
+            let slots = all.entry((opened, damage.branch.clone())).or_default();
+            slots.insert(damage.seq, Slot::Damaged(damage));
+        }
         Ok(all)
     }
 
-    /// Returns the records that a damaged commit file held, as far as can be told.
-    pub(super) fn damaged_in(
+    /// Returns the known damaged records of one place.
+    pub(super) fn damaged_at(
         &self,
-        number: u64,
+        place: &str,
         index: &IndexSource<'_>,
     ) -> Result<Vec<(BranchPath, u64)>, StoreError> {
-        let place = format!("{HISTORY}/{}", commit_name(number));
         let mut records = Vec::new();
         for ((_, branch), slots) in self.slots(index)?.0 {
             let lies_there = |slot: &Slot| matches!(slot, Slot::Damaged(damage) if damage.place == place);
@@ -435,12 +484,12 @@ impl<'a> RunReader<'a> {
         branch: &BranchPath,
         slots: &mut BTreeMap<u64, Slot>,
         damaged: &[DamagedFile],
-        gone: &BTreeSet<(BranchPath, u64)>,
+        gone: &Gone,
     ) -> Result<(), StoreError> {
         let mut missing = Vec::new();
         let mut expect = 1;
         for (seq, slot) in &*slots {
-            let gap = (expect..*seq).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
+            let gap = (expect..*seq).filter(|seq| !gone.has(branch, *seq));
             let mut gap = gap.take(MISSING_MAX.saturating_sub(missing.len())).peekable();
             if gap.peek().is_some() && !self.repairs(branch, *seq, slot)? {
                 missing.extend(gap);
@@ -448,12 +497,10 @@ impl<'a> RunReader<'a> {
             expect = seq + 1;
         }
         let mut missing = missing.into_iter();
-        let mut tail = (expect..).filter(|seq| !gone.contains(&(branch.clone(), *seq)));
+        let mut tail = (expect..).filter(|seq| !gone.has(branch, *seq));
         for file in damaged.iter().rev() {
             for _ in file.branches.iter().filter(|name| *name == branch) {
-                // A missing file that is known of is newer than all others.
-                let between = if file.flaw == Flaw::Missing { None } else { missing.next() };
-                let seq = between.or_else(|| tail.next());
+                let seq = missing.next().or_else(|| tail.next());
                 let seq = seq.expect("there are more numbers than files");
                 let damage = self.damage(branch.clone(), seq, file.number, file.flaw.clone());
                 slots.insert(seq, Slot::Damaged(damage));
@@ -482,17 +529,29 @@ impl<'a> RunReader<'a> {
     }
 }
 
-impl DamagedFile {
-    /// A commit file that was there and is not.
-    fn missing(number: u64) -> Self {
-        Self { number, flaw: Flaw::Missing, branches: vec![BranchPath::main()] }
-    }
-}
-
 impl End {
     /// A branch of which no sound record was seen.
     fn unknown() -> Self {
-        Self { opened: u64::MAX, newest: None, next: 1, damaged: Vec::new() }
+        Self { opened: u64::MAX, next: 1, ..Self::default() }
+    }
+}
+
+/// Adds a missing record to the end of the branch. Without a sound record of that branch, adds the record to the nearest
+/// parent, unless records of the parent are missing too.
+fn add_missing(ends: &mut BTreeMap<BranchPath, End>, damage: Damage) {
+    if damage.branch.is_main() || ends.get(&damage.branch).is_some_and(|end| end.newest.is_some()) {
+        let end = ends.entry(damage.branch.clone()).or_insert_with(End::unknown);
+        end.next = end.next.max(damage.seq + 1);
+        end.damaged.push(damage);
+        end.damaged.sort_by_key(|damage| damage.seq);
+        return;
+    }
+    let above = std::iter::successors(damage.branch.parent(), BranchPath::parent);
+    let is_known = |above: &BranchPath| ends.get(above).is_some_and(|end| end.newest.is_some());
+    let above = above.into_iter().find(is_known).unwrap_or_else(BranchPath::main);
+    let end = ends.entry(above).or_insert_with(End::unknown);
+    if end.damaged.is_empty() {
+        end.below.push(damage);
     }
 }
 

@@ -19,6 +19,8 @@ use super::write::{Writer, no_links, seal, write_sidecar};
 
 /// How the name in quarantine begins of a commit file that was written again from a copy.
 const REPLACED_PREFIX: &str = "replaced_";
+/// The name in quarantine of a note about missing records of an unknown file.
+const MISSING_NAME: &str = "missing";
 /// How many names are tried for a file that is moved aside: so often the same one would have been damaged before.
 const ASIDE_NAMES_MAX: u32 = 10_000;
 
@@ -156,7 +158,7 @@ impl Writer {
     /// Moves a damaged file aside, with a note of what it held; a damaged line of the journal is copied.
     pub(super) fn quarantine(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
         self.check_unpoisoned()?;
-        if self.reader().gone()?.contains(&(damage.branch.clone(), damage.seq)) {
+        if self.reader().gone()?.has(&damage.branch, damage.seq) {
             // It shared its file with a record that was moved aside already.
             return Ok(());
         }
@@ -177,6 +179,9 @@ impl Writer {
         let moved = match number_of(&damage.place) {
             Some(number) if damage.flaw == Flaw::Missing => self.note_missing(number, damage, index),
             Some(number) => self.move_aside(number, damage, index),
+            None if damage.flaw == Flaw::Missing && damage.place != JOURNAL_FILE => {
+                self.note_unplaced(damage, index)
+            }
             None => self.note_line(damage, index),
         };
         moved?;
@@ -190,7 +195,7 @@ impl Writer {
         damage: &Damage,
         index: &IndexSource<'_>,
     ) -> Result<(), StoreError> {
-        let records = self.reader().damaged_in(number, index)?;
+        let records = self.reader().damaged_at(&damage.place, index)?;
         let name = commit_name(number);
         let target = self.write_note(&name, damage, records)?;
         let (disk, history, folder) = (self.disk.clone(), self.paths.history(), self.paths.quarantine());
@@ -212,12 +217,18 @@ impl Writer {
         damage: &Damage,
         index: &IndexSource<'_>,
     ) -> Result<(), StoreError> {
-        let records = self.reader().damaged_in(number, index)?;
+        let records = self.reader().damaged_at(&damage.place, index)?;
         let target = self.write_note(&commit_name(number), damage, records)?;
         let folder = self.paths.quarantine();
         let sidecar = self.paths.sidecar(number);
         let _ = self.disk.rename(&sidecar, &folder.join(format!("{target}{SIDECAR_SUFFIX}")));
         Ok(())
+    }
+
+    /// Notes missing records of an unknown file.
+    fn note_unplaced(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
+        let records = self.reader().damaged_at(&damage.place, index)?;
+        self.write_note(MISSING_NAME, damage, records).map(|_| ())
     }
 
     fn note_line(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
@@ -250,7 +261,13 @@ impl Writer {
             .map(|count| if count == 0 { name.to_owned() } else { format!("{name}.{count}") })
             .find(|target| !taken.contains(target) && !taken.contains(&format!("{target}{NOTE_SUFFIX}")))
             .ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
-        let note = NoteFile { file: name.to_owned(), flaw: damage.flaw.to_string(), records };
+        let newest = self.reader().newest()?.map_or(0, |commit| commit.number);
+        let counted = match number_of(&damage.place) {
+            Some(number) => number < newest,
+            None => damage.place == JOURNAL_FILE || damage.place == HISTORY,
+        };
+        let (file, flaw) = (name.to_owned(), damage.flaw.to_string());
+        let note = NoteFile { file, flaw, records, counted: Some(counted) };
         let (temp, mut file) = create_temp(disk.as_ref(), &folder).map_err(failed)?;
         self.fill(file.as_mut(), &temp, &note.seal(), true)?;
         disk.rename(&temp, &folder.join(format!("{target}{NOTE_SUFFIX}"))).map_err(failed)?;
@@ -318,7 +335,7 @@ impl RunReader<'_> {
 }
 
 /// Returns the number of the commit file that a damage lies in; none if it is not one of ours.
-fn number_of(place: &str) -> Option<u64> {
+pub(super) fn number_of(place: &str) -> Option<u64> {
     commit_number(place.strip_prefix(HISTORY)?.strip_prefix('/')?)
 }
 

@@ -13,12 +13,12 @@
 //!   that of a later one is there only if the next commit was acknowledged.
 //!
 //! What was moved to quarantine is not missing. Of a run with durability `async` a power cut may take any of its last
-//! commits, so nothing can be missed there; `checkpoint.json` is used all the same. Neither `events.jsonl` nor
-//! `report.md` is asked: they do not vouch for themselves.
+//! commits, so nothing can be missed there; `checkpoint.json` is used all the same. The module
+//! `missing` names the records of missing commits, also of commits below the newest one.
 //!
 //! A witness is read before the history is listed: what a writer adds meanwhile is then there, and not missed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use crate::id::BranchPath;
@@ -42,6 +42,27 @@ pub(super) struct Listed {
     pub(super) copied: Option<u64>,
     /// Those that were there and are not, ascending; greater than all that can be read.
     pub(super) missing: Vec<u64>,
+}
+
+/// The records noted in quarantine, each with whether later commits count the record, if known.
+#[derive(Debug, Default)]
+pub(super) struct Gone(BTreeMap<(BranchPath, u64), Option<bool>>);
+
+impl Gone {
+    /// Says whether a record is noted.
+    pub(super) fn has(&self, branch: &BranchPath, seq: u64) -> bool {
+        self.0.contains_key(&(branch.clone(), seq))
+    }
+
+    /// Says whether no record is noted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns branch and seq of each record, and whether later commits count the record.
+    pub(super) fn records(&self) -> impl Iterator<Item = (&BranchPath, u64, Option<bool>)> {
+        self.0.iter().map(|((branch, seq), counted)| (branch, *seq, *counted))
+    }
 }
 
 impl RunReader<'_> {
@@ -116,17 +137,17 @@ impl RunReader<'_> {
     }
 
     /// Says whether a power cut may take commits of this run that were acknowledged.
-    fn may_lose(&self) -> Result<bool, StoreError> {
+    pub(super) fn may_lose(&self) -> Result<bool, StoreError> {
         let run = read_run(self.disk, self.run, &self.paths)?;
         Ok(matches!(run, Some((_, Ok(run))) if run.record().durability == Durability::Async))
     }
 
     /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
     /// crash, and says nothing yet.
-    pub(super) fn gone(&self) -> Result<BTreeSet<(BranchPath, u64)>, StoreError> {
+    pub(super) fn gone(&self) -> Result<Gone, StoreError> {
         let folder = self.paths.quarantine();
         let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
-        let mut gone = BTreeSet::new();
+        let mut gone = Gone::default();
         let numbers = if names.is_empty() { Vec::new() } else { self.in_history()? };
         for name in names.iter().filter(|name| name.ends_with(NOTE_SUFFIX)) {
             let path = folder.join(name);
@@ -138,7 +159,7 @@ impl RunReader<'_> {
                 None => false,
             };
             if !there {
-                gone.extend(note.records);
+                gone.0.extend(note.records.into_iter().map(|record| (record, note.counted)));
             }
         }
         Ok(gone)

@@ -15,7 +15,7 @@ use super::level::{
     Action, ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn,
     State, StepFn, Typed, to_value,
 };
-use super::way::{Way, targets_of, told_edge, told_fork, told_route};
+use super::way::{Way, print_of_starts, prints_of, targets_of, told_edge, told_fork, told_route};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -199,8 +199,25 @@ impl<S: State> Builder<S> {
         self.last("evidence", |step| step.evidence = Some(Arc::new(evidence)))
     }
 
-    /// Says that the step must not be repeated blindly: its start is recorded by itself before it runs, and after a
-    /// crash inside it the run is in doubt, and asks.
+    /// Marks a step, for example a payment, as not to be repeated unasked.
+    ///
+    /// The engine records the start before the step runs. The following ends leave the step in doubt, whatever
+    /// [`retry`](Self::retry) says:
+    ///
+    /// - a crash, or a stop of the run,
+    /// - a timeout,
+    /// - a panic of the step, the route or the evidence,
+    /// - an undeclared route,
+    /// - a [`sleep`](Context::sleep) beyond [`SLEEP_IN_MEMORY_MAX`](super::SLEEP_IN_MEMORY_MAX), an
+    ///   [`interrupt`](Context::interrupt) or a [`signal`](Context::signal): a wait restarts the step from the top. Wait in
+    ///   an earlier step.
+    ///
+    /// The session then starts nothing more and ends as [`InDoubt`](crate::RunStatus::InDoubt). Other steps of that kind
+    /// run to their end. The next resume returns [`RunError::InDoubt`](crate::RunError::InDoubt) until
+    /// [`retry_doubtful`](super::Resume::retry_doubtful) or [`settle_doubtful`](super::Resume::settle_doubtful) decides.
+    ///
+    /// A returned error fails the step, and is retried like any other. Evidence that does not hold fails the step without a
+    /// retry, and the next resume asks.
     #[must_use]
     pub fn not_idempotent(self) -> Self {
         self.last("not_idempotent", |step| step.idempotent = false)
@@ -243,7 +260,7 @@ impl<S: State> Builder<S> {
     /// Chooses the way after a step by its state: one of `targets`, [`END`] among them if it is listed.
     ///
     /// Asked once, when the step completes; the answer is recorded. A choice that is not among the targets fails the
-    /// step.
+    /// step, and so does a panic. A [`not_idempotent`](Self::not_idempotent) step is then in doubt.
     #[must_use]
     pub fn route<T: AsRef<str>, R: AsRef<str>>(
         self,
@@ -516,6 +533,7 @@ impl<S: State> Assembly<S> {
                 by_work: false,
                 limits: FailureLimits::default(),
                 afterwards: false,
+                passes: false,
                 whole: false,
             };
             let opens = match draft.fan {
@@ -569,28 +587,6 @@ impl<S: State> Assembly<S> {
     }
 }
 
-/// The branches of a fork in its fingerprint: they are known by their place. Nothing is said of the plain case, one for
-/// each step that none leads to, in the order of their names.
-fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> {
-    let led_to: HashSet<&StepId> = shape.steps().iter().flat_map(|step| &step.routes).collect();
-    let mut plain: Vec<&StepId> = shape.steps().iter().map(|step| &step.id).collect();
-    plain.retain(|id| !led_to.contains(id));
-    plain.sort();
-    if plain.into_iter().eq(starts) {
-        return Vec::new();
-    }
-    starts.iter().map(|id| id.as_str().into()).collect()
-}
-
 fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
     drafts[place].as_ref().expect("a step has one home").id.clone()
-}
-
-fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
-    let print =
-        |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
-    let mut prints: Vec<Vec<u8>> = shape.steps().iter().map(print).collect();
-    // The order in which steps were added means nothing.
-    prints.sort();
-    prints
 }

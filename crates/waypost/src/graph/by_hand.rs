@@ -19,8 +19,8 @@ impl<S: State> Resume<'_, S> {
     /// [`TreatAs::Done`], or says [`TreatAs::Retry`], or refuses with a reason: then nothing changes, and the resume ends
     /// with [`RunError::NotSettled`].
     ///
-    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). Which step
-    /// comes next must not depend on the step itself: after one with several ways on, only `Retry` will do.
+    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). A route after
+    /// the step reads the state that `settle` leaves.
     pub fn settle_doubtful(
         self,
         settle: impl Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,

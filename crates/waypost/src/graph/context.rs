@@ -1,7 +1,8 @@
 //! What a step can ask and say while it runs.
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, pending};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tokio::sync::Notify;
 
 use super::error::StepError;
 use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, Told};
@@ -49,10 +51,15 @@ struct Inner {
     /// Of events and report text that are not written yet.
     said_bytes: AtomicUsize,
     refused: Mutex<Option<String>>,
+    /// Whether the step may be repeated, so that a wait may let the step go.
+    idempotent: bool,
+    /// The key of a wait that may not let the step go.
+    refused_wait: Mutex<Option<String>>,
+    wait_refused: Notify,
 }
 
 impl Context {
-    pub(super) fn new(attempt: Attempt) -> Self {
+    pub(super) fn new(attempt: Attempt, idempotent: bool) -> Self {
         let inner = Inner {
             attempt,
             told: Mutex::default(),
@@ -61,6 +68,9 @@ impl Context {
             exit_code: Mutex::default(),
             said_bytes: AtomicUsize::new(0),
             refused: Mutex::default(),
+            idempotent,
+            refused_wait: Mutex::default(),
+            wait_refused: Notify::new(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -158,7 +168,7 @@ impl Context {
         };
         let rest = Duration::try_from(due.duration_since(now)).unwrap_or_default();
         if rest > SLEEP_IN_MEMORY_MAX {
-            self.inner.attempt.wait(&key, WaitKind::Until(due), None).await;
+            match self.let_go(&key, WaitKind::Until(due), None).await {}
         }
         tokio::time::sleep(rest).await;
         Ok(())
@@ -166,7 +176,8 @@ impl Context {
 
     /// Asks a person, and returns the answer once there is one.
     ///
-    /// The step is let go meanwhile and starts again from its top; this call then returns at once. `question` is shown
+    /// The step is let go meanwhile and starts again from its top; this call then returns at once. A step that
+    /// [must not be repeated](super::Builder::not_idempotent) is in doubt instead. `question` is shown
     /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer). An answer that is no `T` is not
     /// taken: the question is asked again, as another one.
     ///
@@ -209,7 +220,33 @@ impl Context {
                 }
             }
         }
-        match self.inner.attempt.wait(&asked_as, on, question).await {}
+        match self.let_go(&asked_as, on, question).await {}
+    }
+
+    /// Lets the step go until `on` is fulfilled. Cuts a step that must not be repeated, since a wait restarts the step
+    /// from the top.
+    async fn let_go(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
+        if self.inner.idempotent {
+            return self.inner.attempt.wait(key, on, question).await;
+        }
+        self.refused_wait().get_or_insert_with(|| key.to_owned());
+        self.inner.wait_refused.notify_one();
+        pending().await
+    }
+
+    /// Resolves with the key of a wait that may not let the step go.
+    pub(super) async fn wait_refused(&self) -> String {
+        loop {
+            self.inner.wait_refused.notified().await;
+            let refused = self.refused_wait().clone();
+            if let Some(key) = refused {
+                return key;
+            }
+        }
+    }
+
+    fn refused_wait(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.inner.refused_wait.lock().expect("no code panics while it holds this lock")
     }
 
     /// Counts tokens and cost. Several calls add up; the model named last is kept. A cost that is no finite number fails

@@ -2,52 +2,53 @@
 
 use std::time::Duration;
 
-use crate::engine::{Attempt, Performed};
+use crate::engine::Attempt;
 use crate::evidence::InvalidPack;
-use crate::record::{Ending, Failure, FailureKind, Occasion, Pack, Verdict};
+use crate::record::{Failure, FailureKind, Occasion, Pack, Verdict};
 
-use super::context::Context;
-use super::level::{Held, Level};
-use super::{STOP_GRACE, unpanicked};
+use super::STOP_GRACE;
+use super::level::Held;
+use super::perform::{Work, evidence_of, unpanicked};
 
-/// Completes a step that gave `output`, if its evidence holds.
+/// The verdict on a step that returned.
+pub(super) enum Evidence {
+    /// All of it holds; none where the step has no evidence.
+    Holds(Option<Pack>),
+    /// Some of it does not hold, or could not be checked.
+    Fails(Failure, Option<Pack>),
+    /// The function that names the claims panicked.
+    Broken(Failure),
+    /// A stop came before the verdict.
+    Stopped,
+}
+
+/// Checks the evidence of a step that returned `state`.
 ///
 /// The time that this takes is bounded by the verifier, and is not that of the step. A stop leaves it as long as a step
 /// that heeds it; what was not checked by then counts as cut.
-pub(super) async fn vouched(
-    (level, place): (&dyn Level, usize),
-    output: Held,
-    attempt: &Attempt,
-    context: &Context,
-) -> Performed<Held> {
-    let ending = Ending { exit_code: context.exit_code(), ..Ending::default() };
-    let mut told = context.take_told();
-    let pack = match unpanicked(|| Ok(level.evidence(place, &output))) {
-        Ok(None) => return Performed::Completed { output, ending, told },
+pub(super) async fn check(work: &Work<'_>, state: &Held, exit_code: Option<i32>) -> Evidence {
+    let attempt = work.attempt;
+    let named = unpanicked(evidence_of(&attempt.step), || Ok(work.level.evidence(work.place, state)));
+    let pack = match named {
+        Ok(None) => return Evidence::Holds(None),
         Ok(Some(pack)) => pack,
-        Err(failure) => return Performed::Failed { failure: Failure { ending, ..failure }, told },
+        Err(failure) => return Evidence::Broken(failure),
     };
     if let Err(why) = sensible(&pack) {
-        let mut failure = Failure::new(FailureKind::Evidence, vec![no_evidence(attempt), why]);
-        failure.ending = ending;
-        return Performed::Failed { failure, told };
+        return Evidence::Fails(Failure::new(FailureKind::Evidence, vec![no_evidence(attempt), why]), None);
     }
     let checked = tokio::select! {
         biased;
-        checked = attempt.check_evidence(&pack, ending.exit_code) => checked,
-        () = attempt.killed() => return Performed::Stopped { in_progress: true },
-        () = stopped_for(attempt, STOP_GRACE) => return Performed::Stopped { in_progress: true },
+        checked = attempt.check_evidence(&pack, exit_code) => checked,
+        () = attempt.killed() => return Evidence::Stopped,
+        () = stopped_for(attempt, STOP_GRACE) => return Evidence::Stopped,
     };
-    let verdict = checked.verdict_at(Occasion::Commit);
-    let unmet = checked.unmet();
-    told.evidence = Some(checked);
-    if matches!(verdict, Verdict::Ok | Verdict::Skipped) {
-        return Performed::Completed { output, ending, told };
+    if matches!(checked.verdict_at(Occasion::Commit), Verdict::Ok | Verdict::Skipped) {
+        return Evidence::Holds(Some(checked));
     }
     let mut failure = Failure::new(FailureKind::Evidence, vec![no_evidence(attempt)]);
-    failure.error.extend(unmet);
-    failure.ending = ending;
-    Performed::Failed { failure, told }
+    failure.error.extend(checked.unmet());
+    Evidence::Fails(failure, Some(checked))
 }
 
 fn no_evidence(attempt: &Attempt) -> String {

@@ -134,7 +134,7 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
         self
     }
 
-    /// Says that the work on an item must not be repeated blindly.
+    /// Marks the work on an item as work that must not be repeated unasked, as [`Builder::not_idempotent`] does for a step.
     pub fn not_idempotent(mut self) -> Self {
         self.inner = self.inner.not_idempotent();
         self

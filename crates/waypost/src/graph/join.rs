@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::StepError;
 use super::level::{Held, Level, State};
@@ -63,9 +63,30 @@ pub struct Child<T, R> {
     pub index: u64,
     /// The item.
     pub item: T,
-    /// What came of it.
-    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    /// The result of the work. The JSON has the field once there is a result, which may be null.
+    #[serde(
+        default = "Option::default",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "write_result",
+        deserialize_with = "read_result",
+        bound(serialize = "R: Serialize", deserialize = "R: Deserialize<'de>")
+    )]
     pub result: Option<R>,
+}
+
+/// Writes the result of an item without a trace of the `Some` around it.
+fn write_result<R: Serialize, S: Serializer>(result: &Option<R>, serializer: S) -> Result<S::Ok, S::Error> {
+    match result {
+        Some(result) => result.serialize(serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// Reads the result of an item from a field that is there, null included.
+fn read_result<'de, R: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<R>, D::Error> {
+    R::deserialize(deserializer).map(Some)
 }
 
 /// How the work on one item ended.

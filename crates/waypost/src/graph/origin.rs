@@ -187,7 +187,8 @@ impl<'a, S: State> Forked<'a, S> {
         };
         let record = record_of(engine, graph, id, (&session, durability, labels, config));
         let edit = edit.map(held_edit);
-        let start = StartOptions { session: session.options()?, edit, on_change, adoption: None, evidence };
+        let options = session.options()?;
+        let start = StartOptions { session: options, edit, on_change, evidence, ..StartOptions::default() };
         let (engine, program) = (session.engine(engine), graph.erased());
         let outcome = match &from {
             Origin::Run(from) => engine.fork_program(&program, from, record, start).await,

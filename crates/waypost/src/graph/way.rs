@@ -6,6 +6,7 @@ use super::END;
 use super::error::GraphError;
 use super::level::RouteFn;
 use crate::id::StepId;
+use crate::shape::{Shape, Step};
 
 /// The way on from a step, by name.
 pub(super) enum Way<S> {
@@ -75,4 +76,27 @@ pub(super) fn targets_of(
         Some(step) => Err(GraphError::NamedTwice { edge: told(), step: step.clone() }),
         None => Ok(targets),
     }
+}
+
+/// The branches of a fork in its fingerprint: they are known by their place. Nothing is said of the plain case, one for
+/// each step that none leads to, in the order of their names.
+pub(super) fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> {
+    let led_to: HashSet<&StepId> = shape.steps().iter().flat_map(|step| &step.routes).collect();
+    let mut plain: Vec<&StepId> = shape.steps().iter().map(|step| &step.id).collect();
+    plain.retain(|id| !led_to.contains(id));
+    plain.sort();
+    if plain.into_iter().eq(starts) {
+        return Vec::new();
+    }
+    starts.iter().map(|id| id.as_str().into()).collect()
+}
+
+/// Returns the steps of a shape as parts of a fingerprint.
+pub(super) fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
+    let print =
+        |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
+    let mut prints: Vec<Vec<u8>> = shape.steps().iter().map(print).collect();
+    // The order in which steps were added means nothing.
+    prints.sort();
+    prints
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::evidence::{Occasion, Pack};
 use super::is_default;
 use super::run::{Definition, RunStatus};
+use super::trace::{EndDigests, Trace};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
 /// The name of the label that a person gives a checkpoint, to come back to it. It is the key of its progress, too.
@@ -95,6 +96,15 @@ pub struct Header {
     /// and steps that were tolerated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dead: u64,
+    /// On an end of a graph with evidence: what it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<Trace>,
+    /// On an end of a graph with evidence: the digests of what it made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digests: Option<EndDigests>,
+    /// On the record that ends a child branch of such a graph: the digest of all that its steps pinned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch_pins: Option<Digest>,
     /// On a first record: digest of the frozen run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,

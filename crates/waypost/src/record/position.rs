@@ -64,6 +64,19 @@ pub struct Position {
     /// What may be used again once the steps that run again give what they gave before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Ahead>,
+    /// Results out of force that count again if their step is given the same, by step and pass; of a step without passes, as
+    /// pass 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reusable: BTreeMap<StepId, BTreeMap<u32, Reusable>>,
+    /// Openers that a person said run again as a whole: their children are entered without reuse.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rerun_whole: BTreeSet<StepId>,
+    /// The branch was entered again: what its reusable ends gave is not in its state.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub entered_again: bool,
+    /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Digest>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
@@ -112,6 +125,11 @@ impl Position {
     pub fn with_failures_open(mut self) -> Self {
         if !self.failed.is_empty() {
             self.ledger.retain(|_, settled| !settled.is_unsuccessful());
+            for entry in &self.failed {
+                // The pass before a failed one has its end in force again.
+                let before = entry.fan.as_ref().and_then(Fan::of_work).and_then(|fan| fan.passes.last());
+                self.ledger.extend(before.map(|pass| (entry.step.clone(), pass.settled)));
+            }
             self.frontier.append(&mut self.failed);
         }
         self
@@ -120,6 +138,15 @@ impl Position {
     /// Returns how many steps ended without success: failed, or passed over after a failure.
     pub fn unsuccessful_count(&self) -> usize {
         self.ledger.values().filter(|settled| settled.is_unsuccessful()).count()
+    }
+
+    /// Returns the passes of a step that came before one that is about to begin.
+    pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
+        let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
+            return Vec::new();
+        };
+        let end = PassEnd { settled: *settled, since: fan.since, dead: fan.dead };
+        fan.passes.iter().copied().chain([end]).collect()
     }
 
     /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
@@ -142,6 +169,26 @@ pub struct Ahead {
     /// and is not used again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub changed: bool,
+}
+
+/// A result out of force: an upstream step was invalidated. The result counts again, without an execution, if the step's
+/// trace is the same when its turn comes and its evidence holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reusable {
+    /// The end of a finished step.
+    Ended {
+        /// The record of the end.
+        settled: Settled,
+        /// The fan-out that the end joined.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fan: Option<Fan>,
+        /// Another pass followed it.
+        #[serde(default, skip_serializing_if = "is_default")]
+        follows: bool,
+    },
+    /// The entry of an unfinished step that was amid its children, or waited.
+    Begun(Box<FrontierEntry>),
 }
 
 /// How a finished step was settled, and by which record of the branch.
@@ -213,6 +260,9 @@ pub struct FrontierEntry {
     /// The fan-out it is in the middle of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan: Option<Fan>,
+    /// Digest of the trace with which it was started, where ends have traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Digest>,
 }
 
 impl FrontierEntry {
@@ -230,6 +280,7 @@ impl FrontierEntry {
             passed: false,
             exited: None,
             fan: None,
+            input: None,
         }
     }
 
@@ -287,6 +338,12 @@ pub struct Fan {
     /// How many the position counts of earlier passes of a loop over the step.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead_before: u64,
+    /// Of a step whose passes have branches of their own: the number of the pass; 0 of any other.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pass: u32,
+    /// The passes before it, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<PassEnd>,
     /// It is of what comes after the work of a step that has opened branches by that work:
     /// [`Step::after`](crate::shape::Step::after).
     #[serde(default, skip_serializing_if = "is_default")]
@@ -299,7 +356,32 @@ pub struct Fan {
 impl Fan {
     /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
-        Self { items, total, opened: 0, since: 0, dead: 0, dead_before: 0, after: false, work: None }
+        let (pass, passes) = (0, Vec::new());
+        Self {
+            items,
+            total,
+            opened: 0,
+            since: 0,
+            dead: 0,
+            dead_before: 0,
+            pass,
+            passes,
+            after: false,
+            work: None,
+        }
+    }
+
+    /// Returns the fan-out of an earlier pass, or of this one, by its number.
+    pub fn of_pass(&self, pass: u32) -> Option<Self> {
+        if pass == self.pass {
+            return Some(self.clone());
+        }
+        let index = usize::try_from(pass.checked_sub(1)?).ok()?;
+        let PassEnd { since, dead, .. } = *self.passes.get(index)?;
+        let passes = self.passes[..index].to_vec();
+        let dead_before = passes.iter().map(|pass| pass.dead).sum();
+        let one = Self { opened: 1, since, dead, dead_before, pass, passes, ..Self::new(None, 1) };
+        Some(one)
     }
 
     /// Returns how many the position counts as dead in all passes.
@@ -316,6 +398,19 @@ impl Fan {
     pub fn each(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.work.as_deref()].into_iter().flatten()
     }
+}
+
+/// How a pass of a step ended that another one followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassEnd {
+    /// The record of its end.
+    pub settled: Settled,
+    /// The record in which its branch was opened.
+    pub since: u64,
+    /// How many of its children ended as failed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead: u64,
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.

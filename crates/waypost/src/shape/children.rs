@@ -1,7 +1,7 @@
 //! The branches that a step opens.
 
 use super::Shape;
-use crate::id::StepId;
+use crate::id::{BranchPath, InvalidName, StepId};
 
 /// The child branches that a step opens and joins.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +25,8 @@ pub struct Children {
     /// They come after the step's own work, whatever became of that: what it came to counts once they have ended. Of a step
     /// that is done again, so are they.
     pub afterwards: bool,
+    /// Each is a pass of the step, on a branch that is named by the number of the pass.
+    pub passes: bool,
     /// They belong to one definition: if the step changes while they are under way, all of them begin anew.
     pub whole: bool,
 }
@@ -53,6 +55,17 @@ impl FailureLimits {
 }
 
 impl Children {
+    /// Names the branch of a child.
+    ///
+    /// # Errors
+    /// [`InvalidName`]: its key is too long, or it nests too deep.
+    pub fn path(&self, above: &BranchPath, key: &str) -> Result<BranchPath, InvalidName> {
+        match key.parse().ok().filter(|_| self.passes) {
+            Some(pass) => above.pass(&self.name, pass),
+            None => above.child(&self.name, key),
+        }
+    }
+
     /// Says whether they begin behind the step before the one that joins them, and not by its own work, as items do.
     pub fn is_fork(&self) -> bool {
         self.named.iter().any(|(_, start)| start.is_some())

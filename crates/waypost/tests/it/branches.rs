@@ -335,7 +335,10 @@ async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
 
     assert_eq!(outcome.status, RunStatus::Failed);
     let (step, failure) = outcome.failed.unwrap();
-    assert_eq!((step.as_str(), failure.error[0].as_str()), ("merge", "the step panicked: no way"));
+    assert_eq!(
+        (step.as_str(), failure.error[0].as_str()),
+        ("merge", "the route after step `merge` panicked: no way")
+    );
     let ends = ["plan:a", "plan:b", "plan:slow"];
     for (branch, expect) in ends.into_iter().zip([End::Failed, End::Completed, End::Failed]) {
         assert_eq!(world.end_of(branch).await, Some(expect), "{branch}");

@@ -12,6 +12,8 @@ use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 use crate::toy::{Does, Toy};
 
+mod ends;
+
 /// Adds a step that must not be repeated.
 fn pays(stage: &Stage, builder: Builder<Notes>, name: &str) -> Builder<Notes> {
     stage.steps(builder, &[name]).not_idempotent()

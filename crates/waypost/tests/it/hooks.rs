@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
+    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
 };
-use waypost::record::{End, Ending, Failure, FailureKind, Flaw, RunStatus};
+use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
 use waypost::store::{Lease, Store as _, StoreExt as _};
 use waypost::{BranchPath, Digest, StepId};
@@ -47,6 +47,7 @@ fn children(name: &str, step: &str, on_failure: OnChildFailure, afterwards: bool
         by_work: true,
         limits: FailureLimits::default(),
         afterwards,
+        passes: false,
         whole: true,
     }
 }
@@ -163,6 +164,49 @@ impl Program for Hooked {
 
     fn subjects(&self, _: Spot<'_>, _: &Self::State) -> Vec<String> {
         Vec::new()
+    }
+
+    /// A step that runs again overwrites its own value.
+    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+        None
+    }
+
+    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<Job>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {

@@ -70,6 +70,7 @@ fn shape_of(text: &str) -> Shape {
             by_work: false,
             limits: FailureLimits::default(),
             afterwards: false,
+            passes: false,
             whole: false,
         });
         steps.push(step);
@@ -139,6 +140,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         passed: false,
         exited: None,
         fan: None,
+        input: None,
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Ended, Follow, Item, Joined, OnFailure, Performed, Program, Settlement,
-    Spot, StateError, Told, Upstream,
+    Admission, Attempt, BeginError, Ended, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
+    Salvage, Settlement, Spot, StateError, Told, Upstream,
 };
-use waypost::record::{Durability, Ending, Failure, FailureKind, Flaw, RunRecord, SkipCause};
+use waypost::record::{
+    Claim, Durability, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
+};
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
 use waypost::{Digest, RunId, StepId};
@@ -244,13 +246,56 @@ impl Program for Toy {
                     told: Told::default(),
                 },
             },
-            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned() },
+            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned(), told: Told::default() },
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
     }
 
     fn subjects(&self, spot: Spot<'_>, _: &Self::State) -> Vec<String> {
         spot.step.subjects.clone()
+    }
+
+    /// A step that runs again overwrites its own value.
+    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        false
+    }
+
+    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+        None
+    }
+
+    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<Does>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
     }
 
     fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::looking;
 use crate::output::shown;
-use crate::params::Setting;
+use crate::params::{BegunWork, Setting};
 
 /// What would be done, and what is to be said of it.
 #[derive(Debug, Default)]
@@ -46,7 +46,8 @@ pub(super) async fn dry_run(
     let mut stands = chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut stands, &chosen.shape);
     if !args.set.is_empty() {
-        tell_of_params(context, &snapshot, &chosen, &stands, args)?;
+        let work = BegunWork::of(store, (&chosen.workflow, &chosen.shape), &snapshot).await?;
+        tell_of_params(context, &work, &stands, args)?;
     }
     let stops = match args.restart {
         true => Vec::new(),
@@ -101,15 +102,14 @@ fn settle(plan: &mut Plan, treat_as: TreatAs) {
 
 fn tell_of_params(
     context: &Context,
-    snapshot: &Snapshot,
-    chosen: &Chosen,
+    work: &BegunWork<'_>,
     plan: &Plan,
     args: &ResumeArgs,
 ) -> Result<(), Error> {
     let setting = Setting { set: &args.set, from: args.from.as_deref() };
     let params = match args.restart {
-        true => setting.over(&chosen.workflow, snapshot.entry.record.record().params.clone())?,
-        false => setting.apply(&chosen.workflow, snapshot, plan)?,
+        true => setting.over(work.workflow, work.snapshot.entry.record.record().params.clone())?,
+        false => setting.apply(work, plan)?,
     };
     let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     context.output.note(&match params {

@@ -1,8 +1,8 @@
 //! Joins of branches that do something again: where all have come out as before, what comes behind is used again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::BranchPath;
 use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record};
 use crate::store::StoreExt as _;
 
@@ -10,14 +10,6 @@ use super::super::recheck::Branches;
 use super::super::redo::{Move, Pace, broken_by, done_before, is_wish, opener_of, pace, standing_at};
 use super::super::{Program, RunError};
 use super::Scout;
-
-/// What need not be joined again, as all of it has come out as before.
-pub(super) enum Joined {
-    /// The branch is taken forward to where it stood.
-    At(Box<(Record, Position)>),
-    /// This step of it is finished.
-    By(StepId),
-}
 
 /// How branches came out that do something again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,17 +28,13 @@ impl<P: Program> Scout<'_, P> {
         &self,
         branches: &Branches,
         moves: &BTreeMap<BranchPath, Move>,
-    ) -> Result<Option<(BranchPath, Joined)>, RunError> {
+    ) -> Result<Option<(BranchPath, (Record, Position))>, RunError> {
         let store = self.engine.store.as_ref();
         for ((_, branch), known) in branches.iter().rev() {
             let Some(ahead) = known.position.ahead.filter(|ahead| !ahead.changed) else { continue };
             let Some(shape) = self.shape.of_branch(branch) else { continue };
             let header = known.record.header();
-            let is_known = |entry: &&FrontierEntry| {
-                self.same_joins.get(branch).is_some_and(|joins| joins.contains(&entry.step))
-            };
-            let entries = known.position.frontier.iter().filter(|entry| entry.at.attempt == 0);
-            for entry in entries.filter(|entry| !is_known(entry)) {
+            for entry in known.position.frontier.iter().filter(|entry| entry.at.attempt == 0) {
                 let Some(fan) = &entry.fan else { continue };
                 // For the sake of what came after those, it is joined again, whatever they came to.
                 let wish = self.wish_of(header, entry).await?;
@@ -60,12 +48,8 @@ impl<P: Program> Scout<'_, P> {
                 {
                     continue;
                 }
-                if !shape.is_routed() {
-                    let joined = Joined::By(entry.step.clone());
-                    return Ok(Some((branch.clone(), joined)));
-                }
                 if let Some(stood) = standing_at(store, shape, header, ahead).await? {
-                    return Ok(Some((branch.clone(), Joined::At(Box::new(stood)))));
+                    return Ok(Some((branch.clone(), stood)));
                 }
             }
         }
@@ -112,11 +96,8 @@ impl<P: Program> Scout<'_, P> {
             let Some(ahead) = known.position.ahead else { continue };
             let Some(shape) = self.shape.of_branch(&known.record.header().branch) else { continue };
             let stands = (&known.record, &known.position);
-            let is_same = match pace(self.engine, self.program, shape, stands, &BTreeSet::new()).await? {
-                Pace::Level(_) => true,
-                Pace::Needs(level) => level.is_same,
-                _ => false,
-            };
+            let pace = pace(self.engine, self.program, shape, stands).await?;
+            let is_same = matches!(pace, Pace::Level(_));
             if ahead.changed || !is_same {
                 joint = Joint::Other;
             }

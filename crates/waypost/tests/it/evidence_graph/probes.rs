@@ -138,7 +138,8 @@ async fn evidence_that_panics_fails_its_step() {
     let outcome = desk.run(&graph).await;
 
     let (_, failure) = outcome.failed.unwrap();
-    assert_eq!(failure.kind, FailureKind::Fatal);
+    assert_eq!(failure.kind, FailureKind::Error);
+    assert!(failure.error[0].starts_with("the evidence of step `a` panicked: index"), "{:?}", failure.error);
 }
 
 #[tokio::test]

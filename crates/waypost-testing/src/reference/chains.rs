@@ -1,0 +1,6 @@
+//! Opaque chains: the graphs whose steps share one state and choose the next step.
+
+mod play;
+mod run;
+
+pub use play::play;

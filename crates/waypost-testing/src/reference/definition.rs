@@ -1,0 +1,242 @@
+//! Definitions: the steps of a workflow, and the versions of a step whose results are accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// The name of a step, a scope, an item or a file.
+pub type Name = Arc<str>;
+/// The steps of a scope, in the order of the file: each after its needs.
+pub type Steps = Arc<[Arc<Step>]>;
+
+/// The main scope. Other scopes are named by their path: `main/each:x/group~2`.
+pub const MAIN: &str = "main";
+
+/// A step in a scope.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepPath {
+    /// The scope.
+    pub scope: Name,
+    /// The step in it.
+    pub step: Name,
+}
+
+impl StepPath {
+    /// Returns the path of a step in a scope.
+    pub fn new(scope: &str, step: &str) -> Self {
+        Self { scope: scope.into(), step: step.into() }
+    }
+}
+
+impl fmt::Debug for StepPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.scope, self.step)
+    }
+}
+
+/// What a step consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One execution.
+    Leaf,
+    /// A scope for each pass.
+    Group,
+    /// A scope for each item.
+    ForEach,
+}
+
+/// The condition of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Its needs succeeded.
+    Success,
+    /// Its needs ended.
+    Always,
+    /// A step upstream failed.
+    Failure,
+    /// Hook: the step that it belongs to succeeded.
+    OnSuccess,
+    /// Hook: the step that it belongs to failed.
+    OnFailure,
+}
+
+impl When {
+    /// Says whether the step is a hook.
+    pub const fn is_hook(self) -> bool {
+        matches!(self, Self::OnSuccess | Self::OnFailure)
+    }
+}
+
+/// What a failed item of a fan-out means for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnItemFailure {
+    /// They run all the same.
+    DeadLetter,
+    /// No further step of theirs starts.
+    Stop,
+}
+
+/// One step of a workflow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Its first name: a renamed step keeps it.
+    pub id: Name,
+    /// What it consists of.
+    pub kind: Kind,
+    /// Steps that it needs.
+    pub needs: Vec<Name>,
+    /// Steps whose outputs it reads without needing them: they are upstream too.
+    pub reads: Vec<Name>,
+    /// Its condition.
+    pub when: When,
+    /// `if`: the step is skipped where the output of this need is 0, 3 or 6.
+    pub skip_if: Option<Name>,
+    /// The version of its text: its definition digest.
+    pub version: u32,
+    /// Whether it may be repeated unasked.
+    pub idempotent: bool,
+    /// Whether its failure is tolerated.
+    pub continue_on_error: bool,
+    /// The file that it writes and pins. `$S` is its scope: without it, scopes share the file.
+    pub file: Option<Name>,
+    /// Its output is what it read, modulo this number.
+    pub output_modulus: i64,
+    /// Its file is what it read, modulo this number: 1 means that a rerun writes the same.
+    pub file_modulus: i64,
+    /// Its file is that of an upstream step, edited in place.
+    pub edits: bool,
+    /// The steps of its child scopes.
+    pub body: Steps,
+    /// The items of a fan-out.
+    pub items: Vec<Name>,
+    /// The passes of a group.
+    pub passes: u32,
+    /// How many failed items a fan-out tolerates.
+    pub failures_max: usize,
+    /// What a failed item means for the other items.
+    pub on_item_failure: OnItemFailure,
+    /// How often a failed execution is repeated before the failure counts.
+    pub retries: u32,
+}
+
+impl Step {
+    /// Returns a leaf that needs nothing and pins nothing.
+    pub fn leaf(id: &str) -> Self {
+        Self {
+            id: id.into(),
+            kind: Kind::Leaf,
+            needs: Vec::new(),
+            reads: Vec::new(),
+            when: When::Success,
+            skip_if: None,
+            version: 0,
+            idempotent: true,
+            continue_on_error: false,
+            file: None,
+            output_modulus: 7,
+            file_modulus: 7,
+            edits: false,
+            body: Steps::from([]),
+            items: Vec::new(),
+            passes: 1,
+            failures_max: 0,
+            on_item_failure: OnItemFailure::DeadLetter,
+            retries: 0,
+        }
+    }
+
+    /// Says whether the step has no children.
+    pub fn is_leaf(&self) -> bool {
+        self.kind == Kind::Leaf
+    }
+
+    /// Returns the steps that it needs or reads.
+    pub fn upstream(&self) -> impl Iterator<Item = &Name> {
+        self.needs.iter().chain(&self.reads)
+    }
+
+    /// Returns its file in that scope.
+    pub fn file_in(&self, scope: &str) -> Option<Name> {
+        self.file.as_ref().map(|file| file.replace("$S", scope).into())
+    }
+}
+
+/// A workflow, with the results of other versions that a person accepted.
+#[derive(Debug, Clone)]
+pub struct Definition {
+    /// The steps of the main scope.
+    pub steps: Steps,
+    /// The versions of a step whose results count as results of its version of today.
+    pub accepted: BTreeMap<Name, BTreeSet<u32>>,
+}
+
+impl Definition {
+    /// Returns the definition of these steps, without accepted versions.
+    pub fn new(steps: Steps) -> Self {
+        Self { steps, accepted: BTreeMap::new() }
+    }
+
+    /// Says whether a result of that version counts as a result of the step of today.
+    pub fn accepts(&self, step: &Step, version: u32) -> bool {
+        version == step.version || self.accepted.get(&step.id).is_some_and(|all| all.contains(&version))
+    }
+
+    /// Returns the steps of a scope, in the order of the file; none where its opener is gone.
+    pub fn steps_of(&self, scope: &str) -> Steps {
+        let mut steps = self.steps.clone();
+        for part in scope.split('/').skip(1) {
+            let opener = part.split(['~', ':']).next().unwrap_or(part);
+            let found = steps.iter().find(|step| &*step.id == opener).map(|step| step.body.clone());
+            steps = found.unwrap_or_default();
+        }
+        steps
+    }
+}
+
+/// The pass of an opener whose child a scope is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parent {
+    /// The scope of the opener.
+    pub scope: Name,
+    /// The opener.
+    pub opener: Name,
+    /// The pass: 1 for an item.
+    pub pass: u32,
+    /// The item, of a fan-out.
+    pub item: Option<Name>,
+}
+
+impl Parent {
+    /// Returns the parent of a scope; none for the main scope.
+    pub fn of(scope: &str) -> Option<Self> {
+        let (up, part) = scope.rsplit_once('/')?;
+        if let Some((opener, item)) = part.split_once(':') {
+            return Some(Self { scope: up.into(), opener: opener.into(), pass: 1, item: Some(item.into()) });
+        }
+        let (opener, pass) = part.split_once('~')?;
+        Some(Self { scope: up.into(), opener: opener.into(), pass: pass.parse().ok()?, item: None })
+    }
+}
+
+/// Returns the child scopes of a step at that pass.
+pub fn children(scope: &str, step: &Step, pass: u32, items: &[Name]) -> Vec<Name> {
+    match step.kind {
+        Kind::ForEach => items.iter().map(|item| format!("{scope}/{}:{item}", step.id).into()).collect(),
+        Kind::Leaf | Kind::Group => vec![format!("{scope}/{}~{pass}", step.id).into()],
+    }
+}
+
+/// Returns all leaves of these steps, nested ones included.
+pub fn leaves(steps: &[Arc<Step>]) -> Vec<Arc<Step>> {
+    all(steps).into_iter().filter(|step| step.is_leaf()).collect()
+}
+
+/// Returns all of these steps, nested ones included, each before its body.
+pub fn all(steps: &[Arc<Step>]) -> Vec<Arc<Step>> {
+    let mut found = Vec::new();
+    for step in steps {
+        found.push(step.clone());
+        found.extend(all(&step.body));
+    }
+    found
+}

@@ -1,0 +1,267 @@
+//! Plays of a script through the engine, undisturbed and with a crash at each call to the store.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use waypost::engine::{OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Settle, TreatAs};
+use waypost::evidence::Verifier;
+use waypost::memory::MemoryStore;
+use waypost::plan::Decision;
+use waypost::record::{Phase, RunStatus};
+use waypost::store::{Scan, Store as _, StoreError};
+use waypost::{Engine, RunId};
+
+use super::super::definition::StepPath;
+use super::outside::Outside;
+use super::program::{Driven, State, scope_of};
+use super::script::{Round, Script, size};
+use crate::faulty::{Fault, FaultyStore};
+
+/// Sessions after which a round that does not rest is a defect.
+const SESSIONS_MAX: usize = 12;
+
+/// Which steps a workflow has. A level is worth playing once the engine passes the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Leaves with needs and evidence.
+    Leaves,
+    /// Fan-outs too.
+    Items,
+    /// Groups of one pass too.
+    Groups,
+    /// Groups of several passes too.
+    Passes,
+}
+
+/// A defect of the engine, with the play that shows it.
+#[derive(Debug, Clone)]
+pub struct Defect {
+    /// The seed of the workflow.
+    pub seed: u64,
+    /// The round, from 0.
+    pub round: usize,
+    /// How many steps the workflow has.
+    pub steps: usize,
+    /// The crash; none where the undisturbed play shows it.
+    pub crash: Option<Crash>,
+    /// What is wrong.
+    pub found: Vec<String>,
+}
+
+/// A crash at a call to the store, in the last round.
+#[derive(Debug, Clone, Copy)]
+pub struct Crash {
+    /// The call, from 1.
+    pub call: u64,
+    /// Before or after the call.
+    pub fault: Fault,
+}
+
+impl fmt::Display for Defect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} ({} steps), round {}", self.seed, self.steps, self.round)?;
+        match self.crash {
+            Some(Crash { call, fault }) => write!(f, ", {fault:?} call {call}")?,
+            None => write!(f, ", undisturbed")?,
+        }
+        write!(f, ": {}", self.found.join(", "))
+    }
+}
+
+/// Plays the script of a seed, undisturbed and with crashes in each round, and returns the first defect.
+///
+/// `crashes_max`: an even sample of calls where a round has more of them.
+pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
+    let script = match Script::of(seed, level) {
+        Ok(script) => script,
+        Err(halt) => {
+            let found = vec![format!("the model has no rest: {halt:?}")];
+            return Some(Defect { seed, round: 0, steps: 0, crash: None, found });
+        }
+    };
+    let steps = size(&script);
+    let defect = |round, crash, found| Some(Defect { seed, round, steps, crash, found });
+    let mut calls = Vec::new();
+    let mut play = Play::new(&script);
+    for (number, round) in script.rounds.iter().enumerate() {
+        let counted = play.calls;
+        let found = play.round(round, None).await;
+        if !found.is_empty() {
+            return defect(number, None, found);
+        }
+        calls.push(play.calls - counted);
+    }
+    for (number, total) in calls.into_iter().enumerate() {
+        let stride = 1 + total / crashes_max.max(1);
+        for call in (1..=total).step_by(stride as usize) {
+            let fault = if call.is_multiple_of(2) { Fault::DieBefore } else { Fault::DieAfter };
+            let crash = Some(Crash { call, fault });
+            let mut play = Play::new(&script);
+            for (index, round) in script.rounds[..=number].iter().enumerate() {
+                let found = play.round(round, crash.filter(|_| index == number)).await;
+                if !found.is_empty() {
+                    return defect(number, crash, found);
+                }
+            }
+        }
+    }
+    None
+}
+
+struct Play<'a> {
+    script: &'a Script,
+    memory: Arc<MemoryStore>,
+    outside: Outside,
+    run: RunId,
+    /// Calls to the store so far.
+    calls: u64,
+}
+
+impl<'a> Play<'a> {
+    fn new(script: &'a Script) -> Self {
+        Self {
+            script,
+            memory: Arc::new(MemoryStore::new()),
+            outside: Outside::new(script.steps.clone()),
+            run: RunId::new("r").expect("the name of the run is an id"),
+            calls: 0,
+        }
+    }
+
+    /// Plays one round to rest, and returns its defects.
+    async fn round(&mut self, round: &Round, crash: Option<Crash>) -> Vec<String> {
+        let before = {
+            let mut world = self.outside.lock();
+            world.files.retain(|file, _| !round.lost.contains(file));
+            world.hidden.extend(round.hidden.clone());
+            world.executed.len()
+        };
+        if let Err(why) = self.rest(crash).await {
+            return vec![why];
+        }
+        let mut found = self.outside.lock().check();
+        let executed = self.outside.lock().executed.len();
+        if crash.is_none() {
+            found.extend(self.compare(&round.expected, before));
+        }
+        if found.is_empty() {
+            if let Err(why) = self.rest(None).await {
+                return vec![why];
+            }
+            let again = self.outside.lock().executed[executed..].to_vec();
+            found.extend(again.iter().map(|path| format!("{path:?} ran in a second resume")));
+        }
+        found
+    }
+
+    /// Compares the executions of a round with those of the model.
+    fn compare(&self, expected: &[StepPath], before: usize) -> Vec<String> {
+        let mut difference: BTreeMap<StepPath, i64> = BTreeMap::new();
+        for path in &self.outside.lock().executed[before..] {
+            *difference.entry(path.clone()).or_default() += 1;
+        }
+        for path in expected {
+            *difference.entry(path.clone()).or_default() -= 1;
+        }
+        let told = |(path, count): (StepPath, i64)| match count {
+            0 => None,
+            1.. => Some(format!("{path:?} ran {count} times more than in the model")),
+            _ => Some(format!("{path:?} ran {} times less than in the model", -count)),
+        };
+        difference.into_iter().filter_map(told).collect()
+    }
+
+    /// Works on the run, session by session, until it is complete.
+    async fn rest(&mut self, mut crash: Option<Crash>) -> Result<(), String> {
+        self.outside.lock().retries_all = false;
+        for _ in 0..SESSIONS_MAX {
+            let store = FaultyStore::around(self.memory.clone());
+            if let Some(Crash { call, fault }) = crash.take() {
+                store.plan_call(call, fault);
+            }
+            let end = self.session(&store).await;
+            self.calls += store.calls();
+            match end {
+                None => {
+                    self.memory = Arc::new(self.memory.reopen());
+                    self.lose_ends().await;
+                }
+                Some(Ok(outcome)) => match outcome.status {
+                    RunStatus::Completed => return Ok(()),
+                    RunStatus::InDoubt => {}
+                    status => return Err(format!("the run is {status:?}: {:?}", outcome.failed)),
+                },
+                Some(Err(RunError::Store(StoreError::NotFound { .. }))) => self.create().await?,
+                Some(Err(RunError::InDoubt { questions, .. })) => self.decide(&questions),
+                Some(Err(error)) => return Err(format!("the engine refuses: {error}")),
+            }
+        }
+        Err("the run never completes".to_owned())
+    }
+
+    /// A person decides that all steps in doubt run again, in the next sessions too.
+    fn decide(&self, questions: &[Decision]) {
+        let mut world = self.outside.lock();
+        world.retries_all = true;
+        for question in questions {
+            let scope = scope_of(&question.branch);
+            world.allow(StepPath::new(&scope, question.step.as_str()));
+        }
+    }
+
+    /// Creates the run, without a step done.
+    async fn create(&self) -> Result<(), String> {
+        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
+        let engine = self.engine(self.memory.clone());
+        let stop = waypost::engine::StopHandle::default();
+        stop.stop(waypost::engine::StopLevel::Graceful, "the player");
+        let options = SessionOptions { stop, ..SessionOptions::default() };
+        let first = engine.run_program(&driven, driven.record(&self.run), State::first(), options).await;
+        first.map(drop).map_err(|error| format!("the engine does not create the run: {error}"))
+    }
+
+    fn engine(&self, store: Arc<dyn waypost::store::Store>) -> Engine {
+        Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(self.outside.clone())))
+    }
+
+    /// Resumes until the planned death, and returns how the session ended before.
+    async fn session(&self, store: &Arc<FaultyStore>) -> Option<Result<Outcome<State>, RunError>> {
+        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
+        let engine = self.engine(store.clone());
+        let outside = self.outside.clone();
+        let settle = move |state: &mut State, doubtful: &waypost::engine::Doubtful| {
+            outside.lock().allow(StepPath::new(state.scope(), doubtful.step.as_str()));
+            Ok(TreatAs::Retry)
+        };
+        let retries_all = self.outside.lock().retries_all;
+        let on_doubt = if retries_all { OnDoubt::Retry } else { OnDoubt::Settle(Settle(Box::new(settle))) };
+        let options = ResumeOptions { on_doubt, ..ResumeOptions::default() };
+        tokio::select! {
+            biased;
+            end = engine.resume_program(&driven, &self.run, options) => Some(end),
+            () = store.died() => None,
+        }
+    }
+
+    /// Reads which executions have their end in the store.
+    async fn lose_ends(&self) {
+        let mut recorded: BTreeMap<StepPath, usize> = BTreeMap::new();
+        let mut scan = Scan::of(&self.run);
+        while let Ok(page) = self.memory.scan(&scan).await {
+            for record in &page.records {
+                let header = record.header();
+                if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
+                    let scope = scope_of(&header.branch);
+                    *recorded.entry(StepPath::new(&scope, step.as_str())).or_default() += 1;
+                }
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => break,
+            }
+        }
+        let count = |path: &StepPath| recorded.get(path).copied().unwrap_or(0);
+        self.outside.lock().lose_ends(count);
+    }
+}

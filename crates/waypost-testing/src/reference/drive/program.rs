@@ -1,0 +1,337 @@
+//! A generated workflow as a program of the engine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use waypost::engine::{
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
+    Settlement, Spot, StateError, Told, Upstream,
+};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
+use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
+use waypost::store::Lease;
+use waypost::{BranchPath, Digest, RunId, StepId};
+
+use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
+use super::outside::{Given, KIND, Outside};
+
+/// Steps in flight: two show every order of ends that matters.
+const PARALLEL_MAX: usize = 2;
+
+/// The state of a scope.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct State {
+    /// The scope.
+    scope: String,
+    /// The value of the scope.
+    input: i64,
+    /// Outputs by step.
+    outputs: BTreeMap<String, i64>,
+    /// Finished passes by step.
+    passes: BTreeMap<String, u32>,
+}
+
+impl State {
+    /// Returns the state of the main scope at the beginning.
+    pub(super) fn first() -> Self {
+        Self { scope: MAIN.to_owned(), ..Self::default() }
+    }
+
+    /// Returns the scope.
+    pub(super) fn scope(&self) -> &str {
+        &self.scope
+    }
+}
+
+/// The work of a step.
+#[derive(Debug)]
+pub(super) struct Job {
+    given: Given,
+    joined: Option<Joined>,
+}
+
+/// A program over the world.
+#[derive(Debug)]
+pub(super) struct Driven {
+    shape: Shape,
+    definition: Definition,
+    outside: Outside,
+}
+
+impl Driven {
+    pub(super) fn new(steps: Steps, outside: Outside) -> Self {
+        let shape = shape_of(&steps, &mut 0);
+        Self { shape, definition: Definition::new(steps), outside }
+    }
+
+    /// Returns the record of a run.
+    pub(super) fn record(&self, run: &RunId) -> RunRecord {
+        RunRecord {
+            v: 1,
+            run: run.clone(),
+            workflow: "reference".to_owned(),
+            definition: self.shape.definition(None),
+            path: None,
+            base: None,
+            params: serde_json::Map::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            settings: serde_json::Map::new(),
+            config: serde_json::Map::new(),
+            durability: waypost::record::Durability::Sync,
+            retention: None,
+            parent: None,
+            tool: "reference".to_owned(),
+            actor: String::new(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    fn step(&self, spot: Spot<'_>, state: &State) -> Arc<Step> {
+        let steps = self.definition.steps_of(&state.scope);
+        let found = steps.iter().find(|step| *step.id == *spot.step.id.as_str());
+        found.expect("the shape has the steps of the definition").clone()
+    }
+
+    fn outputs(&self, step: &Step, state: &State) -> BTreeMap<Name, i64> {
+        let read = |id: &Name| Some((id.clone(), *state.outputs.get(&**id)?));
+        step.upstream().filter_map(read).collect()
+    }
+}
+
+fn shape_of(steps: &Steps, level: &mut usize) -> Shape {
+    let own = *level;
+    let nodes = steps.iter().map(|step| node(step, level)).collect();
+    Shape::new(nodes, PARALLEL_MAX).expect("generated steps are a graph").at_level(own)
+}
+
+fn node(step: &Step, level: &mut usize) -> shape::Step {
+    let id = |name: &Name| StepId::new(name).expect("generated names are ids");
+    let text = format!("{} {}", step.id, step.version);
+    let needs = step.needs.iter().map(id).collect();
+    let mut node = shape::Step::new(id(&step.id), needs, Digest::of(text.as_bytes()));
+    node.idempotent = step.idempotent;
+    node.claims = step.file.is_some();
+    if step.is_leaf() {
+        return node;
+    }
+    *level += 1;
+    let shape = shape_of(&step.body, level);
+    let is_group = step.kind == Kind::Group;
+    node.claims = false;
+    node.children = Some(Children {
+        name: id(&step.id),
+        shape: Box::new(shape),
+        named: Vec::new(),
+        parallel_max: PARALLEL_MAX,
+        on_failure: OnChildFailure::Stop,
+        by_work: false,
+        limits: FailureLimits::default(),
+        afterwards: false,
+        passes: is_group,
+        whole: is_group,
+    });
+    if step.passes > 1 {
+        node.routes = vec![id(&step.id)];
+    }
+    node
+}
+
+/// Returns the scope of a branch: `a:x` for an item, `a~1` for a pass of a group.
+pub(super) fn scope_of(branch: &BranchPath) -> String {
+    let branch = branch.to_string();
+    let parts = branch.split('/').filter(|part| *part != MAIN);
+    std::iter::once(MAIN).chain(parts).collect::<Vec<_>>().join("/")
+}
+
+#[async_trait]
+impl Program for Driven {
+    type State = State;
+    type Job = Job;
+    type Output = i64;
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn schema(&self, _: usize) -> u32 {
+        1
+    }
+
+    fn encode(&self, _: usize, state: &State, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<State, StateError> {
+        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+    }
+
+    fn admit(&self, _: Spot<'_>, _: &State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
+    }
+
+    fn open(&self, spot: Spot<'_>, state: &State) -> Result<Vec<Item>, Failure> {
+        let step = self.step(spot, state);
+        let item = |(index, key): (usize, &Name)| Item {
+            key: key.to_string(),
+            value: Value::Null,
+            index: index as u64,
+            start: None,
+        };
+        Ok(step.items.iter().enumerate().map(item).collect())
+    }
+
+    fn child(&self, spot: Spot<'_>, state: &State, item: &Item) -> Result<State, Failure> {
+        let step = self.step(spot, state);
+        let pass = state.passes.get(&*step.id).copied().unwrap_or(0) + 1;
+        let items = [Name::from(item.key.as_str())];
+        let scope = children(&state.scope, &step, pass, &items)[0].to_string();
+        let before = if pass > 1 { state.outputs.get(&*step.id).copied().unwrap_or(0) } else { 0 };
+        let input = state.input + self.outputs(&step, state).values().sum::<i64>() + before;
+        Ok(State { scope, input, ..State::default() })
+    }
+
+    fn attach(&self, _: Spot<'_>, _: &State, _: &mut State) {}
+
+    fn forget(&self, spot: Spot<'_>, state: &mut State) {
+        state.outputs.remove(spot.step.id.as_str());
+        state.passes.remove(spot.step.id.as_str());
+    }
+
+    fn forget_failure(&self, spot: Spot<'_>, state: &mut State) {
+        self.forget(spot, state);
+    }
+
+    fn restore(&self, spot: Spot<'_>, state: &mut State, then: &State) {
+        self.forget(spot, state);
+        let id = spot.step.id.as_str();
+        state.outputs.extend(then.outputs.get_key_value(id).map(|(id, output)| (id.clone(), *output)));
+        state.passes.extend(then.passes.get_key_value(id).map(|(id, passes)| (id.clone(), *passes)));
+    }
+
+    fn forget_join(&self, spot: Spot<'_>, state: &mut State) {
+        self.forget(spot, state);
+    }
+
+    fn redact(&self, _: &mut Claim) {}
+
+    fn undo(&self, _: Spot<'_>, _: &Try, _: &State) -> Result<Option<Job>, Failure> {
+        Ok(None)
+    }
+
+    async fn salvage(&self, _: Spot<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<i64>> {
+        None
+    }
+
+    fn settle_as_done(&self, _: Spot<'_>, _: &mut State, _: bool) -> Result<(Follow, Phase), String> {
+        Err("the player decides that steps run again".to_owned())
+    }
+
+    fn follow(&self, _: Spot<'_>, _: &State) -> Result<Follow, String> {
+        Ok(Follow::Needs)
+    }
+
+    fn keeps_apart(&self) -> bool {
+        true
+    }
+
+    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
+        true
+    }
+
+    fn gave(&self, spot: Spot<'_>, state: &State) -> Option<Value> {
+        state.outputs.get(spot.step.id.as_str()).map(|output| json!(output))
+    }
+
+    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+        let mut steps = vec![self.definition.steps.clone()];
+        while let Some(list) = steps.pop() {
+            if let Some(step) = list.iter().find(|step| *step.id == *spot.step.id.as_str()) {
+                return step.reads.iter().filter_map(|id| StepId::new(id).ok()).collect();
+            }
+            steps.extend(list.iter().map(|step| step.body.clone()));
+        }
+        Vec::new()
+    }
+
+    fn prepare(&self, spot: Spot<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
+        let step = self.step(spot, state);
+        let path = StepPath::new(&state.scope, &step.id);
+        let outputs = self.outputs(&step, state);
+        Ok(Job { given: Given { path, step, input: state.input, outputs }, joined })
+    }
+
+    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<i64> {
+        let Job { given, joined } = job;
+        let (output, evidence) = match joined {
+            Some(joined) => match sum_of(&joined).await {
+                Ok(sum) => (sum, None),
+                Err(failure) => return Performed::Failed { failure, told: Told::default() },
+            },
+            None => {
+                let output = self.outside.lock().execute(&given);
+                let file = given.step.file_in(&given.path.scope);
+                let pack = file.map(|file| Pack::all([Claim::new(KIND, &*file).pinning()]));
+                let evidence = match &pack {
+                    Some(pack) => Some(attempt.check_evidence(pack, None).await),
+                    None => None,
+                };
+                (output, evidence)
+            }
+        };
+        let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output))]);
+        let ending =
+            Ending { exit_code: Some(0), outputs: outputs.into_iter().collect(), ..Ending::default() };
+        Performed::Completed { output, ending, told: Told { evidence, ..Told::default() } }
+    }
+
+    fn subjects(&self, spot: Spot<'_>, state: &State) -> Vec<String> {
+        let step = self.step(spot, state);
+        step.file_in(&state.scope).map(|file| file.to_string()).into_iter().collect()
+    }
+
+    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
+        OnFailure::default()
+    }
+
+    fn apply(
+        &self,
+        state: &mut State,
+        spot: Spot<'_>,
+        settled: Settlement<'_, i64>,
+    ) -> Result<Follow, Failure> {
+        let id = spot.step.id.to_string();
+        if let Settlement::Completed(output, _) = settled {
+            state.outputs.insert(id.clone(), output);
+        }
+        let step = self.step(spot, state);
+        if step.kind != Kind::Group || step.passes == 1 {
+            return Ok(Follow::Needs);
+        }
+        let passes = state.passes.entry(id).or_default();
+        *passes += 1;
+        Ok(if *passes < step.passes { Follow::To(spot.place) } else { Follow::Needs })
+    }
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}
+
+/// Returns the output of a join: the sum over its children.
+async fn sum_of(joined: &Joined) -> Result<i64, Failure> {
+    let failed = |error: String| Failure::new(FailureKind::Error, vec![error]);
+    let mut outcomes = joined.outcomes().await.map_err(|error| failed(error.to_string()))?;
+    let mut sum = 0;
+    while let Some(child) = outcomes.next().await.map_err(|error| failed(error.to_string()))? {
+        let bytes = child.record.state_bytes().ok_or_else(|| failed("a child has no state".to_owned()))?;
+        let state: State = serde_json::from_slice(bytes).map_err(|error| failed(error.to_string()))?;
+        sum += state.outputs.values().sum::<i64>();
+    }
+    Ok(sum.rem_euclid(97))
+}

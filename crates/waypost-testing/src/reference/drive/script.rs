@@ -1,0 +1,109 @@
+//! Scripts: a workflow, the changes of the world before each round, and the executions that the model expects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::definition::{Kind, Name, Step, StepPath, Steps, all, leaves};
+use super::super::engine::{Engine, FailurePolicy, Halt};
+use super::super::generate::{chance, one_of, workflow};
+use super::super::request::Request;
+use super::super::rule::Rules;
+use super::play::Level;
+use crate::seed::Seeded;
+
+/// What changes before a round, and what then runs.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Round {
+    /// Files that are lost.
+    pub lost: Vec<Name>,
+    /// Hidden inputs that change.
+    pub hidden: BTreeMap<Name, i64>,
+    /// The executions of the model, sorted.
+    pub expected: Vec<StepPath>,
+}
+
+/// A workflow with its rounds.
+#[derive(Debug, Clone)]
+pub(super) struct Script {
+    pub steps: Steps,
+    pub rounds: Vec<Round>,
+}
+
+const ROUNDS: u64 = 4;
+
+impl Script {
+    /// Returns the script of a seed.
+    ///
+    /// # Errors
+    /// [`Halt`]: a defect of the model.
+    pub(super) fn of(seed: u64, level: Level) -> Result<Self, Halt> {
+        let mut random = Seeded::new(seed);
+        let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
+        let mut model =
+            Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
+        model.confirm_percent = 0;
+        let mut rounds = Vec::new();
+        for number in 0..2 + random.below(ROUNDS - 1) {
+            let mut round = Round::default();
+            if number > 0 {
+                round = trouble(&mut random, &model, &steps);
+            }
+            model.world.files.retain(|file, _| !round.lost.contains(file));
+            model.world.hidden.extend(round.hidden.clone());
+            let before = model.world.executed.len();
+            model.resume(&Request::None)?;
+            round.expected = model.world.executed[before..].to_vec();
+            round.expected.sort();
+            rounds.push(round);
+        }
+        Ok(Self { steps, rounds })
+    }
+}
+
+fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
+    let files = model.world.files.keys();
+    let lost = files.filter(|_| chance(random, 25)).cloned().collect();
+    let mut hidden = BTreeMap::new();
+    for leaf in leaves(steps) {
+        if chance(random, 25) {
+            hidden.insert(leaf.id.clone(), one_of(random, &[0, 1, 2, 5]));
+        }
+    }
+    Round { lost, hidden, expected: Vec::new() }
+}
+
+/// Returns the steps as a program can have them: no two scopes share a file, and only steps upstream are read.
+fn normalized(steps: &Steps, level: Level) -> Steps {
+    let mut upstream: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for step in steps.iter() {
+        let mut ancestors: BTreeSet<Name> = step.needs.iter().cloned().collect();
+        for need in &step.needs {
+            ancestors.extend(upstream.get(need).into_iter().flatten().cloned());
+        }
+        let file = step.file.as_ref().map(|_| format!("{}-$S", step.id).into());
+        let reads = step.reads.iter().filter(|id| ancestors.contains(*id)).cloned().collect();
+        let mut new = Step { file, reads, body: normalized(&step.body, level), ..Step::clone(step) };
+        if level == Level::Leaves || (level == Level::Items && step.kind == Kind::Group) {
+            new = Step {
+                kind: Kind::Leaf,
+                body: Steps::from([]),
+                items: Vec::new(),
+                passes: 1,
+                file: Some(format!("{}-$S", step.id).into()),
+                ..new
+            };
+        }
+        if level != Level::Passes {
+            new.passes = 1;
+        }
+        upstream.insert(step.id.clone(), ancestors);
+        found.push(Arc::new(new));
+    }
+    found.into()
+}
+
+/// Returns how many steps a script has, nested ones included.
+pub(super) fn size(script: &Script) -> usize {
+    all(&script.steps).len()
+}

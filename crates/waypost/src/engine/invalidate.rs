@@ -1,0 +1,129 @@
+//! Invalidation: the one way in which finished work of a graph by needs is open again.
+//!
+//! ```text
+//!   a --> b --> d            a's evidence fails: a is in the frontier, the ends of b and d are reusable, e is untouched
+//!    \--> c                  a gives the same: b and d count again, in the next record
+//!   e                        a gives something else: b runs; d is compared when its turn comes
+//! ```
+//!
+//! In go a position and the steps that are invalid, each with the entry that stands for it in the frontier; out comes the
+//! new position. Pure.
+
+use std::collections::BTreeSet;
+
+use crate::id::StepId;
+use crate::record::{Fan, FrontierEntry, Position, Reusable, Settled, Status};
+use crate::shape::{Shape, Unfinished};
+
+use super::anew::after;
+use super::trace::pass_in;
+
+/// A step that is invalid.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) place: usize,
+    /// What stands for it in the frontier.
+    pub(super) entry: FrontierEntry,
+}
+
+/// Opens steps again. Of all that is downstream of them, ends and unfinished work leave force and stay reusable.
+pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> Position {
+    let unfinished = Unfinished::of(shape, position);
+    let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
+    let mut position = position.clone();
+    for place in after(shape, &named).into_iter().filter(|place| !named.contains(place)) {
+        set_aside(&mut position, (shape, place), !unfinished.has(place), 0);
+    }
+    for Cut { place, entry } in cuts {
+        let step = &shape.steps()[place];
+        let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
+        set_aside(&mut position, (shape, place), !unfinished.has(place), passes_before);
+        // The invalid end itself is not reused.
+        if let Some(results) = position.reusable.get_mut(&step.id) {
+            results.remove(&(passes_before + 1));
+        }
+        position.reusable.retain(|_, results| !results.is_empty());
+        position.epoch = position.epoch.max(entry.at.epoch);
+        position.frontier.push(entry);
+    }
+    position.revisited = true;
+    position
+}
+
+/// Returns the position with which a child scope is entered again: nothing is in force, all that it had is reusable.
+///
+/// `before`: where it stood. What must not be repeated and had begun there is asked about.
+pub(super) fn reenter(shape: &Shape, mut before: Position) -> Position {
+    let unfinished = Unfinished::of(shape, &before);
+    for place in 0..shape.steps().len() {
+        set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
+    }
+    let Position { reusable, undone, aside, .. } = before;
+    Position { reusable, undone, aside, ..Position::default() }
+}
+
+/// Takes a step out of force, but for its first passes if it has some: its ends and what it has begun become reusable.
+fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finished: bool, passes_kept: u32) {
+    let step = &shape.steps()[place];
+    let entry = take_entry(position, &step.id);
+    let last = position.ledger.remove(&step.id);
+    let fan = position.joined.remove(&step.id);
+    let counted = fan.as_ref().or(entry.as_ref().and_then(|entry| entry.fan.as_ref()));
+    position.dead = position.dead.saturating_sub(counted.map_or(0, Fan::dead_in_all));
+    if let (Some(settled), Some(fan)) = (last, fan.as_ref().filter(|fan| fan.pass > 0)) {
+        let ends = fan.passes.iter().map(|pass| pass.settled).chain([settled]);
+        for (pass, settled) in (1..).zip(ends) {
+            let of_pass = fan.of_pass(pass);
+            if pass <= passes_kept {
+                position.ledger.insert(step.id.clone(), settled);
+                position.dead += of_pass.as_ref().map_or(0, |fan| fan.dead);
+                position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
+            } else if gave_result(settled) {
+                let follows = pass < fan.pass || !is_finished;
+                let end = Reusable::Ended { settled, fan: of_pass, follows };
+                keep(position, &step.id, pass, end);
+            }
+        }
+    } else if let Some(settled) = last.filter(|settled| is_finished && gave_result(*settled)) {
+        keep(position, &step.id, 1, Reusable::Ended { settled, fan, follows: false });
+    }
+    let Some(entry) = entry else { return };
+    if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
+        position.ask_about(&step.id, Some(entry));
+    } else if is_worth_keeping(&entry) {
+        let pass = pass_in(shape, place, &entry.at.iteration);
+        keep(position, &step.id, pass, Reusable::Begun(Box::new(entry)));
+    }
+}
+
+fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
+    position.reusable.entry(step.clone()).or_default().insert(pass, result);
+}
+
+/// Returns the steps downstream of some.
+pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
+    let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
+    after(shape, &named).into_iter().map(|place| shape.steps()[place].id.clone()).collect()
+}
+
+/// Says whether an end has a result that can be reused: it completed, or its failure was tolerated.
+fn gave_result(settled: Settled) -> bool {
+    matches!(settled, Settled::Completed(_) | Settled::Tolerated(_))
+}
+
+fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
+    let Position { frontier, failed, .. } = position;
+    [frontier, failed].into_iter().find_map(|entries| {
+        let at = entries.iter().position(|entry| entry.step == *step)?;
+        Some(entries.remove(at))
+    })
+}
+
+/// Says whether an unfinished step has something that a start from its top would lose.
+fn is_worth_keeping(entry: &FrontierEntry) -> bool {
+    let has_begun = entry.fan.is_some()
+        || entry.memos > 0
+        || entry.status == Status::Waiting
+        || (entry.status == Status::Ready && entry.at.attempt > 0);
+    entry.input.is_some() && has_begun
+}

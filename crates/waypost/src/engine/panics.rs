@@ -1,0 +1,21 @@
+//! Panics of the caller's own functions, taken as errors: a run outlives them.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Returns the result of `ask`, or the message of its panic.
+///
+/// The caller drops whatever `ask` may have changed halfway.
+///
+/// # Errors
+/// The message of the panic.
+pub(crate) fn unpanicked<T>(ask: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(ask)).map_err(|panic| panic_message(panic.as_ref()))
+}
+
+/// Returns the message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("its payload is not a text").to_owned()
+}

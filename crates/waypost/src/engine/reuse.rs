@@ -1,0 +1,381 @@
+//! Reuse: results out of force count again where their steps are given the same.
+//!
+//! In go ready steps that have a result out of force; each of them is settled with it, or loses it and starts. The digests
+//! that traces are made of are read from headers here, and the evidence of what may be reused is verified here. The
+//! comparison itself is in [`trace`](super::trace).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
+use crate::record::{
+    FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SkipCause, Status,
+    Trace, Verdict, WaitKind,
+};
+use crate::shape::Shape;
+use crate::store::{Store, StoreExt as _};
+
+use super::back::load_with_state;
+use super::begin::decode_state;
+use super::branches::fan_of;
+use super::fit::{Forget, forget};
+use super::line::{Line, LineId};
+use super::recheck::verify;
+use super::schedule::{for_children, upstream};
+use super::session::Session;
+use super::snapshot::{effective_of, position_of};
+use super::trace::{reads_of, sinks, trace_of};
+use super::{Admission, Follow, Program, RunError};
+
+/// The event that names the steps whose results were reused.
+pub(super) const STEP_REUSED: &str = "step_reused";
+
+/// What the evidence of results out of force came to, until a step ends that may have rewritten what they claim.
+#[derive(Debug, Default)]
+pub(super) struct ReusableVerdicts {
+    /// The scopes whose results were looked at.
+    looked: BTreeSet<BranchPath>,
+    broken: BTreeSet<(BranchPath, StepId)>,
+    unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
+}
+
+/// A step that is ready and has a result out of force.
+struct Candidate {
+    place: usize,
+    step: StepId,
+    trace: Option<Trace>,
+    result: Reusable,
+}
+
+impl<P: Program> Session<'_, P> {
+    /// Reads the digests of the ends that ready steps need, as far as they are not known.
+    pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
+        if !self.keeps_traces {
+            return Ok(());
+        }
+        let line = self.lines.get(id);
+        let mut wanted: BTreeSet<StepId> = BTreeSet::new();
+        for entry in line.position.frontier.iter().filter(|entry| entry.status != Status::Started) {
+            let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
+            let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
+            wanted.extend(needs.chain(reads_of(self.program, line, place)));
+            // The end of the pass before.
+            wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
+        }
+        if line.position.frontier.is_empty() {
+            wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
+        }
+        wanted.retain(|step| !line.digests.contains_key(step));
+        let settled = wanted.into_iter().filter_map(|step| {
+            let seq = line.position.ledger.get(&step)?.seq();
+            (seq < line.chain.next).then_some((seq, step))
+        });
+        let settled: BTreeMap<u64, StepId> = settled.collect();
+        if settled.is_empty() {
+            return Ok(());
+        }
+        let seqs = settled.keys().copied().collect();
+        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        let ends = self.engine.store.records(&run, &branch, &seqs).await?;
+        let line = self.lines.get_mut(id);
+        for (seq, step) in settled {
+            let digests = ends.get(&seq).and_then(|end| end.header().digests);
+            line.digests.extend(digests.map(|digests| (step, digests)));
+        }
+        Ok(())
+    }
+
+    /// Settles the ready steps of a line whose results are reused, and takes the results of the others away.
+    pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
+        loop {
+            self.read_digests(id).await?;
+            let Some(candidate) = self.next_candidate(id) else { return Ok(()) };
+            let program = self.program;
+            let line = self.lines.get(id);
+            let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
+            let failed = self.failed_upstream(id, candidate.place);
+            match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
+                // The result stays reusable: it counts again if the retry of the failed step gives the same.
+                Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
+                    self.skip(id, candidate.place, cause);
+                    continue;
+                }
+                Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
+                    self.give_up_result(id, &candidate)?;
+                    continue;
+                }
+                _ => {}
+            }
+            match candidate.result.clone() {
+                Reusable::Begun(entry) if is_given_the_same(&entry, candidate.trace.as_ref()) => {
+                    self.go_on_with(id, candidate.place, *entry)?;
+                }
+                Reusable::Ended { settled, .. } if self.is_reused(id, &candidate, settled).await? => {}
+                _ => self.give_up_result(id, &candidate)?,
+            }
+        }
+    }
+
+    fn next_candidate(&self, id: LineId) -> Option<Candidate> {
+        let line = self.lines.get(id);
+        if line.position.reusable.is_empty() || line.end.is_some() || self.is_stopping() {
+            return None;
+        }
+        let wanted = self.wanted.as_deref().filter(|_| id == super::line::MAIN);
+        line.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
+            let result = line.result_of(entry)?.clone();
+            let place = line.shape.place(entry.step.as_str())?;
+            if wanted.is_some_and(|wanted| !wanted[place]) {
+                return None;
+            }
+            let trace = trace_of(self.program, line, place);
+            Some(Candidate { place, step: entry.step.clone(), trace, result })
+        })
+    }
+
+    /// Puts an end in force again if its trace is what the step would be given now, and its evidence holds.
+    async fn is_reused(
+        &mut self,
+        id: LineId,
+        candidate: &Candidate,
+        settled: Settled,
+    ) -> Result<bool, RunError> {
+        let line = self.lines.get(id);
+        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        let ended = self.engine.store.load(&run, &branch, settled.seq()).await?;
+        let header = ended.header();
+        if candidate.trace.is_none() || header.trace != candidate.trace {
+            return Ok(false);
+        }
+        self.look_at_reusable(id).await?;
+        let key = (branch, candidate.step.clone());
+        if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
+            let cause = Cause::EvidenceUnknown(claims.clone());
+            let (branch, step) = key;
+            let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
+            return Err(RunError::InDoubt { run, questions });
+        }
+        if self.reusable_verdicts.broken.contains(&key) {
+            return Ok(false);
+        }
+        if self.restores_state(id, candidate.place) && !self.restore_state(id, candidate, &ended).await? {
+            return Ok(false);
+        }
+        let line = self.lines.get_mut(id);
+        let Some(Reusable::Ended { settled, fan, follows }) = line.take_result(candidate.place) else {
+            return Ok(false);
+        };
+        let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
+        line.settle(candidate.place, Some(settled), follow);
+        if !follows {
+            // Of passes that came after the last one of now, none is reused.
+            line.position.reusable.remove(&candidate.step);
+        }
+        if let Some(fan) = fan {
+            let is_pass = fan.pass > 0;
+            line.position.dead += if is_pass { fan.dead } else { fan.dead_in_all() };
+            line.position.joined.insert(candidate.step.clone(), fan);
+        }
+        line.digests.extend(header.digests.map(|digests| (candidate.step.clone(), digests)));
+        note_reuse(line, &candidate.step, settled.seq());
+        self.mark_dirty(id);
+        self.touched.insert(id);
+        Ok(true)
+    }
+
+    /// Says whether the state of a line lost what a step gave, when its end left force or the step was passed over: in
+    /// passes, steps read what others gave in the pass before.
+    fn restores_state(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
+        let repeats = !line.around.is_empty() || line.shape.share_loop(place, place);
+        line.position.entered_again || repeats || is_lost()
+    }
+
+    /// Puts back into the state what a step gave with an end. False: that state is not kept any more.
+    async fn restore_state(
+        &mut self,
+        id: LineId,
+        candidate: &Candidate,
+        ended: &Record,
+    ) -> Result<bool, RunError> {
+        let header = ended.header();
+        let then = match load_with_state(self.engine, &header.run, &header.branch, header.seq).await {
+            Err(RunError::NoState { .. }) => return Ok(false),
+            then => then?,
+        };
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let then = decode_state(program, line.shape.level(), &then)?;
+        let Line { chain, shape, state, .. } = line;
+        let step = &shape.steps()[candidate.place];
+        let spot = super::Spot { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
+        program.restore(spot, state, &then);
+        Ok(true)
+    }
+
+    /// Continues with an unfinished step that was amid its children, or waited, and is given the same as when it started.
+    fn go_on_with(&mut self, id: LineId, place: usize, begun: FrontierEntry) -> Result<(), RunError> {
+        let line = self.lines.get_mut(id);
+        let step = line.step_id(place).clone();
+        line.take_result(place);
+        let has_fan = begun.fan.is_some();
+        let entry = line.entry_mut(place);
+        *entry = begun;
+        if matches!(entry.status, Status::Failed | Status::Started) {
+            (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
+        }
+        if has_fan {
+            if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
+                entry.waits = vec![for_children()];
+            }
+            entry.status = Status::Waiting;
+            let fan = fan_of(line, place)?;
+            line.fans.retain(|fan| fan.place != place);
+            line.fans.push(fan);
+        }
+        note_reuse(line, &step, line.chain.next.saturating_sub(1));
+        self.mark_dirty(id);
+        self.touched.insert(id);
+        Ok(())
+    }
+
+    /// Takes the result of a step away: it runs, or a person is asked.
+    fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
+        let restores = self.restores_state(id, candidate.place);
+        let (program, retries) = (self.program, self.retries);
+        let line = self.lines.get_mut(id);
+        let result = line.take_result(candidate.place);
+        let step = &line.shape.steps()[candidate.place];
+        let (was_done, begun) = match &result {
+            Some(Reusable::Ended { settled, fan, .. }) => {
+                let is_done = !matches!(settled, Settled::Skipped(_));
+                (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
+            }
+            Some(Reusable::Begun(entry)) => (false, Some(&**entry)),
+            None => (false, None),
+        };
+        let begun = begun.filter(|entry| step.has_begun(entry));
+        if !retries && !step.idempotent && (was_done || begun.is_some()) {
+            line.position.ask_about(&candidate.step, begun.cloned());
+        } else if !restores {
+            let branch = line.branch().clone();
+            forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut line.state)?;
+        }
+        Ok(())
+    }
+
+    /// Verifies the evidence of all results out of force of a line at once, unless that was done since the last step ended.
+    async fn look_at_reusable(&mut self, id: LineId) -> Result<(), RunError> {
+        let branch = self.lines.get(id).branch().clone();
+        if !self.reusable_verdicts.looked.insert(branch) {
+            return Ok(());
+        }
+        let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
+        let line = self.lines.get(id);
+        let (run, branch, mut position) =
+            (line.chain.run.clone(), line.branch().clone(), line.position.clone());
+        // Ends that are not committed yet are upstream of all that may be reused.
+        position.ledger.retain(|_, settled| settled.seq() < line.chain.next);
+        let effective = as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
+        let run = store.run(&run).await?;
+        let run = run.record.record();
+        let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
+        let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
+        let mut looked = std::mem::take(&mut self.reusable_verdicts);
+        let own = |branch: &BranchPath, step: &StepId| self.result_of(id, branch, step);
+        for check in &checks {
+            let verdict = verdicts.get(&(check.branch.clone(), check.step.clone(), check.index));
+            if verdict == Some(&Verdict::Unknown)
+                && let Some(key) = own(&check.branch, &check.step)
+            {
+                looked.unknown.entry(key).or_default().push(check.claim.title());
+            }
+        }
+        for broken in Weighed::of(root, &effective, &verdicts, &checks).broken() {
+            looked.broken.extend(own(&broken.branch, &broken.step));
+        }
+        looked.unknown.retain(|key, _| !looked.broken.contains(key));
+        self.reusable_verdicts = looked;
+        Ok(())
+    }
+
+    /// Names the step of a line whose result an end belongs to: its own, or that of an opener of its scope.
+    fn result_of(&self, id: LineId, branch: &BranchPath, step: &StepId) -> Option<(BranchPath, StepId)> {
+        let line = self.lines.get(id);
+        let (mut branch, mut step) = (branch.clone(), step.clone());
+        while branch != *line.branch() {
+            let (name, _) = branch.opened_by()?;
+            branch = branch.parent()?;
+            let shape = self.program.shape().of_branch(&branch)?;
+            step = shape.steps()[shape.opener(&name)?].id.clone();
+        }
+        Some((branch, step))
+    }
+}
+
+/// Returns a scope and the children of its openers as the plan sees them, with the results out of force in force.
+async fn as_if_in_force(
+    store: &dyn Store,
+    root: &Shape,
+    (run, branch, mut position): (&RunId, &BranchPath, Position),
+) -> Result<Vec<Effective>, RunError> {
+    let newest = store.newest(run, branch).await?;
+    for (step, results) in std::mem::take(&mut position.reusable) {
+        // The last pass names those before it.
+        if let Some(Reusable::Ended { settled, fan, .. }) = results.into_values().next_back() {
+            position.ledger.insert(step.clone(), settled);
+            position.joined.extend(fan.map(|fan| (step, fan)));
+        }
+    }
+    let names = store.branches(run).await?;
+    let (mut found, mut effective) = (vec![(newest, position)], Vec::new());
+    while let Some((record, position)) = found.pop() {
+        let branch = record.header().branch.clone();
+        let Some(shape) = root.of_branch(&branch) else { continue };
+        for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
+            let opener = name.opened_by().and_then(|(opener, _)| shape.opener(&opener));
+            let fan = opener.and_then(|place| position.joined.get(&shape.steps()[place].id));
+            let Some(fan) = fan else { continue };
+            let child = store.newest(run, name).await?;
+            let at = position_of(&child)?;
+            let pass = name.opened_by().and_then(|(_, key)| key.parse().ok()).filter(|_| fan.pass > 0);
+            let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+            if fan.is_some_and(|fan| at.origin == Some(fan.since)) && child.header().end.is_some() {
+                found.push((child, at));
+            }
+        }
+        effective.push(effective_of(store, root, (&record, &position)).await?);
+    }
+    Ok(effective)
+}
+
+fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
+    entry.input.is_some() && entry.input == trace.map(Trace::digest)
+}
+
+/// Writes that a result counts again: all of one turn in one record.
+fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
+    let at = line.chain.branch.clone();
+    let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });
+    if let Some(draft) = line.drafts.last_mut()
+        && let Some(Note::Event { name, data }) = draft.told.notes.last_mut()
+        && name == STEP_REUSED
+        && let Some(steps) = data["steps"].as_array_mut()
+    {
+        steps.push(reused);
+        return;
+    }
+    let mut draft = super::chain::Draft::new(
+        Phase::Restored,
+        Reason::Redo,
+        Some(step.clone()),
+        crate::record::Try::default(),
+    );
+    draft.about = Some(seq);
+    draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
+    line.drafts.push(draft);
+}

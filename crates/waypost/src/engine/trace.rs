@@ -1,0 +1,145 @@
+//! Traces: the digests of what a step is given, and of what its end made. Pure.
+//!
+//! In go a step, the ends that it needs or reads, and its own end; out come a [`Trace`] and [`EndDigests`].
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+
+use super::Program;
+use super::fan::Item;
+use super::line::Line;
+use crate::id::{BranchPath, Digest, StepId};
+use crate::record::{EndDigests, Pack, Trace};
+use crate::shape::{Shape, Step};
+
+/// The input of a scope without an opener.
+fn no_input() -> Digest {
+    Digest::of(&[])
+}
+
+/// Returns the trace that an end of a step would have now; `None` if the digests of an end that it needs are not known.
+pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Option<Trace> {
+    let step = &line.shape.steps()[place];
+    let mut needs = HashMap::new();
+    for read in reads_of(program, line, place) {
+        if let Some(end) = line.digests.get(&read) {
+            needs.insert(read, end.output);
+        }
+    }
+    for need in line.shape.needs(place) {
+        let need = &line.shape.steps()[*need].id;
+        needs.insert(need.clone(), line.digests.get(need)?.both());
+    }
+    let input = line.position.input.unwrap_or_else(no_input);
+    let previous_pass = match line.pass_of(place) > 1 {
+        true => Some(line.digests.get(&step.id)?.both()),
+        false => None,
+    };
+    let needs = needs.into_iter().collect();
+    Some(Trace { definition: definition_of(step), input, needs, previous_pass })
+}
+
+/// Returns the steps of the scope whose outputs a step reads without needing them.
+pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Vec<StepId> {
+    let mut reads = program.reads(line.spot(place));
+    let needs = line.shape.needs(place);
+    reads.retain(|read| {
+        line.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
+    });
+    reads
+}
+
+/// Returns the digest of the definition of a step: of an opener, without its children, whose own ends have theirs.
+fn definition_of(step: &Step) -> Digest {
+    step.frame.unwrap_or(step.fingerprint)
+}
+
+/// Returns the pass of a step in an iteration: 1, but of one that is repeated and whose passes have scopes of their own.
+pub(super) fn pass_in(shape: &Shape, place: usize, iteration: &[u32]) -> u32 {
+    let has_passes = shape.steps()[place].children.as_ref().is_some_and(|children| children.passes);
+    let pass = iteration.last().filter(|_| has_passes && shape.share_loop(place, place));
+    pass.copied().unwrap_or(1)
+}
+
+/// Returns the input of a child scope: what its item is, and what its opener was given. The opener's own definition and
+/// the list of its items are not part of it, so that an added item reruns no other.
+pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
+    let value = item.value.to_string();
+    let mut parts = vec![item.key.as_bytes(), value.as_bytes(), opener.input.as_bytes()];
+    parts.extend(opener.previous_pass.iter().map(|pass| &pass.as_bytes()[..]));
+    parts.extend(opener.needs.iter().flat_map(|(step, of)| [step.as_str().as_bytes(), of.as_bytes()]));
+    Digest::of_parts(parts)
+}
+
+/// What an end made.
+#[derive(Debug, Default)]
+pub(super) struct Made<'a> {
+    /// What the step gave to the state.
+    pub(super) output: Option<Value>,
+    /// What it pinned itself.
+    pub(super) evidence: Option<&'a Pack>,
+    /// The pins of the children that it joined.
+    pub(super) children: Option<Digest>,
+}
+
+/// Returns the digests of an end that completed.
+pub(super) fn digests_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
+    let output = made.output.as_ref().map_or_else(String::new, canonical);
+    let output = Digest::of_parts([b"completed", output.as_bytes()]);
+    EndDigests { output, pins: pins_of(line, place, made) }
+}
+
+/// Writes a JSON value with the keys of its maps in order.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let sorted: BTreeMap<&String, String> =
+                map.iter().map(|(key, value)| (key, canonical(value))).collect();
+            let members = sorted.iter().map(|(key, value)| format!("{}:{value}", Value::from(key.as_str())));
+            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+        }
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(","))
+        }
+        value => value.to_string(),
+    }
+}
+
+/// Returns the digests of an end that was skipped: a fixed output, and the pins of its needs.
+pub(super) fn skipped_digests<S>(line: &Line<'_, S>, place: usize) -> EndDigests {
+    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(line, place, &Made::default()) }
+}
+
+/// Returns the digests of an end that failed: they equal those of no other end.
+pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> EndDigests {
+    let seq = seq.to_le_bytes();
+    let unique = Digest::of_parts([b"failed", branch.as_str().as_bytes(), step.as_str().as_bytes(), &seq]);
+    EndDigests { output: unique, pins: unique }
+}
+
+fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+    let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
+    let claims: Vec<String> = claims
+        .map(|claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]).to_string())
+        .collect();
+    let needs = line.shape.needs(place).iter().map(|need| &line.shape.steps()[*need].id);
+    let above: Vec<Digest> = needs.filter_map(|need| Some(line.digests.get(need)?.pins)).collect();
+    let claims = claims.iter().map(|claim| claim.as_bytes());
+    let above = made.children.iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
+    Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
+}
+
+/// Returns the digest of all that the steps of a scope pinned, from the ends that no other step needs; `None` if one of them
+/// is not known.
+pub(super) fn scope_pins(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<Digest> {
+    let pins: Option<Vec<Digest>> =
+        sinks(shape).map(|step| digests.get(&step.id).map(|end| end.pins)).collect();
+    Some(Digest::merkle(&pins?))
+}
+
+/// Returns the steps that no other step needs.
+pub(super) fn sinks(shape: &Shape) -> impl Iterator<Item = &Step> {
+    let is_sink = |(place, _): &(usize, &Step)| shape.followers(*place).is_empty();
+    shape.steps().iter().enumerate().filter(is_sink).map(|(_, step)| step)
+}

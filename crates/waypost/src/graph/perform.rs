@@ -1,0 +1,186 @@
+//! One attempt of a step of a graph: its function, its evidence, its route.
+//!
+//! ```text
+//!   function --> evidence --> route --> completed
+//!      |            |           |
+//!      +------------+-----------+--> failed; of a step that must not be repeated: cut, so in doubt
+//! ```
+//!
+//! An error that the function returns is always a failure.
+
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use serde_json::Map;
+
+use super::STOP_GRACE;
+use super::context::Context;
+use super::error::StepError;
+use super::evidence::{self, Evidence};
+use super::level::{Held, Level};
+use crate::engine::{Attempt, Ended, Follow, Joined, Performed, panic_message};
+use crate::id::StepId;
+use crate::record::{Ending, Failure, FailureKind};
+
+/// The input of an attempt.
+pub(crate) struct GraphJob {
+    pub(super) level: usize,
+    pub(super) place: usize,
+    pub(super) state: Held,
+    pub(super) joined: Option<Joined>,
+    /// Whether the step may be repeated.
+    pub(super) idempotent: bool,
+}
+
+/// The output of an attempt.
+pub(crate) struct Given {
+    pub(super) state: Held,
+    pub(super) follow: Follow,
+}
+
+/// The end of the function of a step.
+enum FunctionEnd {
+    Returned(Result<Held, StepError>),
+    Panicked(String),
+    TimedOut(Duration),
+    Stopped,
+    /// The function waits under this key, and the step must not be repeated.
+    Waits(String),
+}
+
+/// An attempt under way.
+pub(super) struct Work<'a> {
+    pub(super) level: &'a dyn Level,
+    pub(super) attempt: &'a Attempt,
+    pub(super) context: Context,
+    pub(super) place: usize,
+    pub(super) idempotent: bool,
+}
+
+impl Work<'_> {
+    /// Performs the step on `state`.
+    pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<Given> {
+        let step = &self.attempt.step;
+        let state = match self.call(state, joined).await {
+            FunctionEnd::Returned(Ok(state)) => state,
+            FunctionEnd::Returned(Err(error)) => return self.failed(self.failure_of(&error)),
+            FunctionEnd::Panicked(panic) => {
+                let error = StepError::retryable(format!("step `{step}` panicked: {panic}"));
+                return self.broken(self.failure_of(&error));
+            }
+            FunctionEnd::TimedOut(limit) => {
+                let text = format!("it took longer than {limit:?}");
+                let failure = Failure::new(FailureKind::Timeout, vec![text]);
+                return self.unsettled(failure, || format!("the timeout of step {step}"));
+            }
+            FunctionEnd::Waits(key) => {
+                return self.cut(format!("the wait `{key}` of step {step}, which must not be repeated"));
+            }
+            FunctionEnd::Stopped => return Performed::Stopped { in_progress: true },
+        };
+        if let Some(why) = self.context.refused() {
+            return self.broken(Failure::new(FailureKind::Fatal, vec![why]));
+        }
+        let ending = Ending { exit_code: self.context.exit_code(), ..Ending::default() };
+        let checked = match evidence::check(self, &state, ending.exit_code).await {
+            Evidence::Holds(checked) => checked,
+            Evidence::Fails(failure, checked) => {
+                let mut told = self.context.take_told();
+                told.evidence = checked;
+                return Performed::Failed { failure: Failure { ending, ..failure }, told };
+            }
+            Evidence::Broken(failure) => return self.broken(Failure { ending, ..failure }),
+            Evidence::Stopped => return Performed::Stopped { in_progress: true },
+        };
+        let follow = match route(self.level, self.place, step, &state) {
+            Ok(follow) => follow,
+            Err(failure) => return self.broken(Failure { ending, ..failure }),
+        };
+        let mut told = self.context.take_told();
+        told.evidence = checked;
+        Performed::Completed { output: Given { state, follow }, ending, told }
+    }
+
+    /// Calls the function of the step, and watches its limits.
+    async fn call(&self, state: Held, joined: Option<Joined>) -> FunctionEnd {
+        let (attempt, context) = (self.attempt, &self.context);
+        // The function may panic before it returns a future.
+        let work = async { self.level.perform(self.place, state, joined, context.clone()).await };
+        let work = AssertUnwindSafe(work).catch_unwind().map(|end| match end {
+            Ok(end) => FunctionEnd::Returned(end),
+            Err(panic) => FunctionEnd::Panicked(panic_message(panic.as_ref())),
+        });
+        tokio::pin!(work);
+        let ended = tokio::select! {
+            biased;
+            end = &mut work => return end,
+            key = context.wait_refused() => return FunctionEnd::Waits(key),
+            ended = attempt.stopped() => ended,
+            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
+        };
+        match ended {
+            Ended::Timeout(limit) => FunctionEnd::TimedOut(limit),
+            Ended::Stop(_) if context.heeds_stop() => tokio::select! {
+                biased;
+                end = &mut work => end,
+                () = attempt.killed() => FunctionEnd::Stopped,
+                () = tokio::time::sleep(STOP_GRACE) => FunctionEnd::Stopped,
+            },
+            Ended::Stop(_) => FunctionEnd::Stopped,
+        }
+    }
+
+    /// Returns the failure for an error of the function: fatal unless `retry_when` wants a retry.
+    fn failure_of(&self, error: &StepError) -> Failure {
+        let mut chain = error.chain();
+        let asked = format_args!("the `retry_when` of step `{}`", self.attempt.step);
+        let kind = match unpanicked(asked, || Ok(self.level.is_retryable(self.place, error))) {
+            Ok(true) => FailureKind::Error,
+            Ok(false) => FailureKind::Fatal,
+            Err(panic) => {
+                chain.extend(panic.error);
+                FailureKind::Fatal
+            }
+        };
+        Failure::new(kind, chain)
+    }
+
+    fn failed(&self, failure: Failure) -> Performed<Given> {
+        Performed::Failed { failure, told: self.context.take_told() }
+    }
+
+    /// Ends an attempt by a failure that the function did not return: cut where the step must not be repeated.
+    fn broken(&self, failure: Failure) -> Performed<Given> {
+        let text = failure.error.join(": ");
+        self.unsettled(failure, || format!("the failure of step {}: {text}", self.attempt.step))
+    }
+
+    fn unsettled(&self, failure: Failure, why: impl FnOnce() -> String) -> Performed<Given> {
+        if self.idempotent { self.failed(failure) } else { self.cut(why()) }
+    }
+
+    fn cut(&self, why: String) -> Performed<Given> {
+        Performed::Cut { why, told: self.context.take_told() }
+    }
+}
+
+/// Calls a function of the user, and returns a panic as a failure of the step. `called` names the function.
+pub(super) fn unpanicked<T>(
+    called: impl Display,
+    ask: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let failure = |panic| Failure::new(FailureKind::Error, vec![format!("{called} panicked: {panic}")]);
+    crate::engine::unpanicked(ask).unwrap_or_else(|panic| Err(failure(panic)))
+}
+
+/// Returns the way on from a step, by the state after it.
+pub(super) fn route(level: &dyn Level, place: usize, step: &StepId, state: &Held) -> Result<Follow, Failure> {
+    unpanicked(format_args!("the route after step `{step}`"), || level.follow(place, state))
+}
+
+/// Names the function that reads the evidence of a step.
+pub(super) fn evidence_of(step: &StepId) -> String {
+    format!("the evidence of step `{step}`")
+}

@@ -1,0 +1,108 @@
+//! `cargo xtask prove resume`: plays generated workflows through the engine and compares each resume with the reference
+//! model of `waypost-testing`.
+//!
+//! Each workflow is played undisturbed, and then with a crash at calls to the store. A defect is printed with its seed
+//! and the command that repeats it.
+
+use std::ops::Range;
+use std::str::FromStr;
+
+use anyhow::bail;
+use clap::ValueEnum;
+use waypost_testing::reference::drive::{self, Defect};
+
+use crate::output;
+
+/// Which steps a workflow has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Level {
+    /// Steps with needs and evidence
+    Leaves,
+    /// Fan-outs too
+    Items,
+    /// Groups of one pass too
+    Groups,
+    /// Groups of several passes too
+    Passes,
+}
+
+impl Level {
+    fn to_drive(self) -> drive::Level {
+        match self {
+            Self::Leaves => drive::Level::Leaves,
+            Self::Items => drive::Level::Items,
+            Self::Groups => drive::Level::Groups,
+            Self::Passes => drive::Level::Passes,
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+/// A range of seeds, such as `0..100`.
+#[derive(Debug, Clone)]
+pub(crate) struct Seeds(Range<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a range of seeds such as `0..100`");
+        let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+        let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+        let range = number(from)?..number(to)?;
+        if range.is_empty() { Err(wrong()) } else { Ok(Self(range)) }
+    }
+}
+
+/// Compare resumes of generated workflows with the reference model
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Seeds of the workflows
+    #[arg(long, default_value = "0..50")]
+    seeds: Seeds,
+    /// Only workflows of that level [default: all]
+    #[arg(long)]
+    level: Vec<Level>,
+    /// Most crashes in each round of a workflow, an even sample of its calls to the store
+    #[arg(long, default_value_t = 12)]
+    crashes: u64,
+    /// Stop after so many defects of a level
+    #[arg(long, default_value_t = 10)]
+    defects: usize,
+}
+
+/// Plays all workflows, and fails if there is a defect.
+pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let levels = if options.level.is_empty() { Level::value_variants() } else { &options.level };
+    let mut count = 0;
+    for level in levels {
+        let mut found: Vec<Defect> = Vec::new();
+        let mut played = 0;
+        for seed in options.seeds.0.clone() {
+            if found.len() == options.defects {
+                break;
+            }
+            played += 1;
+            let defect = runtime.block_on(drive::find(seed, level.to_drive(), options.crashes));
+            if let Some(defect) = &defect {
+                output::say(format!("{defect}\n  again: {}", again(options, *level, seed)));
+            }
+            found.extend(defect);
+        }
+        output::say(format!("{}: {} of {played} workflows have a defect", level.name(), found.len()));
+        count += found.len();
+    }
+    if count > 0 {
+        bail!("{count} workflows are not resumed as in the reference model");
+    }
+    Ok(())
+}
+
+/// Returns the command that plays one workflow again.
+fn again(options: &Options, level: Level, seed: u64) -> String {
+    let (level, next, crashes) = (level.name(), seed + 1, options.crashes);
+    format!("cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes}")
+}
