@@ -78,7 +78,8 @@ impl<P: Program> Session<'_, P> {
         } else if parent.shape.is_routed() {
             let place = line.position.failed.first().and_then(|entry| line.shape.place(entry.step.as_str()));
             self.end_by_failure(id, place.expect("a failed step is one of the shape"), failure);
-        } else {
+        } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
+            // The first failure cancels the other branches. A second cancel would wake them over and over.
             let branch = line.branch().clone();
             let by = format!("branch `{branch}` failed");
             self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
