@@ -329,6 +329,10 @@ impl StepFacts<'_> {
             error: failure.map(FailureView::from),
             failed_item: None,
             holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
+            passed_over: matches!(
+                self.end.map(|header| &header.phase),
+                Some(Phase::Skipped(SkipCause::UpstreamFailed(_)))
+            ),
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }
