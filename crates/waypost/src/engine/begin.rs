@@ -12,7 +12,7 @@ use crate::record::{
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Page, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 
 use super::anew;
 use super::back::go_back;
@@ -23,6 +23,7 @@ use super::edit;
 use super::failure::{decide_openers, position_for_retry};
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
+use super::newest::pass_missing;
 use super::options::merge;
 use super::recheck::Trust;
 use super::redo::Move;
@@ -194,29 +195,6 @@ async fn go_on<'a, P: Program>(
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
-}
-
-/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
-/// records, and later records must not hide the loss.
-pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
-    let (mut page, mut missing) = (Page::default(), Vec::new());
-    loop {
-        let found = match engine.store.heads(lease.run(), &page).await {
-            // A branch without a sound record has no head.
-            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
-            found => found?,
-        };
-        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
-        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
-        match found.next {
-            Some(cursor) => page.cursor = Some(cursor),
-            None => break,
-        }
-    }
-    for damage in missing {
-        engine.store.quarantine(lease, &damage).await?;
-    }
-    Ok(())
 }
 
 impl Base {

@@ -8,15 +8,86 @@
 use std::collections::BTreeSet;
 
 use crate::id::StepId;
-use crate::record::{FrontierEntry, Position, Record, Settled, Status};
+use crate::record::{FrontierEntry, Position, Record, Settled, SkipCause, Status};
 use crate::shape::{Shape, Unfinished};
 use crate::store::StoreError;
 
 use super::anew::after;
 use super::fit::Forget;
-use super::line::Line;
+use super::line::{Line, LineId};
+use super::schedule::collects;
+use super::session::Session;
 use super::snapshot::position_as_recorded;
 use super::{Admission, Program, Upstream};
+
+impl<P: Program> Session<'_, P> {
+    /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
+    pub(super) fn is_admitted(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let entry = line.entry(place);
+        !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
+    }
+
+    /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
+    pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
+        let line = self.lines.get(id);
+        failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
+    }
+
+    /// Returns a failed step on account of which nothing more starts on a branch, where one failure is enough for that: on
+    /// the branch, on one around it, or on one that fails together with any of those.
+    fn failed_fast(&self, id: LineId) -> Option<StepId> {
+        if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
+            return None;
+        }
+        let up = |from: LineId| {
+            std::iter::successors(Some(from), |id| Some(self.lines.get(*id).opener?.line)).collect::<Vec<_>>()
+        };
+        let around = up(id);
+        let fails_with = |from: LineId| {
+            let mut top = from;
+            while let Some(opener) = self.lines.get(top).opener
+                && !collects(self.lines.get(opener.line), opener.place)
+            {
+                top = opener.line;
+            }
+            top
+        };
+        let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
+        let mut failed =
+            failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
+        failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
+    }
+
+    /// Passes over the steps of a branch that do not run as one upstream failed. Also while nothing is started any more: no
+    /// work comes of it.
+    pub(super) fn pass_over(&mut self, id: LineId) {
+        loop {
+            let line = self.lines.get(id);
+            let fails_fast = self.options.fail_fast || line.shape.fails_fast();
+            if line.end.is_some() || !(line.has_failed_end() || fails_fast) {
+                return;
+            }
+            let ready = line.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
+            let places = ready.filter_map(|entry| line.shape.place(entry.step.as_str()));
+            let cause = |place: usize| {
+                let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
+                let admitted = self.program.admit(line.spot(place), &line.state, Upstream::Failed(&failed));
+                match admitted {
+                    Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
+                    _ => None,
+                }
+            };
+            let Some((place, cause)) = places.collect::<Vec<_>>().into_iter().find_map(cause) else { return };
+            self.skip(id, place, cause);
+        }
+    }
+}
+
+/// Returns the state of what is upstream of a step, as programs are asked with it.
+pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
+    failed.map_or(Upstream::Succeeded, Upstream::Failed)
+}
 
 /// Reads the position of a record and retries its failures; returns the results to take out of its state.
 pub(super) fn position_for_retry(

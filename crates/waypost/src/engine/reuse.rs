@@ -21,10 +21,11 @@ use crate::store::{Store, StoreExt as _};
 use super::back::load_with_state;
 use super::begin::decode_state;
 use super::branches::fan_of;
+use super::failure::upstream;
 use super::fit::{Forget, forget};
 use super::line::{Line, LineId};
 use super::recheck::verify;
-use super::schedule::{for_children, upstream};
+use super::schedule::for_children;
 use super::session::Session;
 use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
@@ -117,6 +118,23 @@ impl<P: Program> Session<'_, P> {
                 _ => self.give_up_result(id, &candidate)?,
             }
         }
+    }
+
+    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
+    pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
+        let Some(line) = self.lines.find_ref(id) else { return false };
+        let has_result =
+            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
+        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
+    }
+
+    /// Keeps with a step that starts what it is given.
+    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
+        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
+            return;
+        }
+        let trace = trace_of(self.program, self.lines.get(id), place);
+        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
     }
 
     fn next_candidate(&self, id: LineId) -> Option<Candidate> {

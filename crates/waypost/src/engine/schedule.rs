@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 
-use crate::id::StepId;
 use crate::record::{
     End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, SkipCause, Status, Try,
     WAIT_AFTER, Wait, WaitKind,
@@ -10,11 +9,11 @@ use crate::record::{
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
 
-use super::failure;
+use super::failure::upstream;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
-use super::trace::{failed_digests, scope_pins, skipped_digests, trace_of};
-use super::{Admission, Program, RunError, Settlement, Upstream};
+use super::trace::{failed_digests, scope_pins, skipped_digests};
+use super::{Admission, Program, RunError, Settlement};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
 pub(super) const BEFORE: &str = "before";
@@ -130,68 +129,6 @@ impl<'a, P: Program> Session<'a, P> {
         children.is_some_and(|children| !children.by_work) && line.entry(place).fan.is_none()
     }
 
-    /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
-    fn is_admitted(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let entry = line.entry(place);
-        !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
-    }
-
-    /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
-    pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
-        let line = self.lines.get(id);
-        failure::failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
-    }
-
-    /// Returns a failed step on account of which nothing more starts on a branch, where one failure is enough for that: on
-    /// the branch, on one around it, or on one that fails together with any of those.
-    fn failed_fast(&self, id: LineId) -> Option<StepId> {
-        if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
-            return None;
-        }
-        let up = |from: LineId| {
-            std::iter::successors(Some(from), |id| Some(self.lines.get(*id).opener?.line)).collect::<Vec<_>>()
-        };
-        let around = up(id);
-        let fails_with = |from: LineId| {
-            let mut top = from;
-            while let Some(opener) = self.lines.get(top).opener
-                && !collects(self.lines.get(opener.line), opener.place)
-            {
-                top = opener.line;
-            }
-            top
-        };
-        let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
-        let mut failed =
-            failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
-        failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
-    }
-
-    /// Passes over the steps of a branch that do not run as one upstream failed. Also while nothing is started any more: no
-    /// work comes of it.
-    fn pass_over(&mut self, id: LineId) {
-        loop {
-            let line = self.lines.get(id);
-            let fails_fast = self.options.fail_fast || line.shape.fails_fast();
-            if line.end.is_some() || !(line.has_failed_end() || fails_fast) {
-                return;
-            }
-            let ready = line.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
-            let places = ready.filter_map(|entry| line.shape.place(entry.step.as_str()));
-            let cause = |place: usize| {
-                let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
-                let admitted = self.program.admit(line.spot(place), &line.state, Upstream::Failed(&failed));
-                match admitted {
-                    Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
-                    _ => None,
-                }
-            };
-            let Some((place, cause)) = places.collect::<Vec<_>>().into_iter().find_map(cause) else { return };
-            self.skip(id, place, cause);
-        }
-    }
-
     fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
         let program = self.program;
         let (line, opens) = (self.lines.get(id), self.opens(id, place));
@@ -224,23 +161,6 @@ impl<'a, P: Program> Session<'a, P> {
                 self.launching.insert(id);
             }
         }
-    }
-
-    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
-    fn has_result_to_judge(&self, id: LineId) -> bool {
-        let Some(line) = self.lines.find_ref(id) else { return false };
-        let has_result =
-            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
-        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
-    }
-
-    /// Keeps with a step that starts what it is given.
-    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
-        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
-            return;
-        }
-        let trace = trace_of(self.program, self.lines.get(id), place);
-        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
     }
 
     pub(super) fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
@@ -663,11 +583,6 @@ pub(super) fn for_what_comes_after() -> Wait {
 /// A wait for a resume.
 pub(super) fn hold(key: String) -> Wait {
     Wait { id: String::new(), key, on: WaitKind::Resume, question: None }
-}
-
-/// Returns the state of what is upstream of a step, as programs are asked with it.
-pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
-    failed.map_or(Upstream::Succeeded, Upstream::Failed)
 }
 
 /// Says whether the failure of a branch ends only that branch.

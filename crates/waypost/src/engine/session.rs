@@ -27,13 +27,13 @@ use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
-use super::failure::failed_upstream;
+use super::failure::{failed_upstream, upstream};
 use super::fan::{Joined, JoinedDigests, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
-use super::schedule::{children_of, upstream};
+use super::schedule::children_of;
 use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
