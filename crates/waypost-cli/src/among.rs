@@ -12,6 +12,9 @@ use crate::dead;
 use crate::error::Error;
 use crate::output::{Paint, shown};
 
+/// Failed items that a screen names: enough to see whether they failed alike.
+pub(crate) const SHOWN_MAX: usize = 3;
+
 /// An item that failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct FailedItem {
@@ -30,30 +33,49 @@ pub(crate) struct FailedItem {
 }
 
 impl FailedItem {
-    /// Finds the first of the items of a step to fail, if the step failed as too many of them did. Of more failures
-    /// than a page of records has, it is the first of the page.
+    /// Finds the first item to fail of a step that failed by its limits, as [`few`](Self::few) does.
     pub(crate) async fn find(
         store: &dyn Store,
         run: &RunId,
         workflow: Option<&Workflow>,
-        (branch, step, kind): (&BranchPath, &StepId, FailureKind),
+        at: (&BranchPath, &StepId, FailureKind),
     ) -> Result<Option<Self>, Error> {
+        Ok(Self::few(store, run, workflow, at).await?.into_iter().next())
+    }
+
+    /// Finds the first items to fail of a step that failed by its limits, at most [`SHOWN_MAX`]. Of more failures than a
+    /// page of records has, they are the first of the page.
+    pub(crate) async fn few(
+        store: &dyn Store,
+        run: &RunId,
+        workflow: Option<&Workflow>,
+        (branch, step, kind): (&BranchPath, &StepId, FailureKind),
+    ) -> Result<Vec<Self>, Error> {
         if kind != FailureKind::Limit {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let Some(opened) = dead::opened_at(store, run, branch, step).await? else { return Ok(None) };
+        let Some(opened) = dead::opened_at(store, run, branch, step).await? else { return Ok(Vec::new()) };
         let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
         loop {
             let page = store.scan(&scan).await?;
-            if let Some(mut found) = first_of(store, run, &page, (branch, step, opened)).await? {
-                found.is_letter = workflow.is_some_and(|workflow| dead::keeps_letters(workflow, step));
-                return Ok(Some(found));
+            let mut found = first_of(store, run, &page, (branch, step, opened)).await?;
+            if !found.is_empty() {
+                let is_letter = workflow.is_some_and(|workflow| dead::keeps_letters(workflow, step));
+                found.iter_mut().for_each(|item| item.is_letter = is_letter);
+                return Ok(found);
             }
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(None),
+                None => return Ok(Vec::new()),
             }
         }
+    }
+
+    /// Returns one line about a further item: its key and its error.
+    pub(crate) fn line(&self) -> String {
+        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
+        let first = self.error.first().map_or("it failed", String::as_str);
+        format!("  then: {step}item {} failed: {}\n", shown(&self.key), shown(first))
     }
 
     /// Says which item of a run it is, why it failed, where all are listed, and how they are tried again; each line indented.
@@ -71,7 +93,7 @@ impl FailedItem {
         }
         if self.is_letter {
             let _ = writeln!(text, "  all of them: waypost dead-letters list {run}{words}");
-            let _ = writeln!(text, "  tried again by: waypost resume {run}{words} --retry-failed");
+            let _ = writeln!(text, "  tried again by: waypost dead-letters retry {run}{words}");
         }
         text
     }
@@ -90,13 +112,13 @@ impl FailedItem {
     }
 }
 
-/// Finds the first item of a page that failed and still stands so, of those that the step opened at that seq.
+/// Finds the first items of a page that failed and still stand so, of those that the step opened at that seq.
 async fn first_of(
     store: &dyn Store,
     run: &RunId,
     page: &Scanned,
     (branch, step, opened): (&BranchPath, &StepId, u64),
-) -> Result<Option<FailedItem>, Error> {
+) -> Result<Vec<FailedItem>, Error> {
     let is_item = |header: &&Header| {
         let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *step);
         of_step && header.branch.parent().as_ref() == Some(branch)
@@ -104,7 +126,11 @@ async fn first_of(
     let headers = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
     let mut items: Vec<&Header> = headers.filter(is_item).collect();
     items.sort_by_key(|header| header.created_at);
+    let mut found = Vec::new();
     for item in items {
+        if found.len() == SHOWN_MAX {
+            break;
+        }
         let newest = store.newest(run, &item.branch).await?;
         let origin = newest.position().ok().and_then(|position| position.origin);
         if newest.header().end != Some(End::Failed) || origin != Some(opened) {
@@ -112,7 +138,7 @@ async fn first_of(
         }
         let cause = dead::cause(store, run, &newest).await?;
         let failure = cause.header().phase.failure();
-        return Ok(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
+        found.extend(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
     }
-    Ok(None)
+    Ok(found)
 }

@@ -184,6 +184,9 @@ pub(crate) struct RunArgs {
     /// Stop after this step; start only what it needs
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
+    /// Start no further step once one has failed, but those that ask for failures in their `if`
+    #[arg(long)]
+    pub(crate) fail_fast: bool,
     /// Run the steps in this folder [default: the workflow file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
-use waypost::engine::{Adoption, Snapshot, within};
+use waypost::engine::{Adoption, Snapshot, within, within_unfinished};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Child, ReadError, Step, Workflow};
+use waypost_workflow::file::{Child, OnItemFailure, ReadError, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -32,6 +32,8 @@ pub(crate) struct Choice {
     keep: bool,
     /// Dead letters are tried again, which never goes by a changed file.
     letters: bool,
+    /// Failed items are retried: those that finished keep their results.
+    retries: bool,
     restart: bool,
     /// Nothing is decided, only looked at.
     looks: bool,
@@ -42,9 +44,10 @@ pub(crate) struct Choice {
 impl Choice {
     /// Takes it from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
-        let ResumeArgs { with, keep_definition, restart, retry, .. } = args;
-        let letters = !retry.is_empty();
-        Self { with: with.clone(), keep: *keep_definition, letters, restart: *restart, ..Self::default() }
+        let ResumeArgs { with, keep_definition, restart, retry, retry_failed, .. } = args;
+        let (letters, retries) = (!retry.is_empty(), *retry_failed);
+        let (keep, restart) = (*keep_definition, *restart);
+        Self { with: with.clone(), keep, letters, retries, restart, ..Self::default() }
     }
 
     /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
@@ -269,14 +272,23 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
-    let position = snapshot.newest().position().unwrap_or_default();
+    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let path = kept(store, &file)?;
     let shape = shape_of(&changed, surroundings::cores())?;
     let run = &snapshot.entry.summary.run;
-    let within = match choice.restart {
+    let mut within = match choice.restart {
         true => BTreeSet::new(),
         false => within(store, run, (&own.shape, &position, &shape)).await?,
     };
+    if choice.retries && !choice.restart {
+        // The first failure stopped the others: what is retried goes by the changed step, what finished does not.
+        let stops = |step: &StepId| {
+            let each = own.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
+            each.is_some_and(|each| each.on_failure == OnItemFailure::Stop)
+        };
+        let kept = within_unfinished(store, run, (&own.shape, &position, &shape)).await?;
+        within.extend(kept.into_iter().filter(stops));
+    }
     let mut chosen = compare(snapshot, own, (changed, within), &position, &file, choice)?;
     if let Some(adoption) = &mut chosen.adoption {
         // The next resume looks there, too.

@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::Serialize;
+use waypost::RunId;
 use waypost::engine::{
-    Engine, Outcome, ResumeOptions, RunError, SessionOptions, StopHandle, StopLevel, Waiting,
+    Engine, Outcome, ResumeOptions, RunError, SessionOptions, StepFailure, StopHandle, StopLevel, Waiting,
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
-use crate::among::FailedItem;
+use crate::among::{FailedItem, SHOWN_MAX};
 use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
+use crate::dead;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::failed::FailedAt;
@@ -40,6 +41,8 @@ pub(crate) struct Session<'a> {
     began: Timestamp,
 }
 
+/// Failures that the end of a run prints whole: each may have a tail of its log.
+const FAILURES_SHOWN_MAX: usize = 10;
 /// How often is looked whether a signal has come.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -254,14 +257,14 @@ impl<'a> Session<'a> {
         if outcome.idle {
             self.idle(program.workflow(), outcome, told)?;
         } else if !output.json {
-            if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
-                let item = failed_item(engine.store().as_ref(), program, outcome, told).await?;
-                let words = told.store_words.as_deref().unwrap_or_default();
-                let item = item.map(|item| item.told(output.paint_err, told.run.as_str(), words));
-                let help = told.resume_line().and_then(|line| at.help(failure, &line));
-                output.aside(&self.failure(at, failure, item.as_deref(), help));
+            if outcome.status == RunStatus::Failed {
+                self.tell_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
-            output.answer(&sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at)))?;
+            let mut text = sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at));
+            if outcome.status == RunStatus::CompletedWithFailures {
+                text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
+            }
+            output.answer(&text)?;
         }
         if output.actions {
             self.tell_job(program.workflow(), outcome, told, failed);
@@ -270,6 +273,36 @@ impl<'a> Session<'a> {
             return Err(error.into());
         }
         Ok(exit(outcome, told))
+    }
+
+    /// Prints every failure of a run that failed.
+    async fn tell_failures(
+        &self,
+        store: &dyn Store,
+        program: &WorkflowProgram,
+        outcome: &Outcome<WorkflowState>,
+        told: &Told,
+    ) -> Result<(), Error> {
+        let output = &self.context.output;
+        let words = told.store_words.as_deref().unwrap_or_default();
+        for StepFailure { branch, step, failure } in outcome.failures.iter().take(FAILURES_SHOWN_MAX) {
+            let at = FailedAt::find(program.workflow(), told.file.as_deref(), step, Some(branch));
+            let about = (branch, step, failure.kind);
+            let items = FailedItem::few(store, &told.run, Some(program.workflow()), about).await?;
+            let mut items = items.iter();
+            let first = items.next().map(|item| item.told(output.paint_err, told.run.as_str(), words));
+            let first = first.map(|mut text| {
+                items.for_each(|item| text.push_str(&item.line()));
+                text
+            });
+            let help = told.resume_line().and_then(|line| at.help(failure, &line));
+            output.aside(&self.failure(&at, failure, first.as_deref(), help));
+        }
+        let more = outcome.failures.len().saturating_sub(FAILURES_SHOWN_MAX);
+        if more > 0 {
+            output.aside(&format!("{more} more steps failed: waypost show {}{words}", told.run));
+        }
+        Ok(())
     }
 
     /// Leaves what a job of GitHub Actions shows of the run beside its log.
@@ -307,7 +340,9 @@ impl<'a> Session<'a> {
         }
         let why = match outcome.status {
             RunStatus::Waiting => "what it waits for has not come",
-            RunStatus::CompletedWithFailures => "it is completed, with tolerated failures",
+            RunStatus::CompletedWithFailures => {
+                "it is completed, with tolerated failures: `--retry-failed` retries its dead letters"
+            }
             RunStatus::Completed => "it is completed",
             _ => "the step of --until is done, and all that it needs",
         };
@@ -346,16 +381,29 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Finds the first item that failed, if the run did so as too many of them failed.
-async fn failed_item(
-    store: &dyn Store,
-    program: &WorkflowProgram,
-    outcome: &Outcome<WorkflowState>,
-    told: &Told,
-) -> Result<Option<FailedItem>, Error> {
-    let Some((step, failure)) = &outcome.failed else { return Ok(None) };
-    let branch = outcome.failed_on.clone().unwrap_or_else(BranchPath::main);
-    FailedItem::find(store, &told.run, Some(program.workflow()), (&branch, step, failure.kind)).await
+/// Returns the last lines about a run that completed with dead letters: the first of them, and how they are retried.
+async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &Told) -> Result<String, Error> {
+    let letters = dead::letters(store, &told.run, workflow).await?;
+    if letters.is_empty() {
+        return Ok(String::new());
+    }
+    let mut text = String::new();
+    for letter in letters.iter().take(SHOWN_MAX) {
+        let error = letter.failure.error.first().map_or("it failed", String::as_str);
+        text.push_str(&format!(
+            "\nItem {} of step {} failed: {}",
+            shown(&letter.key),
+            letter.each,
+            shown(error)
+        ));
+    }
+    let more = letters.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        text.push_str(&format!("\n{more} more items failed."));
+    }
+    let words = told.store_words.as_deref().unwrap_or_default();
+    text.push_str(&format!("\nRetry them with: waypost dead-letters retry {}{words}", told.run));
+    Ok(text)
 }
 
 /// Says that there was nothing to do: an object among the events of a session that is none, as an error is.

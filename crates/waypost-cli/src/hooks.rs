@@ -21,7 +21,7 @@ pub(crate) fn steps_of<'s>(shape: &'s Shape, branch: &BranchPath, position: &Pos
     if opener(shape, branch).is_none() {
         return own.steps().iter().collect();
     }
-    let stands = position.frontier.iter().map(|entry| &entry.step).chain(position.ledger.keys());
+    let stands = position.open_entries().map(|entry| &entry.step).chain(position.ledger.keys());
     let mut line: HashSet<&StepId> = stands.collect();
     loop {
         let before = line.len();

@@ -126,7 +126,7 @@ impl Begin<'_> {
         before: &Map<String, Value>,
         now: &Map<String, Value>,
     ) -> Option<ReadParam> {
-        let position = self.at.position().unwrap_or_default();
+        let position = self.at.position().unwrap_or_default().with_failures_open();
         let again = self.from.map(|from| behind(self.workflow, from)).unwrap_or_default();
         let mut to_come = again.clone();
         for entry in &position.frontier {
@@ -171,7 +171,7 @@ impl<'a> BegunWork<'a> {
 
     /// Says whether an unfinished step with branches, or a finished step on a branch, has read a param.
     fn has_read(&self, step: &Step, param: &str) -> bool {
-        let position = self.snapshot.newest().position().unwrap_or_default();
+        let position = self.snapshot.newest().position().unwrap_or_default().with_failures_open();
         let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
         if !position.frontier.iter().any(|entry| is_it(&entry)) {
             return false;
@@ -193,7 +193,7 @@ impl<'a> BegunWork<'a> {
         let Some((head, shape)) = head.zip(self.shape.of_branch(branch)) else {
             return readers.next().is_some();
         };
-        let position = head.record.position().unwrap_or_default();
+        let position = head.record.position().unwrap_or_default().with_failures_open();
         let unfinished = Unfinished::of(shape, &position);
         readers.any(|step| {
             let is_begun = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();

@@ -121,7 +121,7 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {
         return;
     }
-    let position = snapshot.newest().position().unwrap_or_default();
+    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let chosen = Chosen::in_force(store, snapshot);
     let lost_steps = chosen.as_ref().map(|chosen| snapshot.steps_in_lost(&chosen.shape)).unwrap_or_default();
     let summary = &mut snapshot.entry.summary;

@@ -156,6 +156,9 @@ pub(crate) struct StepView {
     /// It failed, and the run does not go on without it; for screens.
     #[serde(skip)]
     pub(crate) holds_up: bool,
+    /// It did not run, as a step upstream of it failed; for the count of what is done.
+    #[serde(skip)]
+    pub(crate) passed_over: bool,
     /// What it printed, where it printed something; for screens.
     #[serde(skip)]
     pub(crate) log: Option<Printed>,
@@ -168,7 +171,7 @@ impl StepView {
     /// Says whether the run goes on behind it.
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {
-            StepStatus::Completed | StepStatus::Skipped => true,
+            StepStatus::Completed | StepStatus::Skipped => !self.passed_over,
             StepStatus::Failed => !self.holds_up,
             _ => false,
         }

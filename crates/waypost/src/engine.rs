@@ -36,6 +36,7 @@ mod commit;
 mod cut;
 mod doubt;
 mod edit;
+mod failure;
 mod fall;
 mod fan;
 mod fit;
@@ -88,18 +89,18 @@ pub use options::{
     OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
     Validate, ValidateFn,
 };
-pub use outcome::{Outcome, RunError, Waiting};
+pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
-    StateError, Told,
+    StateError, Told, Upstream,
 };
 pub use snapshot::Snapshot;
 use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
 pub use undo::{UNDO, Undone};
-pub use within::within;
+pub use within::{within, within_unfinished};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

@@ -41,7 +41,7 @@ use serde_json::Value;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Salvage, Settlement, Spot, StateError, unpanicked,
+    Salvage, Settlement, Spot, StateError, Upstream, unpanicked,
 };
 use crate::id::StepId;
 use crate::path::FieldPath;
@@ -201,8 +201,8 @@ impl Program for Erased {
         read.unwrap_or_else(|panic| Err(panicked(panic)))
     }
 
-    fn admit(&self, _: Spot<'_>, _: &Held) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn open(&self, spot: Spot<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
@@ -242,6 +242,8 @@ impl Program for Erased {
 
     /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
     fn forget(&self, _: Spot<'_>, _: &mut Held) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Held) {}
 
     fn forget_join(&self, _: Spot<'_>, _: &mut Held) {}
 

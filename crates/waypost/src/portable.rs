@@ -258,7 +258,7 @@ impl Portable {
         };
         let run = SealedRun::open(file.run_digest, file.run.get().as_bytes().to_vec())?;
         let checkpoint = file.checkpoint.open()?;
-        let position = checkpoint.position()?;
+        let position = checkpoint.position()?.with_failures_open();
         let (history, children) = (open(file.history)?, open(file.children)?);
         let blobs = file.blobs.into_iter().map(|(name, blob)| Ok((name, blob.bytes()?)));
         let blobs = blobs.collect::<Result<_, Flaw>>()?;
@@ -316,7 +316,7 @@ impl Portable {
 
     /// Checks that what the position of a record cannot do without is there.
     fn check_references(&self, newest: &Record) -> Result<(), Flaw> {
-        let position = newest.position()?;
+        let position = newest.position()?.with_failures_open();
         let CheckpointRef { run, branch, .. } = newest.header().reference();
         let is_repeated = |seq: u64| {
             let changes = position.definition == Some(seq) || position.config == Some(seq);
@@ -327,7 +327,7 @@ impl Portable {
             let lacking = CheckpointRef { run, branch, seq };
             return malformed(format!("it lacks the header of {lacking}, which a position in it refers to"));
         }
-        let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
             let whole = |blob: &Vec<u8>| Digest::of(blob) == items.digest;
             if !self.blobs.get(&items.blob).is_some_and(whole) {

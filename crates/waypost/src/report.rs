@@ -213,6 +213,9 @@ fn facts(header: &Header) -> Vec<(&'static str, String)> {
         Phase::Skipped(SkipCause::Need(step)) => {
             facts.push(("because", format!("{} was skipped", code(step.as_str()))))
         }
+        Phase::Skipped(SkipCause::UpstreamFailed(step)) => {
+            facts.push(("because", format!("{} failed", code(step.as_str()))))
+        }
         Phase::Interrupted { by, .. } => facts.push(("by", inline(by))),
         _ => {}
     }

@@ -199,6 +199,8 @@ pub struct Shape {
     start: Option<usize>,
     level: usize,
     parallel_max: usize,
+    /// One failure keeps all other steps from starting.
+    fails_fast: bool,
     /// How deep branches nest in it.
     depth: usize,
 }
@@ -237,11 +239,22 @@ impl Shape {
             needs.iter().for_each(|need| followers[*need].push(place));
         }
         let loops = find_loops(&followers, &routes);
-        let (start, level, parallel_max) = (None, 0, parallel_max.max(1));
+        let (start, level, parallel_max, fails_fast) = (None, 0, parallel_max.max(1), false);
         let below = |step: &Step| step.all_children().map(|children| children.shape.depth + 1).max();
         let depth = steps.iter().filter_map(below).max().unwrap_or(0);
-        let shape =
-            Self { steps, places, needs, followers, routes, loops, start, level, parallel_max, depth };
+        let shape = Self {
+            steps,
+            places,
+            needs,
+            followers,
+            routes,
+            loops,
+            start,
+            level,
+            parallel_max,
+            fails_fast,
+            depth,
+        };
         shape.refuse_cycles()?;
         Ok(shape)
     }
@@ -260,6 +273,18 @@ impl Shape {
     pub fn at_level(mut self, level: usize) -> Self {
         self.level = level;
         self
+    }
+
+    /// Lets one failure keep all steps of the shape from starting that have not, needed by them or not.
+    #[must_use]
+    pub fn failing_fast(mut self, fails_fast: bool) -> Self {
+        self.fails_fast = fails_fast;
+        self
+    }
+
+    /// Says whether one failure keeps all other steps from starting.
+    pub fn fails_fast(&self) -> bool {
+        self.fails_fast
     }
 
     /// Returns the number given by [`at_level`](Self::at_level); 0 if none was.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, SessionOptions, Settlement, Spot, StateError, Told,
+    Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, RunStatus,
@@ -164,8 +164,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     fn attach(&self, _: Spot<'_>, _: &S, _: &mut S) {}
 
-    fn admit(&self, _: Spot<'_>, _: &S) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &S, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, _: Spot<'_>, _: &S, _: Option<Joined>) -> Result<(), Failure> {
@@ -182,6 +182,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     /// No step leaves a part of its own in the state.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
 
@@ -295,8 +297,8 @@ impl Program for Again {
 
     fn attach(&self, _: Spot<'_>, _: &String, _: &mut String) {}
 
-    fn admit(&self, _: Spot<'_>, _: &String) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &String, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, _: Spot<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
@@ -319,6 +321,8 @@ impl Program for Again {
 
     /// No step leaves a part of its own in the state.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
 

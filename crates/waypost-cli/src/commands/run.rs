@@ -134,6 +134,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
     let options = SessionOptions {
         until: surroundings::until(args.until.as_deref())?,
+        fail_fast: args.fail_fast,
         ..surroundings::session_options(&workflow)
     };
     let timeout = workflow.timeout();

@@ -258,7 +258,10 @@ impl Shown {
         };
         let total = shape.steps().len() as u64;
         let done = match record.position() {
-            Ok(position) => total - Unfinished::of(&shape, &position).count() as u64,
+            Ok(position) => {
+                let open = Unfinished::of(&shape, &position).count() + position.unsuccessful_count();
+                total.saturating_sub(open as u64)
+            }
             // Its state is not kept any more.
             Err(_) => {
                 steps.iter().filter(|step| shape.step(&step.id).is_some() && step.is_finished()).count()

@@ -238,7 +238,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
     if let Some(file) = &args.with {
-        let position = begin.position().unwrap_or_default();
+        let position = begin.position().unwrap_or_default().with_failures_open();
         chosen = of_fork(chosen, &snapshot, &position, file)?;
         chosen.tell(context);
     }

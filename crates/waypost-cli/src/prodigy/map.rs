@@ -12,6 +12,8 @@ use super::write::{Item, Map, Value};
 const PARALLEL: &str = "10";
 /// Items at once that are allowed.
 const PARALLEL_MAX: u64 = 1_000;
+/// The `failure_rate` of items any of which may fail: in Prodigy, failed items do not fail the run.
+const TOLERATES_ALL: &str = "1";
 
 /// Where items come from.
 struct Source {
@@ -228,6 +230,9 @@ impl Import<'_> {
                     _ => self.note(node, "failure_threshold", "it is left out", "write a number from 0 to 1"),
                 }
             }
+            if ours == "dead_letter" && !foreach.has("max_failures") && !foreach.has("failure_rate") {
+                foreach.raw("failure_rate", TOLERATES_ALL);
+            }
             if let Some(node) = get("circuit_breaker") {
                 self.circuit_breaker(node, foreach);
             }
@@ -348,6 +353,9 @@ impl Import<'_> {
         foreach.raw("max_parallel", parallel);
         let goes_on = fields.is_true("continue_on_error");
         foreach.raw("on_item_failure", if goes_on { "dead_letter" } else { "stop" });
+        if goes_on {
+            foreach.raw("failure_rate", TOLERATES_ALL);
+        }
         let nodes = steps_of(fields.take("do"));
         let steps = self.of_item(Kind::Text, &nodes, node, "do");
         foreach.steps("steps", steps);

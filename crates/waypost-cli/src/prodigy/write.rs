@@ -29,6 +29,10 @@ impl Map {
         self.0.is_empty()
     }
 
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(_, known, _)| known == key)
+    }
+
     pub(super) fn raw(&mut self, key: &str, value: impl Into<String>) {
         self.put(key, Value::Raw(value.into()));
     }

@@ -145,7 +145,7 @@ steps:
   - {id: a, run: 'echo a >> trace'}
   - id: f
     needs: [a]
-    foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
   - {id: n, needs: [a], idempotent: false, run: 'echo n >> trace; sleep 0.2'}
   - {id: u, needs: [n], run: 'echo u >> trace'}
   - {id: z, needs: [f], run: 'echo z$N >> trace', env: {N: '${{ steps.f.failed }}'}}
@@ -197,7 +197,7 @@ fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_a
             let rig = Rig::with(
                 "steps:
   - id: f
-    foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$I >> trace; test -e go || test $I = 1', env: {I: '${{ i }}'}}]}
   - {id: z, idempotent: false, run: 'echo z >> trace; echo id=42 >> $WAYPOST_OUTPUT'}
   - {id: y, run: 'echo y$ID >> trace', env: {ID: '${{ steps.z.outputs.id }}'}}
 ",
@@ -229,12 +229,13 @@ fn a_step_of_an_item_that_must_not_be_repeated_is_asked_about() {
             "steps:
   - id: o
     foreach:
+      failure_rate: 1
       items: [p, q]
       as: j
       max_parallel: 1
       steps:
         - id: f
-          foreach: {items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$J$I >> trace; test -e go || test $J$I != p2', env: {J: '${{ j }}', I: '${{ i }}'}}]}
+          foreach: {failure_rate: 1, items: [1, 2], as: i, max_parallel: 1, steps: [{id: g, run: 'echo g$J$I >> trace; test -e go || test $J$I != p2', env: {J: '${{ j }}', I: '${{ i }}'}}]}
         - {id: h, idempotent: false, run: 'echo h$J >> trace', env: {J: '${{ j }}'}}
 ",
         )

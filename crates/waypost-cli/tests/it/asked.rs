@@ -345,14 +345,14 @@ const BELIEVED_ITEMS: &str = "steps:
 #[test]
 fn an_item_that_is_done_again_and_fails_has_failed() {
     for store in STORES {
-        for (limit, code) in [("", 3), ("on_item_failure: skip", 3), ("max_failures: 0", 1)] {
+        for (limit, code) in [("failure_rate: 1", 3), ("on_item_failure: skip", 3), ("max_failures: 0", 1)] {
             let rig = Rig::with(&BELIEVED_ITEMS.replace("LIMIT", limit)).at(store);
             has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, limit);
             ran(&rig);
             std::fs::remove_file(rig.path("ev-i")).expect("it was made");
             rig.write("fail", "");
 
-            for expect in if code == 3 { [&["bi", "z"][..], &[]] } else { [&["bi"][..], &[]] } {
+            for expect in if code == 3 { [&["bi", "z"][..], &[]] } else { [&["bi"][..], &["bi"]] } {
                 has_ended(&rig, &["resume", "r", "-q"], code, limit);
                 assert_eq!(ran(&rig), expect, "{store} {limit}");
             }
@@ -374,7 +374,7 @@ fn failures_that_were_done_again_count_no_more() {
         let rig = Rig::with(
             "steps:
   - {id: a, run: 'touch ev; echo v=$RANDOM$RANDOM >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
-  - {id: e, foreach: {items: [i, j], steps: [{id: b, run: 'test ! -e fail || test $I = j', env: {I: '${{ item }}'}}]}}
+  - {id: e, foreach: {failure_rate: 1, items: [i, j], steps: [{id: b, run: 'test ! -e fail || test $I = j', env: {I: '${{ item }}'}}]}}
 ",
         )
         .at(store);
@@ -397,7 +397,7 @@ fn failures_that_were_done_again_count_no_more() {
 fn what_was_left_behind_is_no_dead_letter() {
     for store in STORES {
         let rig = Rig::with(
-            "steps: [{id: e, foreach: {items: [x], steps: [{id: p, run: 'test ! -e fail-p'}, {id: in, foreach: {items: [u], steps: [{id: q, run: 'test ! -e fail-q'}]}}]}}]\n",
+            "steps: [{id: e, foreach: {failure_rate: 1, items: [x], steps: [{id: p, run: 'test ! -e fail-p'}, {id: in, foreach: {failure_rate: 1, items: [u], steps: [{id: q, run: 'test ! -e fail-q'}]}}]}}]\n",
         )
         .at(store);
         rig.write("fail-q", "");

@@ -19,7 +19,7 @@ fn remove(rig: &Rig, files: &[&str]) {
 fn items_are_looked_at_again_after_one_was_done_again() {
     let flow = "steps:
   - id: each
-    foreach: {items: [a, b, c], as: i, max_parallel: 1, steps: [{id: mk, run: 'echo $I >> trace; test $I != c; echo v > o.$I', env: {I: '${{ i }}'}, evidence: [{sha256: 'o.${{ i }}'}]}]}
+    foreach: {failure_rate: 1, items: [a, b, c], as: i, max_parallel: 1, steps: [{id: mk, run: 'echo $I >> trace; test $I != c; echo v > o.$I', env: {I: '${{ i }}'}, evidence: [{sha256: 'o.${{ i }}'}]}]}
   - {id: end, run: 'echo end >> trace'}
 ";
     for store in STORES {
@@ -280,7 +280,7 @@ fn a_step_has_ended_well_with_a_code_that_its_evidence_names() {
 #[test]
 fn items_are_tried_again_when_what_is_done_holds() {
     let rig = Rig::with(
-        "steps:\n  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}\n  - {id: e, foreach: {items: [x], steps: [{id: b, run: 'echo b >> trace; test -e go'}]}}\n",
+        "steps:\n  - {id: a, run: 'echo a >> trace; touch ev', evidence: [{file: ev}]}\n  - {id: e, foreach: {failure_rate: 1, items: [x], steps: [{id: b, run: 'echo b >> trace; test -e go'}]}}\n",
     );
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
     std::fs::remove_file(rig.path("ev")).expect("the step made it");

@@ -77,7 +77,7 @@ fn a_dry_resume_refuses_what_the_resume_refuses() {
 #[test]
 fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     let rig = Rig::with(
-        "steps:\n  - id: f\n    foreach: {items: [x, y], as: i, steps: [{id: k, run: 'test $I = x', env: {I: '${{ i }}'}}]}\n  - {id: g, run: 'true'}\n",
+        "steps:\n  - id: f\n    foreach: {failure_rate: 1, items: [x, y], as: i, steps: [{id: k, run: 'test $I = x', env: {I: '${{ i }}'}}]}\n  - {id: g, run: 'true'}\n",
     );
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(3));
 

@@ -13,6 +13,7 @@ steps:
     foreach:
       items: {run: cat list}
       max_parallel: 2
+      failure_rate: 1
       steps:
         - {id: work, run: 'echo "work $I" >> trace; while [ -e hold ]; do sleep 0.02; done; [ -e "ok-$I" ]', env: {I: "${{ item }}"}}
         - {id: more, run: 'echo "more $I" >> trace; echo "at=$AT" >> "$WAYPOST_OUTPUT"', env: {I: "${{ item }}", AT: "${{ item_index }}"}}
@@ -208,7 +209,10 @@ fn a_retry_of_dead_letters_survives_a_crash() {
 #[test]
 fn too_many_failures_stop_a_run() {
     let limited = |key: &str| {
-        PICKY.replace("      max_parallel: 2\n", &format!("      max_parallel: 1\n      {key}\n"))
+        PICKY.replace(
+            "      max_parallel: 2\n      failure_rate: 1\n",
+            &format!("      max_parallel: 1\n      {key}\n"),
+        )
     };
     for (key, worked, says) in [
         ("max_failures: 1", 2, "2 of 6 branches failed, and no more than 1 may"),
@@ -379,7 +383,7 @@ fn screens_of_items() {
 
 /// The same, where one that fails stops all.
 fn strictly() -> String {
-    PICKY.replace("max_parallel: 2", "max_parallel: 1\n      on_item_failure: stop")
+    PICKY.replace("max_parallel: 2\n      failure_rate: 1", "max_parallel: 1\n      on_item_failure: stop")
 }
 
 // What happened: a file was changed in what is done for each item while items were under way. The rest was done by the
@@ -480,6 +484,7 @@ steps:
     foreach:
       items: {run: cat list}
       on_item_failure: dead_letter
+      failure_rate: 1
       steps:
         - {id: first, run: 'echo "first $I" >> trace', env: {I: "${{ item }}"}}
         - id: both
@@ -534,12 +539,12 @@ fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
 
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1), "{store}");
-        assert_eq!(rig.read("trace"), "kx\nky\nkw\n", "{store}");
+        assert_eq!(rig.read("trace"), "kx\nky\nkw\nkw\nky\n", "{store}");
         assert_eq!(rig.call(&["dead-letters", "drop", "r", "w", "-q"]).status.code(), Some(0), "{store}");
 
         for _ in 0..2 {
             assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(3), "{store}");
-            assert_eq!(rig.read("trace"), "kx\nky\nkw\nafter 2\n", "{store}");
+            assert_eq!(rig.read("trace"), "kx\nky\nkw\nkw\nky\nky\nafter 2\n", "{store}");
         }
 
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
@@ -555,7 +560,7 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
         let rig = Rig::with(
             "steps:
   - id: f
-    foreach: {items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go || exit 42', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [x, y, w], as: i, steps: [{id: k, run: 'echo k$I >> trace; test $I = x || test -e go || exit 42', env: {I: '${{ i }}'}}]}
   - {id: code, if: 'steps.f.items[1].steps.k.exit_code == 42', run: 'echo 42 >> trace'}
   - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }} ${{ steps.f.items[1].status }}'}}
 ",
@@ -568,7 +573,7 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
 
         assert_eq!(rig.call(&["dead-letters", "retry", "r", "-q"]).status.code(), Some(3), "{store}");
 
-        assert!(rig.read("trace").ends_with("kw\nafter 1 failed\n"), "{store}: {}", rig.read("trace"));
+        assert!(rig.read("trace").ends_with("kw\n42\nafter 1 failed\n"), "{store}: {}", rig.read("trace"));
         let shown = rig.json(&["show", "r", "--json"]);
         assert_eq!(shown["status"], "completed_with_failures", "{store}");
         assert!(rig.json(&["dead-letters", "list", "r", "--json"])["items"].as_array().unwrap().is_empty());
@@ -583,7 +588,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let each = |step: &str| {
             format!(
-                "  - id: {step}\n    foreach: {{items: [x, y], as: i, steps: [{{run: 'test $I = x', env: {{I: '${{{{ i }}}}'}}}}]}}\n"
+                "  - id: {step}\n    foreach: {{failure_rate: 1, items: [x, y], as: i, steps: [{{run: 'test $I = x', env: {{I: '${{{{ i }}}}'}}}}]}}\n"
             )
         };
         let rig = Rig::with(&format!("steps:\n{}{}", each("f"), each("g"))).at(store);
@@ -620,6 +625,7 @@ fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
     foreach:
       items: [A]
       as: o
+      failure_rate: 1
       steps:
         - id: in
           foreach: {items: [1, 2], as: i, on_item_failure: stop, max_parallel: 2, steps: [{id: k, run: 'echo k$I >> trace; test -e go || { test $I = 1 && sleep 0.2 && exit 3; sleep 5; }', env: {I: '${{ i }}'}}]}
@@ -654,7 +660,7 @@ fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
         let rig = Rig::with(
             "steps:
   - id: f
-    foreach: {items: [x, y], as: i, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test -e begun || { touch begun; sleep 1000; }; test -e go', env: {I: '${{ i }}'}}]}
+    foreach: {failure_rate: 1, items: [x, y], as: i, max_parallel: 1, steps: [{id: k, run: 'echo k$I >> trace; test -e begun || { touch begun; sleep 1000; }; test -e go', env: {I: '${{ i }}'}}]}
   - {id: after, run: 'echo after $N >> trace', env: {N: '${{ steps.f.failed }}'}}
 ",
         )

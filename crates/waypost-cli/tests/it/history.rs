@@ -65,7 +65,7 @@ fn damage_is_seen() {
         let rig = failed(url);
         let sound = steps(&rig.json(&["show", "r-1", "--json"]));
         let statuses: Vec<&str> = sound.iter().map(|step| step[1].as_str().unwrap()).collect();
-        assert_eq!(statuses, ["completed", "failed", "completed", "failed", "pending"]);
+        assert_eq!(statuses, ["completed", "failed", "completed", "failed", "skipped"]);
         spoil(&rig, url, seq);
 
         let at = format!("r-1@{seq}");

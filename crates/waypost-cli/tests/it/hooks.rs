@@ -146,7 +146,7 @@ on_failure: [{run: 'echo "failed: $S" >> trace', env: {S: "${{ run.failed_step }
 steps:
   - {id: fine, run: 'exit 1', continue_on_error: true}
   - id: letters
-    foreach: {items: [a], steps: [{id: dead, run: 'exit 1'}]}
+    foreach: {items: [a], failure_rate: 1, steps: [{id: dead, run: 'exit 1'}]}
   - id: strict
     foreach: {items: [a], on_item_failure: stop, steps: [{id: inner, run: 'exit 1'}]}
 "#,

@@ -16,7 +16,7 @@ fn later_steps_read_the_item_that_was_worked_on() {
     let flow = r#"
 steps:
   - id: e
-    foreach: {items: [a, b], as: item, steps: [{id: work, run: '[ "$I" != b ]', env: {I: "${{ item }}"}}]}
+    foreach: {failure_rate: 1, items: [a, b], as: item, steps: [{id: work, run: '[ "$I" != b ]', env: {I: "${{ item }}"}}]}
   - {id: end, run: 'echo "$I $K" >> trace', env: {I: "${{ steps.e.items[1].item }}", K: "${{ steps.e.items[1].key }}"}}
 "#;
     for store in STORES {
@@ -79,7 +79,7 @@ steps:
 fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     let flow = |policy: &str| {
         format!(
-            "steps:\n  - id: e\n    foreach: {{items: [a, b], as: item, {policy}steps: [{{run: exit 3}}]}}\n  - {{id: end, run: 'true'}}\n"
+            "steps:\n  - id: e\n    foreach: {{failure_rate: 1, items: [a, b], as: item, {policy}steps: [{{run: exit 3}}]}}\n  - {{id: end, run: 'true'}}\n"
         )
     };
     let rig = Rig::with(&flow("on_item_failure: skip, "));
@@ -105,7 +105,7 @@ fn branches_are_found_by_their_keys_as_they_are() {
     let flow = r#"
 steps:
   - id: f
-    foreach: {items: [src/a.rs, "b c.txt", "src/a.rs/s"], as: item, steps: [{id: s, run: 'echo "did $I"; exit 3', env: {I: "${{ item }}"}}]}
+    foreach: {failure_rate: 1, items: [src/a.rs, "b c.txt", "src/a.rs/s"], as: item, steps: [{id: s, run: 'echo "did $I"; exit 3', env: {I: "${{ item }}"}}]}
 "#;
     for store in STORES {
         let rig = Rig::with(flow).at(store);
@@ -135,7 +135,7 @@ fn items_of_an_earlier_pass_are_told_of() {
     repeat: {until: iteration == 2, max: 3}
     steps:
       - id: f
-        foreach: {items: [1, 2], as: i, steps: [{id: p, run: 'test $I-$P != 2-1', env: {I: '${{ i }}', P: '${{ iteration }}'}}]}
+        foreach: {failure_rate: 1, items: [1, 2], as: i, steps: [{id: p, run: 'test $I-$P != 2-1', env: {I: '${{ i }}', P: '${{ iteration }}'}}]}
 ",
     );
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
@@ -154,7 +154,7 @@ fn steps_that_begin_together_have_their_letters_each() {
         let mut flow = "max_parallel: 8\nsteps:\n".to_owned();
         for step in ["a", "b", "c", "d"] {
             flow += &format!(
-                "  - {{id: {step}, needs: [], foreach: {{items: [1], as: i, steps: [{{id: {step}1, run: 'test -e go'}}]}}}}\n"
+                "  - {{id: {step}, needs: [], foreach: {{failure_rate: 1, items: [1], as: i, steps: [{{id: {step}1, run: 'test -e go'}}]}}}}\n"
             );
         }
         let rig = Rig::with(&flow).at(store);
@@ -173,7 +173,9 @@ fn steps_that_begin_together_have_their_letters_each() {
 // for beside what excludes that. What stops it now: the two exclude each other.
 #[test]
 fn only_is_refused_beside_retry_failed() {
-    let rig = Rig::with("steps:\n  - {id: e, foreach: {items: [a], steps: [{run: 'test -e ok'}]}}\n");
+    let rig = Rig::with(
+        "steps:\n  - {id: e, foreach: {failure_rate: 1, items: [a], steps: [{run: 'test -e ok'}]}}\n",
+    );
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
 
     let told = rig.waypost(&["resume", "r", "--retry-failed", "--only"]);
@@ -209,7 +211,7 @@ fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
 // said only that its branch has ended. What stops it now: the branches are named, and the error and what helps are told.
 #[test]
 fn a_step_of_an_item_is_found_and_its_failure_told() {
-    let flow = "steps:\n  - {id: e, foreach: {items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
+    let flow = "steps:\n  - {id: e, foreach: {failure_rate: 1, items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
     for store in STORES {
         let rig = Rig::with(flow).at(store);
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
@@ -262,7 +264,7 @@ fn why_says_that_an_item_was_left_behind() {
 // word. What stops it now: it is said, with the call that goes by the file.
 #[test]
 fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
-    let flow = "steps:\n  - id: e\n    foreach: {items: [a, b], as: item, steps: [{id: work, run: 'echo \"$I\" >> trace; [ \"$I\" != b ]', env: {I: \"${{ item }}\"}}]}\n";
+    let flow = "steps:\n  - id: e\n    foreach: {failure_rate: 1, items: [a, b], as: item, steps: [{id: work, run: 'echo \"$I\" >> trace; [ \"$I\" != b ]', env: {I: \"${{ item }}\"}}]}\n";
     let rig = Rig::with(flow);
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
     let as_it_was = rig.told(&rig.call(&["dead-letters", "retry", "r"]));
@@ -290,6 +292,7 @@ fn another_item_is_read_by_all_that_had_read_the_one_before() {
         "steps:
   - id: e
     foreach:
+      failure_rate: 1
       items: [bad, good]
       as: it
       key: 'k-${{ item_index }}'

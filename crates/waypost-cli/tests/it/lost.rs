@@ -118,7 +118,7 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@3 is missing; a resume stops"]);
     let stops = rig.json(&["plan", "r-1", "--json"])["stops"].clone();
     let missing =
-        [4, 3].map(|seq| format!("checkpoint r-1@{seq} is missing; a resume stops until it is back"));
+        [5, 4, 3].map(|seq| format!("checkpoint r-1@{seq} is missing; a resume stops until it is back"));
     assert_eq!(stops, serde_json::json!(missing));
     let before = rig.read("kept/runs/r-1/report.md");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing", "--restart"]);
@@ -176,10 +176,16 @@ fn the_end_of_an_item_taken_away_stops_a_resume() {
 #[test]
 fn the_opening_of_items_taken_away_stops_a_resume() {
     let rig = items_without(2);
+    // Nor is the record there with which the step failed.
+    for name in
+        ["history/checkpoint_0000000005.json", "history/checkpoint_0000000005.json.sha256", "checkpoint.json"]
+    {
+        fs::remove_file(rig.path("kept/runs/r").join(name)).unwrap();
+    }
     let files = files_in(&rig);
 
     for _ in 0..2 {
-        expect(&rig, &["resume", "r"], 7, &["checkpoint r@2 is damaged", "it is missing", "--from STEP"]);
+        expect(&rig, &["resume", "r"], 7, &["checkpoint r@3 is damaged", "it is missing", "--from STEP"]);
     }
     assert_eq!((rig.read("trace").as_str(), files_in(&rig)), ("x\ny\n", files), "nothing was done");
 
@@ -193,13 +199,15 @@ fn the_opening_of_items_taken_away_stops_a_resume() {
 fn an_older_copy_of_the_files_of_a_run_stops_a_resume() {
     let rig = items_without(3);
     for name in
-        ["history/checkpoint_0000000004.json", "history/checkpoint_0000000004.json.sha256", "checkpoint.json"]
+        ["checkpoint_0000000004.json", "checkpoint_0000000005.json"].map(|name| format!("history/{name}"))
     {
-        fs::remove_file(rig.path("kept/runs/r").join(name)).unwrap();
+        fs::remove_file(rig.path("kept/runs/r").join(&name)).unwrap();
+        fs::remove_file(rig.path("kept/runs/r").join(format!("{name}.sha256"))).unwrap();
     }
+    fs::remove_file(rig.path("kept/runs/r/checkpoint.json")).unwrap();
 
     for _ in 0..2 {
-        expect(&rig, &["resume", "r"], 7, &["checkpoint r/f:x@2 is damaged", "events.jsonl tells of it"]);
+        expect(&rig, &["resume", "r"], 7, &["checkpoint r@3 is damaged", "events.jsonl tells of it"]);
     }
     expect(&rig, &["verify", "r"], 7, &["r/f:x@2", "r/f:y@3"]);
     assert_eq!(rig.read("trace"), "x\ny\n", "nothing was done");
@@ -416,7 +424,7 @@ fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written
         let shown = rig.json(&["show", "r-1", "--json"]);
         assert_eq!(
             (&shown["status"], &shown["damaged"][0]),
-            (&"interrupted".into(), &"r-1@7".into()),
+            (&"interrupted".into(), &"r-1@8".into()),
             "{url}"
         );
         expect(&rig, &["resume"], 0, &["went on from the one before", "is completed"]);
@@ -449,7 +457,7 @@ fn a_step_whose_damaged_start_was_its_own_record_is_in_doubt() {
                 .all(|part| part != b"r-1\"")
         });
         rig.write("ok", "");
-        spoil_record(&rig, url, 3);
+        spoil_record(&rig, url, (3, 3));
 
         expect(&rig, &["plan", "r-1"], 0, &["1 newer record is lost and the step is not idempotent"]);
         for _ in 0..2 {
@@ -463,18 +471,18 @@ fn a_step_whose_damaged_start_was_its_own_record_is_in_doubt() {
 
 /// Changes the record that ends step four.
 fn spoil_newest(rig: &Rig, url: &str) {
-    spoil_record(rig, url, 7);
+    spoil_record(rig, url, (7, 8));
 }
 
-/// Changes the newest record, whose number is `seq`.
-fn spoil_record(rig: &Rig, url: &str, seq: u64) {
+/// Changes the newest record, whose number is `seq` and which is in the file of that commit.
+fn spoil_record(rig: &Rig, url: &str, (commit, seq): (u64, u64)) {
     if url != "file:kept" {
         let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
         let sql = "UPDATE records SET header = zeroblob(9) WHERE key = (SELECT max(key) FROM records)";
         assert_eq!(database.execute(sql, []).unwrap(), 1);
         return;
     }
-    let path = rig.path(&format!("kept/runs/r-1/history/checkpoint_{seq:010}.json"));
+    let path = rig.path(&format!("kept/runs/r-1/history/checkpoint_{commit:010}.json"));
     let mut bytes = fs::read(&path).unwrap();
     let text = format!("\"seq\":{seq},").into_bytes();
     let place = bytes.windows(text.len()).rposition(|window| window == text).expect("it is there");

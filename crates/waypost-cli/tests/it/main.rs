@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod after_failure;
 mod again;
 mod agents;
 mod announcing;

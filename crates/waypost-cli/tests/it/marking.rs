@@ -32,10 +32,10 @@ fn a_run_that_stands_is_labelled_and_stands_as_before() {
 
         let marked = rig.json(&["checkpoint", "r", "--label", "before-go", "--json"]);
 
-        assert_eq!(marked, json!({"v": 1, "run": "r", "checkpoint": "r@4", "label": "before-go"}));
+        assert_eq!(marked, json!({"v": 1, "run": "r", "checkpoint": "r@5", "label": "before-go"}));
         assert_eq!(rig.json(&["show", "r", "--json"]), before, "{store}: it failed as before");
         assert_eq!(said(&rig, &["run_failed", "progress"]), ["run_failed", "progress"], "failed once");
-        let listed = &rig.json(&["checkpoints", "r", "--json"])["checkpoints"][3];
+        let listed = &rig.json(&["checkpoints", "r", "--json"])["checkpoints"][4];
         assert_eq!(
             (&listed["label"], &listed["reason"], &listed["phase"]),
             (&json!("before-go"), &json!("manual"), &json!("progress"))
@@ -45,11 +45,11 @@ fn a_run_that_stands_is_labelled_and_stands_as_before() {
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
         assert_eq!(rig.read("trace"), "a\nb\nb\nc\n");
 
-        assert_eq!(rig.json(&["show", "r@before-go", "--json"])["checkpoint"]["ref"], "r@4");
+        assert_eq!(rig.json(&["show", "r@before-go", "--json"])["checkpoint"]["ref"], "r@5");
         assert_eq!(code(&rig, &["fork", "r@before-go", "--id", "s", "-q"]), Some(0));
         assert_eq!(rig.read("trace"), "a\nb\nb\nc\nb\nc\n", "the fork goes on where the label is");
         assert_eq!(rig.json(&["rollback", "@@before-go", "--json"])["v"], 1, "of the newest run");
-        assert_eq!(rig.json(&["rollback", "r@before-go", "--json"])["to"], "r@4");
+        assert_eq!(rig.json(&["rollback", "r@before-go", "--json"])["to"], "r@5");
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
         assert!(rig.read("trace").ends_with("b\nc\nb\nc\n"));
     }

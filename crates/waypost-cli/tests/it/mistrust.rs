@@ -188,7 +188,7 @@ fn many_verifiers_of_one_run_agree_and_disturb_nobody() {
 fn what_an_expression_gives_is_no_pattern() {
     let each = |evidence: &str| {
         format!(
-            "steps: [{{id: each, foreach: {{items: [a1, 'a?', 'a*'], as: x, max_parallel: 1, steps: [{{id: mk, run: 'test $X != a1 || echo 1 > f-$X.csv', env: {{X: '${{{{ x }}}}'}}, evidence: [{evidence}]}}]}}}}]\n"
+            "steps: [{{id: each, foreach: {{failure_rate: 1, items: [a1, 'a?', 'a*'], as: x, max_parallel: 1, steps: [{{id: mk, run: 'test $X != a1 || echo 1 > f-$X.csv', env: {{X: '${{{{ x }}}}'}}, evidence: [{evidence}]}}]}}}}]\n"
         )
     };
     for evidence in ["{file: 'f-${{ x }}.csv', size: '> 0'}", "{sha256: 'f-${{ x }}.csv'}"] {

@@ -10,6 +10,7 @@ const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 const NESTED: &str = "steps:
   - id: o
     foreach:
+      failure_rate: 1
       items: [A, B]
       as: o
       max_parallel: 1
@@ -17,6 +18,7 @@ const NESTED: &str = "steps:
         - {id: before, run: 'echo before$O >> trace', env: {O: '${{ o }}'}}
         - id: in
           foreach:
+            failure_rate: 1
             items: [1, 2]
             as: i
             max_parallel: 1
@@ -99,17 +101,18 @@ fn items_of_all_levels_are_tried_again_at_once() {
 steps:
   - id: o
     foreach:
+      failure_rate: 1
       items: [A, B, C]
       as: o
       steps:
         - {id: k, run: 'echo k$O >> trace; test $O != B || test -e go', env: {O: '${{ o }}'}}
         - id: in
-          foreach: {items: [1, 2], as: i, steps: [{id: l, run: 'echo l$O$I >> trace; test $I != 2 || test -e go', env: {O: '${{ o }}', I: '${{ i }}'}}]}
+          foreach: {failure_rate: 1, items: [1, 2], as: i, steps: [{id: l, run: 'echo l$O$I >> trace; test $I != 2 || test -e go', env: {O: '${{ o }}', I: '${{ i }}'}}]}
   - id: g
     repeat: {until: iteration == 2, max: 3}
     steps:
       - id: gin
-        foreach: {items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}
+        foreach: {failure_rate: 1, items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}
   - {id: child, workflow: child.yaml}
   - {id: end, run: 'echo end >> trace'}
 ",
@@ -117,7 +120,7 @@ steps:
         .at(store);
         rig.write(
             "child.yaml",
-            "steps:\n  - id: c\n    foreach: {items: [1, 2], as: i, steps: [{id: n, run: 'echo n$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}\n",
+            "steps:\n  - id: c\n    foreach: {failure_rate: 1, items: [1, 2], as: i, steps: [{id: n, run: 'echo n$I >> trace; test $I != 2 || test -e go', env: {I: '${{ i }}'}}]}\n",
         );
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
         wait_until("all are there", || keys(&rig).as_array().unwrap().len() >= 5);
@@ -148,7 +151,7 @@ fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
     steps:
       - {id: first, run: 'echo first >> trace'}
       - id: gin
-        foreach: {items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2', env: {I: '${{ i }}'}}]}
+        foreach: {failure_rate: 1, items: [1, 2], as: i, steps: [{id: m, run: 'echo m$I >> trace; test $I != 2', env: {I: '${{ i }}'}}]}
       - {id: last, run: 'echo last$N >> trace', env: {N: '${{ steps.gin.failed }}'}}
   - {id: end, run: 'echo end >> trace'}
 ",
@@ -180,13 +183,14 @@ fn an_item_that_failed_after_an_inner_one_is_tried_again_with_it() {
 steps:
   - id: f
     foreach:
+      failure_rate: 1
       items: [a, b]
       as: i
       key: ${{ i }}
       max_parallel: 1
       steps:
         - id: in
-          foreach: {items: [1, 2], as: k, key: 'k${{ k }}', max_parallel: 1, steps: [{id: g, run: 'echo g$I$K >> trace; test -e go || [ $I$K != a2 ]', env: {I: '${{ i }}', K: '${{ k }}'}}]}
+          foreach: {failure_rate: 1, items: [1, 2], as: k, key: 'k${{ k }}', max_parallel: 1, steps: [{id: g, run: 'echo g$I$K >> trace; test -e go || [ $I$K != a2 ]', env: {I: '${{ i }}', K: '${{ k }}'}}]}
         - {id: w, run: 'echo w$I$N >> trace; test -e go || [ $I != a ]', env: {I: '${{ i }}', N: '${{ steps.in.failed }}'}}
 ",
             )

@@ -64,7 +64,7 @@ fn nothing_that_is_wrong_disturbs_the_shell() {
 #[test]
 fn params_checkpoints_and_dead_letters_are_offered() {
     let rig = Rig::with(
-        "name: flow\nparams:\n  who: { default: you, description: Whom to greet }\n  when: { default: now }\n  loud: { type: bool, default: false }\nsteps:\n  - { id: one, run: 'true' }\n  - id: each\n    foreach: { items: [eu, us, apac], steps: [{ id: w, run: 'test \"$I\" = us', env: { I: '${{ item }}' } }] }\n",
+        "name: flow\nparams:\n  who: { default: you, description: Whom to greet }\n  when: { default: now }\n  loud: { type: bool, default: false }\nsteps:\n  - { id: one, run: 'true' }\n  - id: each\n    foreach: {failure_rate: 1,  items: [eu, us, apac], steps: [{ id: w, run: 'test \"$I\" = us', env: { I: '${{ item }}' } }] }\n",
     );
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(3));
     assert_eq!(rig.call(&["checkpoint", "r-1", "--label", "before-lunch"]).status.code(), Some(0));

@@ -388,7 +388,7 @@ fn passes_begin_with_the_first_behind_a_rollback_amid_a_redo() {
 fn items_that_come_out_well_when_they_are_done_again_have_not_failed() {
     let flow = "steps:
   - id: f
-    foreach: {items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; test ! -e fail-${{ item }}; touch own'}]}
+    foreach: {failure_rate: 1, items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; test ! -e fail-${{ item }}; touch own'}]}
     evidence: [{file: own}]
 ";
     for store in STORES {

@@ -22,6 +22,7 @@ steps:
     foreach:
       items: [good, "<bad>"]
       max_parallel: 1
+      failure_rate: 1
       as: word
       steps:
         - { id: work, run: 'test "$WORD" = good', env: { WORD: "${{ word }}" } }

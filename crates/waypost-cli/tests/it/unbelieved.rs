@@ -89,6 +89,7 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
         "steps:
   - id: each
     foreach:
+      failure_rate: 1
       items: [a, b]
       steps: [{id: charge, idempotent: false, run: 'echo ${{ item }} >> trace', evidence: [{file: 'ok-${{ item }}'}]}]
 ",

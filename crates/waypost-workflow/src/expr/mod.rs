@@ -464,7 +464,22 @@ impl Condition {
         self.0.uses.calls.iter().any(|call| match call {
             Call::Always => true,
             Call::Skipped { step: named, .. } => named == step,
+            Call::Failure { .. } | Call::Success { .. } => false,
         })
+    }
+
+    /// Says whether the condition is decided after a failure too: it calls `always()`, `failure()` or `success()`. Any
+    /// other implies `success() &&`.
+    #[must_use]
+    pub fn asks_for_failures(&self) -> bool {
+        let mut calls = self.0.uses.calls.iter();
+        calls.any(|call| matches!(call, Call::Always | Call::Failure { .. } | Call::Success { .. }))
+    }
+
+    /// Says whether it calls `failure()`.
+    #[must_use]
+    pub fn calls_failure(&self) -> bool {
+        self.0.uses.calls.iter().any(|call| matches!(call, Call::Failure { .. }))
     }
 
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {

@@ -23,13 +23,12 @@ const OF_ITEMS: [&str; 2] = ["item", "item_index"];
 const WORDS: [&str; 13] =
     ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
 /// Functions that may be called.
-const FUNCTIONS: [&str; 4] = ["always", "skipped", "range", "dict"];
-/// Functions of GitHub's about runs that failed or were stopped. No step runs in such a run, so that they could only
-/// ever give one answer.
-const ABOUT_FAILURE: [&str; 3] = ["success", "failure", "cancelled"];
-/// What to write in place of those.
-const AFTER_FAILURE: &str = "a failed step ends the run, and the steps after it wait for the resume: do it in `on_failure`, or let the step that may \
-                             fail go on with `continue_on_error` and ask for its `.status`";
+const FUNCTIONS: [&str; 6] = ["always", "failure", "success", "skipped", "range", "dict"];
+/// The function of GitHub about runs that were stopped. No step starts in a stopped run, so that it has one answer only.
+const CANCELLED: &str = "cancelled";
+/// The reason, and the functions in its place.
+const AFTER_A_STOP: &str = "after Ctrl-C, a stop, a timeout or a spent budget no step runs, whatever its `if` says: \
+                            `failure()` is true after a failure, and `always()` after any end of a step";
 /// Those of minijinja's filters that make sense on one value.
 pub(crate) const FILTERS: [&str; 37] = [
     "abs",
@@ -111,7 +110,7 @@ pub(crate) fn is_taken(name: &str) -> bool {
         || name == OF_PASSES
         || WORDS.contains(&name)
         || FUNCTIONS.contains(&name)
-        || ABOUT_FAILURE.contains(&name)
+        || name == CANCELLED
 }
 
 /// Stands in a path for an element of a list, or a value by a key that is worked out.
@@ -133,7 +132,18 @@ pub struct Reference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     Always,
-    Skipped { step: String, range: Range<usize> },
+    /// True after a failure upstream.
+    Failure {
+        range: Range<usize>,
+    },
+    /// True unless a step upstream failed.
+    Success {
+        range: Range<usize>,
+    },
+    Skipped {
+        step: String,
+        range: Range<usize>,
+    },
 }
 
 /// Everything that an expression reads.
@@ -222,9 +232,9 @@ fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxErro
 
 fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
     let token = &tokens[index];
-    if ABOUT_FAILURE.contains(&token.text) {
-        let message = format!("`{}()` is not supported by this version", token.text);
-        return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_FAILURE));
+    if token.text == CANCELLED {
+        let message = "`cancelled()` could never be true".to_owned();
+        return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_A_STOP));
     }
     if !FUNCTIONS.contains(&token.text) && !FROM_GITHUB.iter().any(|(name, _)| *name == token.text) {
         return Err(unknown_function(token));
@@ -234,6 +244,8 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
     let call = match token.text {
         "skipped" => Some(skipped(tokens, index)?),
         "always" => Some(Call::Always),
+        "failure" => Some(Call::Failure { range: token.range.clone() }),
+        "success" => Some(Call::Success { range: token.range.clone() }),
         _ => return Ok(()),
     };
     if !empty && token.text != "skipped" {
@@ -246,12 +258,8 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
 
 fn unknown_function(token: &Token<'_>) -> SyntaxError {
     let error = SyntaxError::new(token.range.clone(), format!("there is no function `{}`", token.text));
-    match nearest(token.text, FUNCTIONS.into_iter().chain(ABOUT_FAILURE)) {
-        Some(near) if ABOUT_FAILURE.contains(&near.as_str()) => {
-            error.help(format!("`{near}()` is not supported by this version: {AFTER_FAILURE}"))
-        }
-        near => error.hint(near).help(format!("the functions are {}", listed(FUNCTIONS))),
-    }
+    let near = nearest(token.text, FUNCTIONS.into_iter());
+    error.hint(near).help(format!("the functions are {}", listed(FUNCTIONS)))
 }
 
 fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {

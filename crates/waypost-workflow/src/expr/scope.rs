@@ -56,6 +56,8 @@ pub struct Scope {
     steps: Arc<Shelf>,
     /// What is known only here, by name.
     locals: Arc<Shelf>,
+    /// A step upstream failed.
+    has_failure: bool,
 }
 
 impl Scope {
@@ -70,6 +72,7 @@ impl Scope {
             env: Arc::default(),
             steps: Arc::default(),
             locals: Arc::default(),
+            has_failure: false,
         }
     }
 
@@ -79,6 +82,12 @@ impl Scope {
         let mut scope = self.clone();
         Arc::make_mut(&mut scope.locals).0.insert(name.into(), convert::from_json(value));
         scope
+    }
+
+    /// The same values for a condition, where `has_failure` says whether a step upstream failed.
+    #[must_use]
+    pub(crate) fn with_failure(&self, has_failure: bool) -> Self {
+        Self { has_failure, ..self.clone() }
     }
 
     /// Records how a step ended; a step that is redone replaces its former end.
@@ -233,6 +242,14 @@ impl Object for Context {
             "steps" => Some(Raw::from_dyn_object(Arc::clone(&scope.steps))),
             "run" => Some(run_value(scope)),
             "always" => Some(Raw::from_function(|| true)),
+            "failure" => {
+                let has_failure = scope.has_failure;
+                Some(Raw::from_function(move || has_failure))
+            }
+            "success" => {
+                let has_failure = scope.has_failure;
+                Some(Raw::from_function(move || !has_failure))
+            }
             "skipped" => {
                 let steps = Arc::clone(&scope.steps);
                 Some(Raw::from_function(move |id: &str| -> bool {

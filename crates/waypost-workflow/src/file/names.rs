@@ -223,8 +223,20 @@ impl<'a> Pass<'a, '_, '_, '_> {
     }
 
     fn call(&mut self, call: &Call, node: &Node, text: &str, site: Site<'_>) {
-        let Call::Skipped { step, range } = call else { return };
-        self.earlier(step, &At { node, text, range }, site);
+        let (name, range) = match call {
+            Call::Always => return,
+            Call::Skipped { step, range } => {
+                self.earlier(step, &At { node, text, range }, site);
+                return;
+            }
+            Call::Failure { range } => ("failure", range),
+            Call::Success { range } => ("success", range),
+        };
+        if site.what != "if" {
+            let help = "ask for the `.status` of a step".to_owned();
+            let message = format!("`{name}()` is known only in `if`");
+            self.wrong(&At { node, text, range }, message, None, Some(help));
+        }
     }
 
     fn reference(&mut self, reference: &Reference, node: &Node, text: &str, site: Site<'_>) {
@@ -377,7 +389,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
             return None;
         };
         // Of the pass before, where there was one.
-        let passes = names.above.is_some_and(|(above, at)| above.body.drafts[at].group.is_some());
+        let is_repeated = |draft: &Draft<'_>| draft.group.is_some() && draft.repeat.is_some();
+        let passes = names.above.is_some_and(|(above, at)| is_repeated(&above.body.drafts[at]));
         if passes || (position == step && (site.is_after || is_after)) {
             return Some(named(&drafts[position], id));
         }

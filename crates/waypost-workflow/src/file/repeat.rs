@@ -1,4 +1,4 @@
-//! `repeat`: a step, or a group of steps, that is done until something holds.
+//! Groups of steps, and `repeat`: a step or a group that is done until something holds.
 
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
@@ -44,18 +44,9 @@ pub(super) fn repeat<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(R
 pub(super) fn group<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
-    repeats: bool,
     id: &str,
     defaults: &Defaults,
 ) -> Option<BodyDraft<'n>> {
-    if !repeats {
-        let help = "add `repeat: { until: …, max: N }`, or put these steps into the list itself";
-        checker.wrong(
-            node,
-            "steps within a step are a group that is repeated, and this has no `repeat`",
-            help,
-        );
-    }
     let nodes = body::nodes(checker, node, ("the group", "steps"), "begin every step with `- `")?;
     Some(body::body(checker, nodes, id, defaults))
 }

@@ -165,6 +165,10 @@ fn property(table: &str, key: &str) -> Option<Value> {
         }
         ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
         ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
+        ("workflow", "fail_fast") => (
+            json!({ "type": "boolean" }),
+            "Whether one failure also stops the steps that do not need the failed one.",
+        ),
         ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
         ("workflow", "store") => {
             (text(), "Where its runs are kept: sqlite:PATH or file:DIR, from the folder of the file.")

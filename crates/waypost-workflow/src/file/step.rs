@@ -183,7 +183,7 @@ pub(super) fn step<'n>(
     let id_node = id.as_ref().map_or(node, |(_, node)| *node);
     let id = id.map_or_else(|| format!("{stem}-{position}"), |(id, _)| id);
     let each = fields.get("foreach").and_then(|node| foreach::foreach(checker, node, &id, defaults));
-    let group = fields.get("steps").and_then(|node| repeat::group(checker, node, repeats, &id, defaults));
+    let group = fields.get("steps").and_then(|node| repeat::group(checker, node, &id, defaults));
     let hooks = hooks::hooks(checker, &fields, &id, defaults);
     let repeat = fields.get("repeat").and_then(|node| repeat::repeat(checker, node));
     let params = match fields.get("params") {

@@ -33,6 +33,7 @@ pub struct Workflow {
     pub(super) max_parallel: Option<NonZeroUsize>,
     pub(super) timeout: Option<Duration>,
     pub(super) budget: Option<Budget>,
+    pub(super) fail_fast: bool,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
     pub(super) allow_paths: Vec<PathBuf>,
@@ -142,6 +143,11 @@ impl Workflow {
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
+    }
+
+    /// Says whether no further step starts once one has failed, but those that ask for failures in their `if`.
+    pub fn fails_fast(&self) -> bool {
+        self.fail_fast
     }
 
     /// What all its steps may use together.

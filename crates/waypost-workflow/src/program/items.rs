@@ -16,7 +16,7 @@ use waypost::record::{End, Ending, Failure, FailureKind};
 use waypost::{BranchPath, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, Step, own_key};
+use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, OnItemFailure, Step, own_key};
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError};
 
@@ -394,8 +394,15 @@ impl Joining {
 }
 
 impl Joining {
-    /// Sees that no more items have failed than may, in whatever sessions that was.
+    /// Checks that no more items failed than the step tolerates, in all sessions. Without a limit it tolerates none, unless
+    /// failed items are skipped.
     fn check_limits(&self, failed: u64, total: u64) -> Result<(), Failure> {
+        let Foreach { max_failures, failure_rate, on_failure, .. } = &*self.foreach;
+        let has_limit = max_failures.is_some() || failure_rate.is_some();
+        if failed > 0 && !has_limit && *on_failure == OnItemFailure::DeadLetter {
+            let text = format!("{failed} of {total} items failed");
+            return Err(Failure::new(FailureKind::Limit, vec![text]));
+        }
         match self.foreach.limits().passed_by(failed, total) {
             Some(why) => Err(Failure::new(FailureKind::Limit, vec![why])),
             None => Ok(()),

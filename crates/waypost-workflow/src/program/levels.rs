@@ -163,7 +163,8 @@ fn level(
     }
     let bases = vec![Arc::clone(&around.file.base); body.steps().len()];
     levels[number] = Some(Level { steps: body.steps().to_vec(), foreach, hooks, bases });
-    Ok(Shape::new(steps, parallel_max.get())?.at_level(number))
+    let fails_fast = around.file.workflow.fails_fast();
+    Ok(Shape::new(steps, parallel_max.get())?.at_level(number).failing_fast(fails_fast))
 }
 
 /// Makes one graph of the hooks of a step, in which each is a line of its own, and names where each begins.

@@ -14,14 +14,14 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
-    Settlement, Spot, StateError,
+    Settlement, Spot, StateError, Upstream,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::{Shape, ShapeError};
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
 
-use crate::expr::Scope;
+use crate::expr::{Condition, Scope};
 use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
 use crate::mask::{Mask, MaskError};
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
@@ -405,10 +405,27 @@ impl Program for WorkflowProgram {
         child.attach(outer);
     }
 
-    fn admit(&self, spot: Spot<'_>, state: &WorkflowState) -> Result<Admission, Failure> {
+    fn forget_failure(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+        state.forget_failure(&self.step(spot).id);
+    }
+
+    fn admit(
+        &self,
+        spot: Spot<'_>,
+        state: &WorkflowState,
+        upstream: Upstream<'_>,
+    ) -> Result<Admission, Failure> {
         let step = self.step(spot);
-        let considers =
-            |need: &str| step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need));
+        let has_failure = upstream != Upstream::Succeeded;
+        let condition = step.condition.as_ref();
+        if has_failure && !condition.is_some_and(Condition::asks_for_failures) {
+            return Ok(upstream.admission());
+        }
+        let considers = |need: &str| {
+            condition.is_some_and(|condition| {
+                condition.considers_skipped(need) || has_failure && condition.calls_failure()
+            })
+        };
         // A pass that goes on a loop is not decided about any more.
         if step.repeat.is_some() && state.passes(&step.id) > 0 {
             return Ok(Admission::Run);
@@ -418,8 +435,8 @@ impl Program for WorkflowProgram {
             let need = StepId::new(need).expect("the reader checked the id");
             return Ok(Admission::Skip(SkipCause::Need(need)));
         }
-        let Some(condition) = &step.condition else { return Ok(Admission::Run) };
-        let scope = self.scope_of(step, state);
+        let Some(condition) = condition else { return Ok(Admission::Run) };
+        let scope = self.scope_of(step, state).with_failure(has_failure);
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         if condition.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
             return Ok(Admission::Run);
@@ -520,6 +537,12 @@ impl Program for WorkflowProgram {
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
         let id = self.step(spot).id.as_str();
+        if let Settlement::Failed(Failure { ending, .. }) = settled {
+            let failed = StepState::failed(ending.clone(), self.step(spot).keeps_stdout);
+            state.refuse_growth(id, &failed)?;
+            state.fail(id, failed, self.folder().as_deref());
+            return Ok(Follow::Needs);
+        }
         let is_done = !matches!(settled, Settlement::Skipped);
         let tolerated = matches!(settled, Settlement::Tolerated(_));
         let mut steps = BTreeMap::new();
@@ -528,7 +551,7 @@ impl Program for WorkflowProgram {
                 steps = std::mem::take(&mut output.steps);
                 StepState::completed(output, ending.exit_code)
             }
-            Settlement::Tolerated(Failure { ending, .. }) => {
+            Settlement::Tolerated(Failure { ending, .. }) | Settlement::Failed(Failure { ending, .. }) => {
                 StepState::failed(ending.clone(), self.step(spot).keeps_stdout)
             }
             Settlement::Skipped => StepState::skipped(),

@@ -28,6 +28,9 @@ pub struct WorkflowState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hook: Option<OfHook>,
     steps: BTreeMap<String, StepState>,
+    /// Steps that ended as failed, until they are retried: what they gave by earlier passes is among `steps`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    failed: BTreeMap<String, StepState>,
     /// What it reads of the branch that opened it, which keeps that.
     #[serde(skip)]
     outer: Option<Outer>,
@@ -214,7 +217,17 @@ impl WorkflowState {
         item: Option<OfItem>,
         steps: BTreeMap<String, StepState>,
     ) -> Self {
-        Self { params, item, hook: None, steps, outer: None, scope: OnceLock::new(), bytes: OnceLock::new() }
+        let (failed, outer) = (BTreeMap::new(), None);
+        Self {
+            params,
+            item,
+            hook: None,
+            steps,
+            failed,
+            outer,
+            scope: OnceLock::new(),
+            bytes: OnceLock::new(),
+        }
     }
 
     /// The state of a branch for a group of steps.
@@ -304,6 +317,22 @@ impl WorkflowState {
     /// Takes out what became of a step: it is as if it had not run.
     pub(super) fn forget(&mut self, id: &str) {
         self.steps.remove(id);
+        self.forget_failure(id);
+    }
+
+    /// Takes out that a step failed: what it gave by earlier passes stays.
+    pub(super) fn forget_failure(&mut self, id: &str) {
+        self.failed.remove(id);
+        (self.scope, self.bytes) = (OnceLock::new(), OnceLock::new());
+    }
+
+    /// Notes that a step ended as failed.
+    pub(super) fn fail(&mut self, id: &str, failed: StepState, folder: Option<&Path>) {
+        if let Some(scope) = self.scope.get_mut() {
+            scope.insert_step(id, &failed.view(folder));
+        }
+        self.bytes = OnceLock::new();
+        self.failed.insert(id.to_owned(), failed);
     }
 
     /// Puts what became of a step by an earlier state in the place of what became of it since.
@@ -323,7 +352,7 @@ impl WorkflowState {
 
     /// Says whether a step completed.
     pub(super) fn is_completed(&self, id: &str) -> bool {
-        self.steps.get(id).is_some_and(|step| step.status.is_none())
+        !self.failed.contains_key(id) && self.steps.get(id).is_some_and(|step| step.status.is_none())
     }
 
     /// Returns how often a step was done that is done until something holds.
@@ -347,7 +376,7 @@ impl WorkflowState {
         failed: Option<(&str, Option<i32>)>,
     ) -> Value {
         let one = |id: &str| {
-            let Some(step) = self.steps.get(id) else {
+            let Some(step) = self.failed.get(id).or_else(|| self.steps.get(id)) else {
                 let failed = failed.filter(|(failed, _)| *failed == id);
                 let status = if failed.is_some() { "failed" } else { "pending" };
                 let code = failed.and_then(|(_, code)| code);
@@ -369,6 +398,7 @@ impl WorkflowState {
         if let Some(bytes) = self.bytes.get().map(|bytes| bytes + entry_bytes(id, &settled)) {
             self.bytes = OnceLock::from(bytes);
         }
+        self.failed.remove(id);
         self.steps.insert(id.to_owned(), settled);
     }
 
@@ -446,7 +476,7 @@ impl WorkflowState {
                 (Some(Outer { scope, .. }), _) => scope.clone(),
                 _ => Scope::new(run.as_str(), self.params()),
             };
-            for (id, step) in &self.steps {
+            for (id, step) in self.steps.iter().chain(&self.failed) {
                 scope.insert_step(id, &step.view(folder));
             }
             scope

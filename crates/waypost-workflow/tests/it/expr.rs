@@ -259,17 +259,20 @@ fn conditions_say_what_they_wait_for() {
 }
 
 #[test]
-fn what_could_only_be_asked_after_a_failure_is_refused() {
-    // What happened: a step with `if: failure()` was documented as decided after a failure, and never ran.
-    // Why: a failed step ends the run, so that no step is decided after it; the functions were there all the same.
-    // What stops it: they are refused when the file is read, with the reason and what to write instead.
-    for text in ["failure()", "!success() && params.on", "cancelled()"] {
-        let errors = Condition::parse(text).unwrap_err();
+fn conditions_say_whether_they_ask_for_failures() {
+    let asks = |text: &str| Condition::parse(text).unwrap().asks_for_failures();
 
-        assert_eq!(errors.len(), 1, "{text}");
-        assert!(errors[0].message.ends_with("is not supported by this version"), "{text}: {}", errors[0]);
-        assert!(errors[0].help.as_ref().unwrap().contains("a failed step ends the run"), "{text}");
-    }
+    assert!(["always()", "failure()", "!success() && params.on"].into_iter().all(asks));
+    assert!(!asks("params.on") && !asks("skipped(load)"));
+}
+
+#[test]
+fn cancelled_is_refused_with_its_reason() {
+    let errors = Condition::parse("cancelled()").unwrap_err();
+
+    assert_eq!(errors.len(), 1);
+    let help = errors[0].help.as_ref().unwrap();
+    assert!(help.starts_with("after Ctrl-C, a stop, a timeout or a spent budget no step runs"), "{help}");
 }
 
 #[test]

@@ -430,13 +430,13 @@ fn what_no_command_can_take_is_found_before_it_is_run() {
 }
 
 #[test]
-fn what_asks_about_a_failure_of_the_run_is_refused_in_a_file() {
-    let text = "steps:\n  - run: a\n  - run: b\n    if: failure()\n  - run: echo ${{ run.failed_step }}\n";
+fn status_functions_are_known_only_in_if() {
+    let text = "steps:\n  - run: a\n  - run: b ${{ failure() }}\n  - run: echo ${{ run.failed_step }}\n    if: failure()\n";
 
     let messages: Vec<_> = error_of(text).problems().iter().map(|problem| problem.message.clone()).collect();
 
     let known = "`run.failed_step` is known only in the steps of `on_failure`";
-    assert_eq!(messages, ["`failure()` is not supported by this version", known]);
+    assert_eq!(messages, ["`failure()` is known only in `if`", known]);
 }
 
 #[test]
@@ -480,13 +480,13 @@ fn a_function_that_is_misspelled_is_named() {
     };
 
     assert!(
-        of("succes()").starts_with("there is no function `succes` | None | `success()` is not supported"),
+        of("succes()").starts_with("there is no function `succes` | Some(\"success\") | the functions are"),
         "{}",
         of("succes()")
     );
     assert_eq!(
         of("alway()"),
-        "there is no function `alway` | Some(\"always\") | the functions are `always`, `skipped`, `range` and `dict`"
+        "there is no function `alway` | Some(\"always\") | the functions are `always`, `failure`, `success`, `skipped`, `range` and `dict`"
     );
 }
 

@@ -17,7 +17,7 @@ use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
 use super::trace::{Made, digests_of, failed_digests, trace_of};
-use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, Told};
+use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, StepFailure, Told};
 
 impl<P: Program> Session<'_, P> {
     /// Takes in how a step ended: state, position and draft change together.
@@ -239,7 +239,22 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Takes in a failure after which nothing is opened.
-    pub(super) fn fail_now(&mut self, id: LineId, place: usize, mut failure: Failure, told: Told) {
+    pub(super) fn fail_now(&mut self, id: LineId, place: usize, failure: Failure, told: Told) {
+        let line = self.lines.get(id);
+        let verdict = self.program.on_failure(line.spot(place), &failure);
+        let pause = self.pause_before_retry(id, place, (&verdict, &failure));
+        let (branch, step) = match failure.below.clone() {
+            Some(below) => (below.branch, below.step),
+            None => (line.branch().clone(), line.step_id(place).clone()),
+        };
+        let own = StepFailure { branch, step, failure: failure.clone() };
+        let failing = Failing { failure, told, pause, causes: vec![own] };
+        self.settle_failure(id, place, failing);
+    }
+
+    /// Takes in a failure: the step is tried again after the pause, or the failure is tolerated, or the step ends as failed.
+    pub(super) fn settle_failure(&mut self, id: LineId, place: usize, failing: Failing) {
+        let Failing { mut failure, told, pause, causes } = failing;
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.engine.clock.now();
@@ -247,7 +262,6 @@ impl<P: Program> Session<'_, P> {
         self.reusable_verdicts = ReusableVerdicts::default();
         let mut traced = None;
         let verdict = program.on_failure(self.lines.get(id).spot(place), &failure);
-        let pause = self.pause_before_retry(id, place, (&verdict, &failure));
         let line = self.lines.get_mut(id);
         let step = &line.shape.steps()[place];
         let entry = line.entry(place);
@@ -297,9 +311,44 @@ impl<P: Program> Session<'_, P> {
         let last = line.drafts.last_mut().expect("one was just added");
         (last.told, last.digests) = (told, traced);
         if ends_all {
-            self.end_by_failure(id, place, failure);
+            self.end_step(id, place, (failure, causes));
         }
     }
+
+    /// Ends a step as failed. In a graph by needs the run goes on with what may still run. Elsewhere the failure ends the
+    /// branch, or the run.
+    fn end_step(&mut self, id: LineId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
+        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        let line = self.lines.get_mut(id);
+        if line.shape.is_routed() {
+            return self.end_by_failure(id, place, failure);
+        }
+        // A state that cannot take it in stays as it is.
+        let _ = apply(program, line, place, Settlement::Failed(&failure));
+        let fails_fast = self.options.fail_fast || line.shape.fails_fast();
+        line.end_as_failed(place);
+        if keeps_traces {
+            let step = line.step_id(place).clone();
+            let digests = failed_digests(line.branch(), &step, line.seq_of_next_draft() - 1);
+            line.digests.insert(step, digests);
+            line.drafts.last_mut().expect("the failure is the newest draft").digests = Some(digests);
+        }
+        line.failures.extend(causes);
+        if fails_fast {
+            self.touched.extend(self.lines.iter().map(|(id, _)| id));
+        }
+    }
+}
+
+/// A failure after which nothing is opened.
+#[derive(Debug)]
+pub(super) struct Failing {
+    pub(super) failure: Failure,
+    pub(super) told: Told,
+    /// How long after it the step is tried again; none if it is not.
+    pub(super) pause: Option<Duration>,
+    /// The failures that it is made of: its own, or those of the branches that the step opened.
+    pub(super) causes: Vec<StepFailure>,
 }
 
 /// Adds to what a step said that it failed: its record says so only once what comes after it is done.

@@ -12,7 +12,7 @@ use crate::record::{
     Status, Try, WaitKind,
 };
 use crate::shape::Shape;
-use crate::store::{Damage, Head, Lease, Page, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 
 use super::anew;
 use super::back::go_back;
@@ -20,8 +20,10 @@ use super::branches;
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
+use super::failure::{decide_openers, position_for_retry};
 use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
+use super::newest::pass_missing;
 use super::options::merge;
 use super::recheck::Trust;
 use super::redo::Move;
@@ -196,29 +198,6 @@ async fn go_on<'a, P: Program>(
     Ok(Prepared::Session(Box::new(session)))
 }
 
-/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
-/// records, and later records must not hide the loss.
-pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
-    let (mut page, mut missing) = (Page::default(), Vec::new());
-    loop {
-        let found = match engine.store.heads(lease.run(), &page).await {
-            // A branch without a sound record has no head.
-            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
-            found => found?,
-        };
-        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
-        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
-        match found.next {
-            Some(cursor) => page.cursor = Some(cursor),
-            None => break,
-        }
-    }
-    for damage in missing {
-        engine.store.quarantine(lease, &damage).await?;
-    }
-    Ok(())
-}
-
 impl Base {
     /// Returns how many newer records are lost, those that were moved aside included.
     fn lost(&self) -> u64 {
@@ -274,13 +253,16 @@ async fn find_begin<P: Program>(
     carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
+    // By what was in force when they were started, whatever the definition says of them now.
+    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    let (position, forgotten) = position_for_retry(began_with, &base.record)?;
+    base.position = position;
+    base.redone.extend(forgotten);
     refuse_amid(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before anything is asked about the run, whose answers would be about steps that it does not have.
     fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
-    // By what was in force when they were started, whatever the definition says of them now.
-    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
     let wishes = Wishes::take(&mut options.from, edited, program.shape());
@@ -429,6 +411,7 @@ async fn main_line<'a, P: Program>(
     main.reopens = *reopens;
     if main.reopens {
         reopen(&mut main);
+        decide_openers(program, &mut main);
     }
     if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
         main.doubt(&step);
@@ -532,6 +515,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
         waiting,
         failed: None,
         failed_on: None,
+        failures: Vec::new(),
         stopped_by: None,
         idle: true,
         progress: Progress { done: total, total },
@@ -564,6 +548,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
                 line.cut.push(entry.step.clone());
             }
             Status::Failed => {
+                line.redecided.insert(entry.step.clone());
                 entry.status = Status::Ready;
                 entry.failures = 0;
                 entry.wake_at = None;

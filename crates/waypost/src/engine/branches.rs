@@ -15,6 +15,7 @@ use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
 use super::edit::{Edits, refuse_left};
+use super::failure::{decide_openers, position_for_retry};
 use super::fan::{FanOut, Items, Queued, named_items};
 use super::fit::forget;
 use super::line::{Line, LineId, MAIN, Opener};
@@ -43,7 +44,8 @@ pub(super) async fn take_up<P: Program>(
 ) -> Result<Vec<Decision>, RunError> {
     let lines = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
-    let mut found = Found { lines, indexes, questions, on_doubt, stand, edits, raised };
+    let retried = Vec::new();
+    let mut found = Found { lines, indexes, questions, on_doubt, stand, edits, raised, retried };
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -116,6 +118,8 @@ struct Found<'a, S> {
     edits: Edits<S>,
     /// Branches that have ended and go on as one above or below them does, which a person changes.
     raised: BTreeSet<BranchPath>,
+    /// Branches that failed, and whose opener failed with them: a resume retries them.
+    retried: Vec<BranchPath>,
 }
 
 /// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
@@ -134,9 +138,50 @@ async fn open_fans<P: Program>(
             index.insert(item.key, item.index);
         }
         found.indexes.insert((id, out.place), index);
+        if let Some(fan) = FailedFan::of(session.lines.get(id), out.place) {
+            found.retried.extend(fan.failed(session.engine.store.as_ref()).await?);
+        }
         session.lines.get_mut(id).fans.push(out);
     }
     Ok(())
+}
+
+/// Branches of a fan-out whose step failed with them and is retried.
+struct FailedFan {
+    run: RunId,
+    branch: BranchPath,
+    /// The step after which they are named.
+    name: StepId,
+    /// The record in which the fan-out began.
+    since: u64,
+}
+
+impl FailedFan {
+    /// Returns that of a step; none if the step did not fail with its branches, or no resume retries it.
+    fn of<S>(line: &Line<'_, S>, place: usize) -> Option<Self> {
+        let children = children_of(line, place);
+        let is_retried = line.redecided.contains(line.step_id(place));
+        let fan = line.entry(place).fan.as_ref()?;
+        let fails = is_retried && collects(line, place) && !children.afterwards;
+        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
+    }
+
+    /// Finds the branches of it that ended as failed.
+    async fn failed(self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
+        let mut failed = Vec::new();
+        for branch in store.branches(&self.run).await? {
+            let is_named = branch.opened_by().is_some_and(|(name, _)| name == self.name);
+            if !is_named || branch.parent().as_ref() != Some(&self.branch) {
+                continue;
+            }
+            let newest = store.newest(&self.run, &branch).await?;
+            if newest.header().end == Some(End::Failed) && position_of(&newest)?.origin == Some(self.since) {
+                failed.push(branch);
+            }
+        }
+        Ok(failed)
+    }
 }
 
 /// Makes sure that a graph which is taken up calls the branches of a fork under way as they were called when they were
@@ -278,7 +323,12 @@ async fn reopen_ended<P: Program>(
         found.raised.extend(ended.iter().cloned());
         branches.extend(ended.into_iter().map(|above| (above.depth(), above)));
     }
-    while let Some((_, branch)) = branches.pop_first() {
+    loop {
+        for retried in std::mem::take(&mut found.retried) {
+            branches.insert((retried.depth(), retried.clone()));
+            found.raised.insert(retried);
+        }
+        let Some((_, branch)) = branches.pop_first() else { break };
         let scan = Scan {
             branch: Some(branch.clone()),
             order: ScanOrder::NewestFirst,
@@ -397,13 +447,16 @@ pub(super) async fn go_on<P: Program>(
     session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
-    let mut forgotten = Vec::new();
-    let (base, mut position, drafts, basis) = match moved {
-        Some(Move { record, position, drafts, basis, forgotten: steps }) => {
-            forgotten = steps;
-            (record, position, drafts, basis)
+    let shape = &*children_of(session.lines.get(opener.line), opener.place).shape;
+    let (base, mut position, drafts, basis, forgotten) = match moved {
+        Some(Move { record, position, drafts, basis, mut forgotten }) => {
+            forgotten.extend(position_for_retry(shape, &record)?.1);
+            (record, position, drafts, basis, forgotten)
         }
-        None => (head.record.clone(), position_of(&head.record)?, Vec::new(), None),
+        None => {
+            let (position, steps) = position_for_retry(shape, &head.record)?;
+            (head.record.clone(), position, Vec::new(), None, steps)
+        }
     };
     let seq = basis.unwrap_or(base.header().seq);
     let above = session.lines.get(opener.line);
@@ -442,6 +495,7 @@ pub(super) async fn go_on<P: Program>(
     line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
     if line.reopens {
         reopen(&mut line);
+        decide_openers(session.program, &mut line);
     }
     line.drafts.extend(drafts);
     let read_by = edits.read_by();

@@ -14,7 +14,7 @@ use crate::store::{
 };
 
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::snapshot::{Snapshot, position_of};
+use super::snapshot::{Snapshot, position_as_recorded};
 use super::{Engine, RunError};
 
 pub use crate::record::MARK;
@@ -186,7 +186,7 @@ impl Engine {
         draft.keep_standing(newest);
         let at = newest.header().reference();
         let at = CheckpointRef { seq: at.seq + 1, ..at };
-        let body = body_as_it_stands(newest, &position_of(newest)?)?;
+        let body = body_as_it_stands(newest, &position_as_recorded(newest)?)?;
         let chain = Chain { token: lease.token(), ..Chain::behind(newest) };
         let mut records = Vec::new();
         chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(|source| RunError::Record {

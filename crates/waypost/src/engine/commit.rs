@@ -7,14 +7,14 @@ use serde_json::json;
 
 use crate::events::{CHECKPOINT_FAILED, pruned};
 use crate::id::StepId;
-use crate::record::{Body, End, FailedStep, Note, Phase, Reason, RunStatus, Status};
+use crate::record::{Body, End, FailedStep, Note, Phase, Position, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::chain::{Chain, Draft};
 use super::fan::Queued;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
-use super::{OnLostCheckpoint, Program, RunError};
+use super::{OnLostCheckpoint, Program, RunError, StepFailure};
 
 /// Checkpoints kept in memory while the store cannot take them and that is tolerated.
 const DRAFTS_PENDING_MAX: usize = 1_000;
@@ -27,7 +27,7 @@ impl<P: Program> Session<'_, P> {
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
         // The first that failed, also on a child: it stopped the run, and is what a person wants to see.
-        let failed = self.failed.as_ref().map(|(_, step, _)| step);
+        let failed = self.first_failure().map(|failed| &failed.step);
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
             status: status.unwrap_or(RunStatus::Running),
@@ -133,9 +133,14 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
+    /// Returns the failure that stopped the run, or the first of those with which it ends.
+    fn first_failure(&self) -> Option<&StepFailure> {
+        self.failed.as_ref().or(self.main().failures.first())
+    }
+
     /// Returns the failure that stops the run, as a record of a branch names it.
     fn failed_as_seen_on(&self, id: LineId) -> Option<FailedStep> {
-        let (branch, step, failure) = self.failed.as_ref()?;
+        let StepFailure { branch, step, failure } = self.first_failure()?;
         let branch = Some(branch).filter(|branch| *branch != self.lines.get(id).branch());
         Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
     }
@@ -156,7 +161,8 @@ impl<P: Program> Session<'_, P> {
         {
             ahead.since = since;
         }
-        for entry in &mut line.position.frontier {
+        let Position { frontier, failed, .. } = &mut line.position;
+        for entry in frontier.iter_mut().chain(failed) {
             if entry.since == 0 {
                 entry.since = since;
             }

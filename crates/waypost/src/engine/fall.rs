@@ -14,12 +14,12 @@ use std::collections::HashSet;
 use crate::id::{BranchPath, StepId};
 use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
 
-use super::advance::before_what_comes_after;
+use super::advance::{Failing, before_what_comes_after};
 use super::chain::Draft;
 use super::line::{Caught, Found, Line, LineId, Opener};
 use super::schedule::collects;
 use super::session::Session;
-use super::{Program, StopLevel, Told};
+use super::{Program, StepFailure, StopLevel, Told};
 
 /// A branch that is to end as failed.
 #[derive(Debug)]
@@ -63,7 +63,57 @@ impl<P: Program> Session<'_, P> {
             Some(at) => (at.branch.clone(), at.step.clone()),
             None => (below, step),
         };
-        self.failed.get_or_insert((branch, step, failure));
+        self.failed.get_or_insert(StepFailure { branch, step, failure });
+    }
+
+    /// Ends a branch of a graph by needs of which a step failed, once nothing is left to do on it: it ends as failed, or the
+    /// step that opened it fails.
+    pub(super) fn fail_branch(&mut self, id: LineId) {
+        let line = self.lines.get(id);
+        let opener = line.opener.expect("a child has an opener");
+        let Some(StepFailure { step, failure, .. }) = line.failures.first().cloned() else { return };
+        let parent = self.lines.get(opener.line);
+        if collects(parent, opener.place) {
+            self.end_failed_child(id);
+        } else if parent.shape.is_routed() {
+            let place = line.position.failed.first().and_then(|entry| line.shape.place(entry.step.as_str()));
+            self.end_by_failure(id, place.expect("a failed step is one of the shape"), failure);
+        } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
+            // The first failure cancels the other branches. A second cancel would wake them over and over.
+            let branch = line.branch().clone();
+            let by = format!("branch `{branch}` failed");
+            self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
+            self.catch(opener, (&branch, &step, &failure));
+            self.cancel_below(opener.line, Some(id), &by);
+        }
+    }
+
+    /// Ends a child as failed with its newest record, which is that of its failure.
+    fn end_failed_child(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id);
+        let is_failure = |draft: &Draft| matches!(&draft.phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated);
+        if !line.drafts.last().is_some_and(is_failure)
+            && let (Some(entry), Some(first)) = (line.position.failed.first(), line.failures.first())
+        {
+            let mut failure = first.failure.clone();
+            if first.branch != *line.branch() {
+                failure.error.insert(0, format!("branch `{}` failed", first.branch));
+            }
+            let (step, at) = (entry.step.clone(), entry.at.clone());
+            line.draft(Phase::Failed(failure), Reason::Step, step, at);
+        }
+        line.end = Some(End::Failed);
+        self.mark_dirty(id);
+    }
+
+    /// Notes that a step fails with one of its branches, once those are at rest.
+    fn catch(&mut self, opener: Opener, failed: (&BranchPath, &StepId, &Failure)) {
+        if self.is_caught(opener, failed) {
+            return;
+        }
+        let failure = with_branch(failed);
+        let caught = Caught { place: opener.place, failure, items: Vec::new(), told: Told::default() };
+        self.lines.get_mut(opener.line).caught.push(caught);
     }
 
     /// Says whether a step whose branches fail with one of them has something come after that; if so, it is noted.
@@ -79,11 +129,7 @@ impl<P: Program> Session<'_, P> {
         if line.shape.steps()[opener.place].after.is_none() || line.comes_after(opener.place) {
             return false;
         }
-        let below = failure.below.clone();
-        let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
-        let mut error = failure.error.clone();
-        error.insert(0, format!("branch `{branch}` failed"));
-        let failure = Failure { below: Some(below), ..Failure::new(failure.kind, error) };
+        let failure = with_branch((branch, step, failure));
         let items = program.on_failure(line.spot(opener.place), &failure).opens;
         if items.is_empty() {
             return false;
@@ -113,17 +159,50 @@ impl<P: Program> Session<'_, P> {
                 self.end_all(&below);
                 any = true;
             } else if below.iter().all(|id| self.lines.get(*id).drafts.is_empty()) {
-                below.into_iter().for_each(|id| self.forget(id));
-                let line = self.lines.get_mut(id);
-                let at = line.caught.iter().position(|caught| caught.place == place);
-                let Caught { failure, items, told, .. } = line.caught.remove(at.expect("it was just seen"));
-                let failure = Some(failure);
-                line.found.push(Found { place, items, told, after: true, failure, root: None });
-                self.touched.insert(id);
+                self.leave(id, place, below);
                 any = true;
             }
         }
         any
+    }
+
+    /// Notes that a step fails as too many of its branches did, once those at work have ended.
+    pub(super) fn catch_limit(&mut self, id: LineId, place: usize, failure: Failure) {
+        let (program, line) = (self.program, self.lines.get(id));
+        let opens = line.shape.steps()[place].after.is_some() && !line.comes_after(place);
+        let items = if opens { program.on_failure(line.spot(place), &failure).opens } else { Vec::new() };
+        let told = if items.is_empty() {
+            Told::default()
+        } else {
+            before_what_comes_after(Told::default(), &failure)
+        };
+        self.lines.get_mut(id).caught.push(Caught { place, failure, items, told });
+        self.touched.insert(id);
+    }
+
+    /// Removes the branches of a step that failed amid them from memory. The step opens what comes after it, or has failed.
+    fn leave(&mut self, id: LineId, place: usize, below: Vec<LineId>) {
+        let mut causes = Vec::new();
+        if !collects(self.lines.get(id), place) {
+            let opened = below.iter().map(|child| self.lines.get(*child));
+            let opened = opened.filter(|line| line.opener.is_some_and(|opener| opener.line == id));
+            causes.extend(opened.flat_map(|line| line.failures.clone()));
+        }
+        below.into_iter().for_each(|id| self.forget(id));
+        let line = self.lines.get_mut(id);
+        let at = line.caught.iter().position(|caught| caught.place == place);
+        let Caught { failure, items, told, .. } = line.caught.remove(at.expect("it was just seen"));
+        if causes.is_empty() {
+            let (branch, step) = (line.branch().clone(), line.step_id(place).clone());
+            causes.push(StepFailure { branch, step, failure: failure.clone() });
+        }
+        self.touched.insert(id);
+        if items.is_empty() {
+            self.settle_failure(id, place, Failing { failure, told, pause: None, causes });
+        } else {
+            let failure = Some(failure);
+            line.found.push(Found { place, items, told, after: true, failure, root: None });
+        }
     }
 
     /// Says whether branches are to be let go, and only lack that all of them is written.
@@ -183,7 +262,8 @@ impl<P: Program> Session<'_, P> {
             if line.end.is_some() {
                 continue;
             }
-            let end = if line.has(Status::Failed) { End::Failed } else { End::Cancelled };
+            let has_failed = line.has(Status::Failed) || line.has_failed_end();
+            let end = if has_failed { End::Failed } else { End::Cancelled };
             if line.drafts.is_empty() {
                 let by = line.cancel.asked().map_or_else(|| "its branch failed".to_owned(), |stop| stop.by);
                 let phase = Phase::Interrupted { in_progress: false, by };
@@ -264,4 +344,13 @@ impl<P: Program> Session<'_, P> {
             self.mark_dirty(id);
         }
     }
+}
+
+/// Returns the failure of a step one of whose branches failed.
+fn with_branch((branch, step, failure): (&BranchPath, &StepId, &Failure)) -> Failure {
+    let below = failure.below.clone();
+    let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
+    let mut error = failure.error.clone();
+    error.insert(0, format!("branch `{branch}` failed"));
+    Failure { below: Some(below), ..Failure::new(failure.kind, error) }
 }

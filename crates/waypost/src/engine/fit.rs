@@ -42,6 +42,8 @@ pub(super) fn carried(
 pub(super) enum Forget {
     /// All that a step left there.
     Step(StepId),
+    /// The failure of a step.
+    Failure(StepId),
     /// What its last join of branches did, which are joined again.
     Join(StepId),
     /// What they left there since the state of a record of the branch.
@@ -66,6 +68,9 @@ pub(super) fn forget<P: Program>(
     for forget in redone {
         match forget {
             Forget::Step(step) => spot(step).into_iter().for_each(|spot| program.forget(spot, state)),
+            Forget::Failure(step) => {
+                spot(step).into_iter().for_each(|spot| program.forget_failure(spot, state));
+            }
             Forget::Join(step) => spot(step).into_iter().for_each(|spot| program.forget_join(spot, state)),
             Forget::Since(steps, then) => {
                 let then = decode_state(program, shape.level(), then)?;

@@ -109,15 +109,13 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
                 position.ledger.insert(step.id.clone(), settled);
                 position.dead += of_pass.as_ref().map_or(0, |fan| fan.dead);
                 position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
-            } else {
+            } else if gave_result(settled) {
                 let follows = pass < fan.pass || !is_finished;
                 let end = Reusable::Ended { settled, fan: of_pass, follows };
                 keep(position, &step.id, pass, end);
             }
         }
-    } else if let Some(settled) =
-        last.filter(|settled| is_finished && !matches!(settled, Settled::Skipped(_)))
-    {
+    } else if let Some(settled) = last.filter(|settled| is_finished && gave_result(*settled)) {
         keep(position, &step.id, 1, Reusable::Ended { settled, fan, follows: false });
     }
     let Some(entry) = entry else { return };
@@ -140,9 +138,17 @@ pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
     after(shape, &named).into_iter().map(|place| shape.steps()[place].id.clone()).collect()
 }
 
+/// Says whether an end has a result that can be reused: it completed, or its failure was tolerated.
+fn gave_result(settled: Settled) -> bool {
+    matches!(settled, Settled::Completed(_) | Settled::Tolerated(_))
+}
+
 fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
-    let at = position.frontier.iter().position(|entry| entry.step == *step)?;
-    Some(position.frontier.remove(at))
+    let Position { frontier, failed, .. } = position;
+    [frontier, failed].into_iter().find_map(|entries| {
+        let at = entries.iter().position(|entry| entry.step == *step)?;
+        Some(entries.remove(at))
+    })
 }
 
 /// Says whether an unfinished step has something that a start from its top would lose.

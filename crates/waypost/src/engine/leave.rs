@@ -5,7 +5,7 @@ use crate::record::{End, Phase, Reason, SkipCause};
 use crate::store::{Batch, BatchId, Lease, StoreExt as _};
 
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::snapshot::{Snapshot, position_of};
+use super::snapshot::{Snapshot, position_as_recorded};
 use super::{Engine, RunError};
 
 /// What its last record says of why it was left.
@@ -41,7 +41,7 @@ impl Engine {
                 let why = "it has not ended as failed".to_owned();
                 return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
             }
-            let body = body_as_it_stands(&newest, &position_of(&newest)?)?;
+            let body = body_as_it_stands(&newest, &position_as_recorded(&newest)?)?;
             let step = header.step.clone();
             let unwritable =
                 |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };

@@ -1,6 +1,6 @@
 //! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use futures_util::future::AbortHandle;
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ use super::fall::Dying;
 use super::fan::{FanOut, Item};
 use super::stop::StopHandle;
 use super::trace::pass_in;
-use super::{Spot, Told};
+use super::{Spot, StepFailure, Told};
 
 /// Names a branch among those that a session has in memory.
 pub(super) type LineId = usize;
@@ -99,6 +99,10 @@ pub(super) struct Line<'a, S> {
     pub(super) cut: Vec<StepId>,
     /// Steps that had failed amid their branches: how those ended may not have been counted.
     pub(super) uncounted: Vec<StepId>,
+    /// Failures of its steps, and of steps of branches below that it failed with, while nothing tolerates them.
+    pub(super) failures: Vec<StepFailure>,
+    /// Steps that a resume retries: whether they run is decided once more.
+    pub(super) redecided: BTreeSet<StepId>,
     /// Through which only this branch is stopped.
     pub(super) cancel: StopHandle,
     /// It ends as failed once nothing below it is in flight.
@@ -150,6 +154,8 @@ impl<'a, S> Line<'a, S> {
             reopens: false,
             cut: Vec::new(),
             uncounted: Vec::new(),
+            failures: Vec::new(),
+            redecided: BTreeSet::new(),
             cancel: StopHandle::default(),
             dying: None,
             end: None,
@@ -217,9 +223,28 @@ impl<'a, S> Line<'a, S> {
         self.position.dead + self.position.ledger.values().filter(tolerated).count() as u64
     }
 
+    /// Says whether a step of it ended as failed.
+    pub(super) fn has_failed_end(&self) -> bool {
+        !self.position.failed.is_empty()
+    }
+
+    /// Ends a step as failed with the newest draft: its entry is kept for a retry, and what it frees is ready.
+    pub(super) fn end_as_failed(&mut self, place: usize) {
+        let entry = self.entry(place).clone();
+        let settled = Settled::Failed(self.seq_of_next_draft() - 1);
+        self.settle(place, Some(settled), super::Follow::Needs);
+        self.position.failed.push(entry);
+    }
+
     /// Returns the status of a run whose main branch this is, and which has come to its end.
     pub(super) fn status_at_end(&self) -> RunStatus {
-        if self.failures_passed() > 0 { RunStatus::CompletedWithFailures } else { RunStatus::Completed }
+        if self.has_failed_end() {
+            RunStatus::Failed
+        } else if self.failures_passed() > 0 {
+            RunStatus::CompletedWithFailures
+        } else {
+            RunStatus::Completed
+        }
     }
 
     /// Makes what was written last the end of the branch; returns by how much that raises the failures that the branch
@@ -284,6 +309,8 @@ impl<'a, S> Line<'a, S> {
             self.unfinished();
         }
         self.position.frontier.retain(|entry| entry.step != id);
+        self.position.failed.retain(|entry| entry.step != id);
+        self.redecided.remove(&id);
         self.position.ask_no_more(&id);
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
@@ -379,6 +406,8 @@ impl<'a, S> Line<'a, S> {
 
     pub(super) fn mark_started(&mut self, place: usize) -> Start {
         self.position.steps_started += 1;
+        let step = self.step_id(place).clone();
+        self.redecided.remove(&step);
         let tries = self.tries_at(place);
         let entry = self.entry_mut(place);
         entry.status = Status::Started;

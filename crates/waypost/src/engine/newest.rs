@@ -7,8 +7,10 @@
 use std::collections::HashMap;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::Record;
-use crate::store::{Scan, ScanOrder, Store, StoreError};
+use crate::record::{Flaw, Record};
+use crate::store::{Lease, Page, Scan, ScanOrder, Store, StoreError};
+
+use super::{Engine, RunError};
 
 /// Fewer branches than this are asked for one by one: a walk over a long run for them would take longer.
 const WALK_MIN: u64 = 16;
@@ -96,4 +98,27 @@ impl<'s> NewestOf<'s> {
             self.page = page.records.into_iter();
         }
     }
+}
+
+/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
+/// records, and later records must not hide the loss.
+pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
+    let (mut page, mut missing) = (Page::default(), Vec::new());
+    loop {
+        let found = match engine.store.heads(lease.run(), &page).await {
+            // A branch without a sound record has no head.
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
+            found => found?,
+        };
+        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
+        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
+        match found.next {
+            Some(cursor) => page.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for damage in missing {
+        engine.store.quarantine(lease, &damage).await?;
+    }
+    Ok(())
 }

@@ -41,6 +41,9 @@ pub struct SessionOptions {
     /// How many steps may be at work at once on all branches together. Each branch and each fan-out has a limit of its own
     /// beside it.
     pub parallel_max: Option<NonZeroUsize>,
+    /// One failure keeps all steps from starting that have not, on all graphs: see
+    /// [`Shape::failing_fast`](crate::shape::Shape::failing_fast).
+    pub fail_fast: bool,
     /// How often a step that runs long writes a checkpoint meanwhile; never if not said.
     pub interval: Option<Duration>,
 }

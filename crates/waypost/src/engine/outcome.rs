@@ -24,6 +24,8 @@ pub struct Outcome<S> {
     pub failed: Option<(StepId, Failure)>,
     /// The branch of that step.
     pub failed_on: Option<BranchPath>,
+    /// All failures of the run, in the order in which they happened; the first is that of `failed`.
+    pub failures: Vec<StepFailure>,
     /// Who stopped it, if somebody did.
     pub stopped_by: Option<String>,
     /// There was nothing to do.
@@ -47,6 +49,7 @@ impl<S> Outcome<S> {
             waiting: self.waiting,
             failed: self.failed,
             failed_on: self.failed_on,
+            failures: self.failures,
             stopped_by: self.stopped_by,
             idle: self.idle,
             progress: self.progress,
@@ -54,6 +57,17 @@ impl<S> Outcome<S> {
             lost: self.lost,
         }
     }
+}
+
+/// A step that failed for good, and its failure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepFailure {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// Why.
+    pub failure: Failure,
 }
 
 /// A step that waits for something outside the run.

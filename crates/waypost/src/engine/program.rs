@@ -57,11 +57,17 @@ pub trait Program: Send + Sync {
     /// Why it cannot be read.
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
 
-    /// Decides whether a step whose needs are finished runs or is skipped. Asked once; the answer is recorded.
+    /// Decides whether a step whose needs have ended runs or is skipped. Asked once; the answer is recorded. A step that
+    /// failed is decided again when a resume retries it.
     ///
     /// # Errors
     /// A failure of the step.
-    fn admit(&self, spot: Spot<'_>, state: &Self::State) -> Result<Admission, Failure>;
+    fn admit(
+        &self,
+        spot: Spot<'_>,
+        state: &Self::State,
+        upstream: Upstream<'_>,
+    ) -> Result<Admission, Failure>;
 
     /// Names the children that a step opens, in order, with what each is about. Asked once; the answer is frozen.
     /// Not asked where the shape names them, or the step finds them out by its work.
@@ -83,6 +89,9 @@ pub trait Program: Send + Sync {
     /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
     /// is from after it. What is not taken out, the step finds when it runs.
     fn forget(&self, spot: Spot<'_>, state: &mut Self::State);
+
+    /// Takes the failure of a step out of the state: the step is retried.
+    fn forget_failure(&self, spot: Spot<'_>, state: &mut Self::State);
 
     /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
     fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State);
@@ -267,6 +276,25 @@ pub enum Admission {
     Skip(SkipCause),
 }
 
+/// What became of the steps upstream of a step: its ancestors by needs, on the same branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Upstream<'a> {
+    /// None of them failed, or only with a failure that is tolerated.
+    Succeeded,
+    /// This one failed.
+    Failed(&'a StepId),
+}
+
+impl Upstream<'_> {
+    /// Decides about a step that has no condition of its own: it runs unless a step upstream failed.
+    pub fn admission(self) -> Admission {
+        match self {
+            Self::Succeeded => Admission::Run,
+            Self::Failed(step) => Admission::Skip(SkipCause::UpstreamFailed(step.clone())),
+        }
+    }
+}
+
 /// What became of a step.
 #[derive(Debug)]
 pub enum Settlement<'a, O> {
@@ -274,6 +302,8 @@ pub enum Settlement<'a, O> {
     Completed(O, &'a Ending),
     /// It failed, and the workflow goes on.
     Tolerated(&'a Failure),
+    /// It failed for good: a resume retries it. Whatever route the program names, none is taken.
+    Failed(&'a Failure),
     /// It was passed over.
     Skipped,
 }

@@ -10,11 +10,12 @@ use crate::shape::Shape;
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
 
 use super::back::epochs;
-use super::begin::{by_hand, first_position, pass_missing};
+use super::begin::{by_hand, first_position};
 use super::chain::Chain;
 use super::edit;
 use super::fit::definition_of_restart;
 use super::line::{Line, MAIN};
+use super::newest::pass_missing;
 use super::options::merge;
 use super::recheck::is_step_on;
 use super::session::Session;

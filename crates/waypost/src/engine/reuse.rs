@@ -13,8 +13,8 @@ use crate::events::{RerunCause, STEP_INVALIDATED, STEP_REUSED};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::record::{
-    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, Status, Trace,
-    Verdict, WaitKind,
+    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SkipCause, Status,
+    Trace, Verdict, WaitKind,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
@@ -22,6 +22,7 @@ use crate::store::{Store, StoreError, StoreExt as _};
 use super::back::load_with_state;
 use super::begin::decode_state;
 use super::branches::fan_of;
+use super::failure::upstream;
 use super::fit::{Forget, forget};
 use super::line::{Line, LineId};
 use super::passes::has_state;
@@ -67,10 +68,18 @@ impl<P: Program> Session<'_, P> {
             let program = self.program;
             let line = self.lines.get(id);
             let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
-            let admitted = program.admit(line.spot(candidate.place), &line.state);
-            if !is_repeated && !matches!(admitted, Ok(Admission::Run)) {
-                self.give_up_result(id, &candidate)?;
-                continue;
+            let failed = self.failed_upstream(id, candidate.place);
+            match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
+                // The result stays reusable: it counts again if the retry of the failed step gives the same.
+                Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
+                    self.skip(id, candidate.place, cause);
+                    continue;
+                }
+                Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
+                    self.give_up_result(id, &candidate)?;
+                    continue;
+                }
+                _ => {}
             }
             let cause = match candidate.result.clone() {
                 Reusable::Begun { entry, before }
@@ -90,6 +99,23 @@ impl<P: Program> Session<'_, P> {
                 self.lines.get_mut(id).notes.push(note);
             }
         }
+    }
+
+    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
+    pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
+        let Some(line) = self.lines.find_ref(id) else { return false };
+        let has_result =
+            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
+        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
+    }
+
+    /// Keeps with a step that starts what it is given.
+    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
+        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
+            return;
+        }
+        let trace = trace_of(self.program, self.lines.get(id), place);
+        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
     }
 
     fn next_candidate(&self, id: LineId) -> Option<Candidate> {
@@ -175,7 +201,10 @@ impl<P: Program> Session<'_, P> {
     fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
-        self.lost_state(id) || (children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place))
+        let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
+        // A step that was passed over took its result out of the state.
+        let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
+        self.lost_state(id) || has_passes || is_lost()
     }
 
     /// Says whether the state has what an unfinished step gave in the passes before.

@@ -3,15 +3,16 @@
 use jiff::Timestamp;
 
 use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, Status, Try,
+    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, SkipCause, Status, Try,
     WAIT_AFTER, Wait, WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
 
+use super::failure::upstream;
 use super::line::{Line, LineId, MAIN};
 use super::session::Session;
-use super::trace::{scope_pins, skipped_digests, trace_of};
+use super::trace::{failed_digests, scope_pins, skipped_digests};
 use super::{Admission, Program, RunError, Settlement};
 
 /// The key of a hold before a step; the one after step `a` is `after a`.
@@ -38,6 +39,7 @@ impl<'a, P: Program> Session<'a, P> {
             for found in std::mem::take(&mut self.lines.get_mut(id).found) {
                 self.open_found(id, found).await?;
             }
+            self.pass_over(id);
             if !self.is_stopping() {
                 self.reuse_ready(id).await?;
                 for place in self.start_ready(id, now) {
@@ -131,9 +133,12 @@ impl<'a, P: Program> Session<'a, P> {
         let program = self.program;
         let (line, opens) = (self.lines.get(id), self.opens(id, place));
         let step = &line.shape.steps()[place];
-        // What was admitted before is not asked again: it has waited, or was tried.
-        let asked = line.entry(place).at.attempt > 0 || line.entry(place).fan.is_some();
-        let admitted = if asked { Ok(Admission::Run) } else { program.admit(line.spot(place), &line.state) };
+        let is_admitted = self.is_admitted(id, place);
+        let failed = self.failed_upstream(id, place);
+        let admitted = match is_admitted {
+            true => Ok(Admission::Run),
+            false => program.admit(line.spot(place), &line.state, upstream(failed.as_ref())),
+        };
         match admitted {
             Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
             // A condition that cannot be evaluated fails the step when it starts.
@@ -158,24 +163,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
-    fn has_result_to_judge(&self, id: LineId) -> bool {
-        let Some(line) = self.lines.find_ref(id) else { return false };
-        let has_result =
-            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
-        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
-    }
-
-    /// Keeps with a step that starts what it is given.
-    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
-        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
-            return;
-        }
-        let trace = trace_of(self.program, self.lines.get(id), place);
-        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
-    }
-
-    fn skip(&mut self, id: LineId, place: usize, cause: crate::record::SkipCause) {
+    pub(super) fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         let line = self.lines.get_mut(id);
         let follow = {
@@ -189,8 +177,14 @@ impl<'a, P: Program> Session<'a, P> {
         let reason = line.reason;
         match follow {
             Ok(follow) => {
-                let settled = Some(Settled::Skipped(line.seq_of_next_draft()));
-                let traced = keeps_traces.then(|| skipped_digests(line, place));
+                let seq = line.seq_of_next_draft();
+                let (settled, traced) = match cause {
+                    SkipCause::UpstreamFailed(_) => {
+                        (Settled::PassedOver(seq), failed_digests(line.branch(), &step, seq))
+                    }
+                    _ => (Settled::Skipped(seq), skipped_digests(line, place)),
+                };
+                let (settled, traced) = (Some(settled), keeps_traces.then_some(traced));
                 line.settle(place, settled, follow);
                 line.digests.extend(traced.map(|digests| (step.clone(), digests)));
                 line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
@@ -339,8 +333,12 @@ impl<'a, P: Program> Session<'a, P> {
             return self.rest_if_waiting(id);
         }
         if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
-            line.end = Some(End::Completed);
+            match line.has_failed_end() {
+                true => self.fail_branch(id),
+                false => line.end = Some(End::Completed),
+            }
         }
+        let line = self.lines.get_mut(id);
         let Some(end) = line.end else {
             self.rest_if_waiting(id);
             return;
@@ -383,7 +381,12 @@ impl<'a, P: Program> Session<'a, P> {
         let limits = children_of(line, place).limits;
         let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let Some(why) = fan.beyond(&limits).filter(|_| !fan.stopped) else { return };
+        let is_routed = line.shape.is_routed();
         self.lines.get_mut(id).fan_mut(place).stopped = true;
+        if !is_routed {
+            // Those that are at work go on to their end.
+            return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
+        }
         self.cancel_below(id, None, "too many of its siblings failed");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::Told::default());
     }
@@ -502,6 +505,9 @@ impl<'a, P: Program> Session<'a, P> {
         if self.halted || any(&|line| line.end.is_none() && line.has(Status::Failed)) {
             return Some(RunStatus::Failed);
         }
+        if self.is_pausing && main.has_failed_end() {
+            return Some(RunStatus::Failed);
+        }
         if self.options.stop.is_asked() || any(&|line| line.has(Status::Started)) {
             return Some(RunStatus::Interrupted);
         }
@@ -510,13 +516,17 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let held = any(&|line| line.is_held() || line.is_held_at_end);
         let waits = any(&|line| line.asks() || line.sleeps());
+        if main.has_failed_end() && !waits && !held {
+            return Some(RunStatus::Failed);
+        }
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
     }
 
     /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends.
     pub(super) fn is_to_look(&self) -> bool {
         let main = self.main();
-        self.unlooked.is_any() && main.position.frontier.is_empty() && !main.is_held_at_end
+        let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
+        self.unlooked.is_any() && is_done
     }
 
     fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {
@@ -532,7 +542,9 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn progress(&self) -> Progress {
         let main = self.main();
         let total = main.shape.steps().len();
-        Progress { done: (total - main.unfinished_count()) as u64, total: total as u64 }
+        let open = main.unfinished_count() + main.position.unsuccessful_count();
+        let done = total.saturating_sub(open);
+        Progress { done: done as u64, total: total as u64 }
     }
 }
 

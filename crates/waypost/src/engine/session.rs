@@ -19,14 +19,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, StepId};
+use crate::id::BranchPath;
 use crate::lock::Holder;
-use crate::record::{Definition, Failure, Phase, Reason, RunStatus, SealedRun};
+use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::by_hand::mark;
+use super::failure::{failed_upstream, upstream};
 use super::fan::{Joined, JoinedDigests, unread};
 use super::line::{Flight, Line, LineId, MAIN};
 use super::lines::Lines;
@@ -36,8 +37,8 @@ use super::schedule::children_of;
 use super::stop::{StopHandle, StopLevel};
 use super::unlooked::Unlooked;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions, Told,
-    Waiting,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
+    StepFailure, Told, Waiting,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -104,7 +105,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) halted: bool,
     /// The cause of the first cut of a step that must not be repeated.
     pub(super) cut_by: Option<String>,
-    pub(super) failed: Option<(BranchPath, StepId, Failure)>,
+    pub(super) failed: Option<StepFailure>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
     /// It goes on with what another one of the same lease left off.
@@ -507,7 +508,8 @@ impl<'a, P: Program> Session<'a, P> {
             }
         });
         let spot = line.spot(place);
-        let admitted = program.admit(spot, &line.state).map(|_| ());
+        let failed = failed_upstream(line.shape, &line.position, place);
+        let admitted = program.admit(spot, &line.state, upstream(failed.as_ref())).map(|_| ());
         let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
@@ -591,8 +593,10 @@ impl<'a, P: Program> Session<'a, P> {
         let progress = self.progress();
         let main = self.lines.remove(MAIN).expect("the main branch is always there");
         let stopped_by = self.stopped_by();
+        let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
+        let first = failures.first().cloned();
         let (failed_on, failed) =
-            self.failed.map(|(branch, step, failure)| (branch, (step, failure))).unzip();
+            first.map(|StepFailure { branch, step, failure }| (branch, (step, failure))).unzip();
         Outcome {
             run: main.chain.run,
             status,
@@ -601,6 +605,7 @@ impl<'a, P: Program> Session<'a, P> {
             progress,
             failed,
             failed_on,
+            failures,
             waiting,
             stopped_by,
             idle: false,

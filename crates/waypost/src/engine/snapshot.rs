@@ -13,6 +13,7 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
+use super::failure::position_for_retry;
 use super::passes::{counting_ends, has_state};
 
 /// The label of records with which evidence was accepted.
@@ -159,7 +160,7 @@ impl Snapshot {
         let mut effective = Vec::new();
         let open = self.heads.iter().map(|head| (&head.record, head.next - 1 - head.record.header().seq));
         for (record, lost) in open.chain(self.ended.iter().map(|record| (record, 0))) {
-            let position = position_in(record)?;
+            let position = position_in(record, shape)?;
             effective.push(Effective { lost, ..effective_of(store, shape, (record, &position)).await? });
         }
         Ok(effective)
@@ -214,8 +215,13 @@ pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Resu
     repeated.map(|again| *again).ok_or(damaged)
 }
 
-/// Reads the position of a sound record.
+/// Reads the position of a sound record as a resume takes it up: its failed steps are unfinished.
 pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
+    position_as_recorded(record).map(Position::with_failures_open)
+}
+
+/// Reads the position of a sound record.
+pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreError> {
     record.position().map_err(|flaw| {
         let header = record.header();
         let damage = Damage {
@@ -229,9 +235,13 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-/// Returns the position of a record; the default one if its state is not kept.
-fn position_in(record: &Record) -> Result<Position, StoreError> {
-    if has_state(record) { position_of(record) } else { Ok(Position::default()) }
+/// Returns the position of a record with its failures retried; the default one if its state is not kept.
+fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
+    match root.of_branch(&record.header().branch) {
+        _ if !has_state(record) => Ok(Position::default()),
+        Some(own) => Ok(position_for_retry(own, record)?.0),
+        None => position_of(record),
+    }
 }
 
 /// Returns the input of the plan for a branch at a record, with the evidence of the steps finished at `now`, the position to

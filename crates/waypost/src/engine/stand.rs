@@ -18,6 +18,7 @@ use super::anew;
 use super::begin::Base;
 use super::cut::{Opening, open_again};
 use super::doubt::salvageable;
+use super::failure::position_for_retry;
 use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
@@ -303,7 +304,10 @@ impl<'a, P: Program> Scout<'a, P> {
                 self.meet((stands, position), branches, moves).await?;
                 continue;
             }
-            let position = position_of(&stands)?;
+            let position = match self.shape.of_branch(&name) {
+                Some(own) => position_for_retry(own, &stands)?.0,
+                None => position_of(&stands)?,
+            };
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
             if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
                 if position.ahead.is_some() {

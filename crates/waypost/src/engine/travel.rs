@@ -444,6 +444,8 @@ pub(super) fn settled_at(settled: Settled, seq: u64) -> Settled {
         Settled::Completed(_) => Settled::Completed(seq),
         Settled::Skipped(_) => Settled::Skipped(seq),
         Settled::Tolerated(_) => Settled::Tolerated(seq),
+        Settled::Failed(_) => Settled::Failed(seq),
+        Settled::PassedOver(_) => Settled::PassedOver(seq),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Fan, Position};
+use crate::record::{End, Fan, Position};
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Store, StoreError, StoreExt as _};
 
@@ -22,7 +22,38 @@ use super::snapshot::position_of;
 pub async fn within(
     store: &dyn Store,
     run: &RunId,
+    graphs: (&Shape, &Position, &Shape),
+) -> Result<BTreeSet<StepId>, RunError> {
+    found_within(store, run, graphs, Ended::Counts).await
+}
+
+/// Finds them as [`within`] does, where branches that completed keep their results, whatever changed of their steps: only
+/// the others go on by the other definition.
+///
+/// # Errors
+/// Those of reading the run.
+pub async fn within_unfinished(
+    store: &dyn Store,
+    run: &RunId,
+    graphs: (&Shape, &Position, &Shape),
+) -> Result<BTreeSet<StepId>, RunError> {
+    found_within(store, run, graphs, Ended::IsKept).await
+}
+
+/// What a changed step means for a branch that completed with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// Its result is one of the old definition.
+    Counts,
+    /// Its result is kept.
+    IsKept,
+}
+
+async fn found_within(
+    store: &dyn Store,
+    run: &RunId,
     (before, position, after): (&Shape, &Position, &Shape),
+    ended: Ended,
 ) -> Result<BTreeSet<StepId>, RunError> {
     let mut found = BTreeSet::new();
     let waiting = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
@@ -30,7 +61,7 @@ pub async fn within(
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
         if old.fingerprint != new.fingerprint
             && is_frame_same(old, new)
-            && !is_touched_below(store, run, (before, after), (step, fan)).await?
+            && !is_touched_below(store, run, (before, after), (step, fan), ended).await?
         {
             found.insert(step.clone());
         }
@@ -65,6 +96,7 @@ async fn is_touched_below(
     run: &RunId,
     (before, after): (&Shape, &Shape),
     (step, fan): (&StepId, &Fan),
+    ended: Ended,
 ) -> Result<bool, RunError> {
     let is_below = |branch: &BranchPath| {
         let mut top = branch.clone();
@@ -86,6 +118,9 @@ async fn is_touched_below(
             Err(StoreError::Damaged { .. }) => return Ok(true),
             newest => newest?,
         };
+        if ended == Ended::IsKept && newest.header().end == Some(End::Completed) {
+            continue;
+        }
         let position = position_of(&newest)?;
         // One of before that fan-out is nobody's any more.
         if branch.depth() == 1 && position.origin.is_some_and(|origin| origin != fan.since) {

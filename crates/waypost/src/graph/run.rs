@@ -98,6 +98,7 @@ impl Session {
                 after: ids(&self.interrupt_after)?,
             },
             step_limit: self.step_limit,
+            fail_fast: false,
             interval: self.interval,
         })
     }

@@ -199,7 +199,7 @@ fn is_of(record: &Record, origins: &BTreeSet<u64>) -> Result<bool, StoreError> {
 
 fn position_of(record: &Record) -> Result<Position, StoreError> {
     // Its digest holds, so a position that cannot be decoded was written so.
-    record.position().map_err(|flaw| {
+    record.position().map(Position::with_failures_open).map_err(|flaw| {
         let reference = record.header().reference();
         let place = "the record".to_owned();
         let damage = Damage { run: reference.run, branch: reference.branch, seq: reference.seq, place, flaw };

@@ -490,6 +490,8 @@ pub enum SkipCause {
     Condition(String),
     /// A step that it needs was skipped.
     Need(StepId),
+    /// This step, upstream of it, failed.
+    UpstreamFailed(StepId),
 }
 
 /// What a branch waits for.

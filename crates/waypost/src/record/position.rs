@@ -19,6 +19,9 @@ pub struct Position {
     /// Finished steps that can still matter, with the record that counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ledger: BTreeMap<StepId, Settled>,
+    /// The entries of the steps that ended as failed, for a resume to retry them. The ledger has their ends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FrontierEntry>,
     /// The record that carries the definition in force, where that is not the one of the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<u64>,
@@ -109,6 +112,34 @@ impl Position {
         Some(self.aside.remove(place))
     }
 
+    /// Returns the unfinished steps and those that ended as failed.
+    pub fn open_entries(&self) -> impl Iterator<Item = &FrontierEntry> {
+        self.frontier.iter().chain(&self.failed)
+    }
+
+    /// Returns the position with its failed steps unfinished again: their entries are back in the frontier, and neither
+    /// failed nor passed-over ends are left in the ledger.
+    ///
+    /// Ends downstream of a failed step stay. A resume takes those out of force too.
+    #[must_use]
+    pub fn with_failures_open(mut self) -> Self {
+        if !self.failed.is_empty() {
+            self.ledger.retain(|_, settled| !settled.is_unsuccessful());
+            for entry in &self.failed {
+                // The pass before a failed one has its end in force again.
+                let before = entry.fan.as_ref().and_then(Fan::of_work).and_then(|fan| fan.passes.last());
+                self.ledger.extend(before.map(|pass| (entry.step.clone(), pass.settled)));
+            }
+            self.frontier.append(&mut self.failed);
+        }
+        self
+    }
+
+    /// Returns how many steps ended without success: failed, or passed over after a failure.
+    pub fn unsuccessful_count(&self) -> usize {
+        self.ledger.values().filter(|settled| settled.is_unsuccessful()).count()
+    }
+
     /// Returns the passes of a step that came before one that is about to begin.
     pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
         let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
@@ -176,14 +207,27 @@ pub enum Settled {
     Skipped(u64),
     /// It failed, and that was tolerated.
     Tolerated(u64),
+    /// It failed, and its retries are used up.
+    Failed(u64),
+    /// It did not run, as a step upstream of it failed.
+    PassedOver(u64),
 }
 
 impl Settled {
     /// Returns the seq of the record that counts.
     pub fn seq(self) -> u64 {
         match self {
-            Self::Completed(seq) | Self::Skipped(seq) | Self::Tolerated(seq) => seq,
+            Self::Completed(seq)
+            | Self::Skipped(seq)
+            | Self::Tolerated(seq)
+            | Self::Failed(seq)
+            | Self::PassedOver(seq) => seq,
         }
+    }
+
+    /// Says whether the run fails on account of this end: the step failed, or was passed over after a failure.
+    pub fn is_unsuccessful(self) -> bool {
+        matches!(self, Self::Failed(_) | Self::PassedOver(_))
     }
 }
 

@@ -63,7 +63,7 @@ impl Mark {
         if let Ok(position) = record.position() {
             // The one that may be used again, and the one that says that it was not undone for good.
             mark.needs.extend(position.ahead.iter().flat_map(|ahead| [ahead.seq, ahead.since]));
-            let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+            let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
             mark.needs.extend(fans.map(|fan| fan.since));
             mark.needs.extend(position.undoing);
         }

@@ -21,7 +21,7 @@ pub(crate) async fn told(store: &dyn Store, run: &RunId) -> Vec<String> {
             let mut line = told_of(header);
             let full = store.load(run, &header.branch, header.seq).await.unwrap();
             if full.body_bytes().is_some() {
-                let frontier = full.position().unwrap().frontier;
+                let frontier = full.position().unwrap().with_failures_open().frontier;
                 let entries: Vec<_> = frontier.iter().map(entry_of).collect();
                 line += " | ";
                 line += &if entries.is_empty() { "-".to_owned() } else { entries.join(", ") };

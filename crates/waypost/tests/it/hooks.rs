@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, Spot, StateError, Told,
+    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -122,8 +122,8 @@ impl Program for Hooked {
 
     fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(&self, _: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn prepare(&self, spot: Spot<'_>, state: &Self::State, joined: Option<Joined>) -> Result<Job, Failure> {
@@ -168,6 +168,8 @@ impl Program for Hooked {
 
     /// A step that runs again overwrites its own value.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
 

@@ -16,6 +16,7 @@ mod evidence;
 mod evidence_graph;
 mod evidence_undone;
 mod examples;
+mod failures;
 mod faulty;
 mod file;
 mod file_cost;

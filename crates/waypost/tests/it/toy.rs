@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Ended, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, Settlement, Spot, StateError, Told,
+    Salvage, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
@@ -32,12 +32,22 @@ pub(crate) enum Does {
     Skip,
 }
 
+/// The condition of a step that is decided after a failure too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterFailure {
+    /// `always()`.
+    Always,
+    /// `failure()`.
+    Only,
+}
+
 /// Steps and what they do, by step and attempt; a step without an entry completes.
 #[derive(Debug)]
 pub(crate) struct Toy {
     shape: Shape,
     does: HashMap<(String, u32), Does>,
     tolerated: Vec<String>,
+    after_failure: HashMap<String, AfterFailure>,
     is_unable: bool,
     pub(crate) trace: Arc<Mutex<Vec<String>>>,
 }
@@ -54,7 +64,14 @@ impl Toy {
             step
         };
         let shape = Shape::new(text.split(';').map(step).collect(), parallel_max).unwrap();
-        Self { shape, does: HashMap::new(), tolerated: Vec::new(), is_unable: false, trace: Arc::default() }
+        Self {
+            shape,
+            does: HashMap::new(),
+            tolerated: Vec::new(),
+            after_failure: HashMap::new(),
+            is_unable: false,
+            trace: Arc::default(),
+        }
     }
 
     pub(crate) fn does(mut self, step: &str, attempt: u32, does: Does) -> Self {
@@ -90,6 +107,18 @@ impl Toy {
         self
     }
 
+    /// Decides a step by this condition.
+    pub(crate) fn decides(mut self, step: &str, condition: AfterFailure) -> Self {
+        self.after_failure.insert(step.to_owned(), condition);
+        self
+    }
+
+    /// One failure keeps all other steps from starting.
+    pub(crate) fn failing_fast(mut self) -> Self {
+        self.shape = self.shape.failing_fast(true);
+        self
+    }
+
     /// Cannot prepare to run any step.
     pub(crate) fn unable_to_begin(mut self) -> Self {
         self.is_unable = true;
@@ -102,6 +131,7 @@ impl Toy {
             shape: self.shape.clone(),
             does: self.does.clone(),
             tolerated: self.tolerated.clone(),
+            after_failure: self.after_failure.clone(),
             is_unable: self.is_unable,
             trace: Arc::clone(&self.trace),
         }
@@ -176,10 +206,18 @@ impl Program for Toy {
 
     fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(&self, spot: Spot<'_>, _: &Self::State) -> Result<Admission, Failure> {
+    fn admit(&self, spot: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         match self.does.get(&(spot.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
-            _ => Ok(Admission::Run),
+            _ => Ok(match (self.after_failure.get(spot.step.id.as_str()), upstream) {
+                (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Upstream::Failed(_)) => {
+                    Admission::Run
+                }
+                (Some(AfterFailure::Only), Upstream::Succeeded) => {
+                    Admission::Skip(SkipCause::Condition("failure()".to_owned()))
+                }
+                (None, upstream) => upstream.admission(),
+            }),
         }
     }
 
@@ -219,6 +257,8 @@ impl Program for Toy {
 
     /// A step that runs again overwrites its own value.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+
+    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
 
@@ -275,6 +315,7 @@ impl Program for Toy {
         let value = match settled {
             Settlement::Completed(value, _) => value,
             Settlement::Tolerated(_) => json!("tolerated"),
+            Settlement::Failed(_) => json!("failed"),
             Settlement::Skipped => json!("skipped"),
         };
         state.insert(spot.step.id.to_string(), value);

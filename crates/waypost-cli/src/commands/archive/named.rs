@@ -46,7 +46,7 @@ impl Named {
         }
         // Where retention dropped the position, what it named is not needed any more.
         let position = record.position().unwrap_or_default();
-        let fans = position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
             self.take_blob(&items.blob, items.bytes, items.digest);
         }

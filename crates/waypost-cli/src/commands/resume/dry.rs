@@ -204,7 +204,7 @@ async fn opened(
 ) -> Result<(u64, Position), Error> {
     let newest = snapshot.newest();
     let (run, seq) = (&newest.header().run, newest.header().seq);
-    let position = newest.position().map_err(|flaw| RunError::NoState {
+    let position = newest.position().map(Position::with_failures_open).map_err(|flaw| RunError::NoState {
         at: newest.header().reference().to_string(),
         why: flaw.to_string(),
     })?;
@@ -287,7 +287,7 @@ fn retried(
         let notes = if stands.decisions.iter().all(idle) { Vec::new() } else { notes };
         return Would { plan: stands, notes };
     }
-    let main = snapshot.newest().position().unwrap_or_default();
+    let main = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let root = |letter: &DeadLetter| crate::definition::opener_on_main(&letter.branch);
     let waits = |step: Option<StepId>| {
         main.frontier.iter().any(|entry| Some(&entry.step) == step.as_ref() && entry.fan.is_some())

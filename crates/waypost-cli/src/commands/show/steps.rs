@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, Start, Status, Usage,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, SkipCause, Start, Status, Usage,
 };
 use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
@@ -91,7 +91,7 @@ impl Branch {
             (Some(shape), None) => shape.step(step.as_str()).is_some_and(|step| !step.idempotent),
             (None, _) => false,
         };
-        let frontier = position.iter().flat_map(|position| &position.frontier);
+        let frontier = position.iter().flat_map(Position::open_entries);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
         let told = Told::by(&self.history.records);
@@ -105,7 +105,7 @@ impl Branch {
         let headers = self.history.records.iter().rev().map(Record::header);
         let ended_or_begun = headers
             .flat_map(|header| header.step.iter().chain(header.started.iter().map(|start| &start.step)));
-        let open = position.iter().flat_map(|position| &position.frontier).map(|entry| &entry.step);
+        let open = position.iter().flat_map(Position::open_entries).map(|entry| &entry.step);
         order.extend(ended_or_begun.chain(open).filter(|step| listed.insert(step)));
         let state = self.record.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
         let view = |step: &StepId| {
@@ -190,6 +190,13 @@ impl<'a> Told<'a> {
                 told.standing.entry(start.step.as_str()).or_insert(Some(Status::Started));
             }
             let Some(step) = &header.step else { continue };
+            if let Phase::Skipped(SkipCause::UpstreamFailed(failed)) = &header.phase
+                && told.starts.contains_key(failed.as_str())
+            {
+                // A retry of the failed step took this end out of force.
+                told.standing.entry(step.as_str()).or_insert(Some(Status::Ready));
+                continue;
+            }
             if let Some(usage) = &header.usage {
                 // The last try is met first: its model is the one shown.
                 let model = || Usage { model: usage.model.clone(), ..Usage::default() };
@@ -236,8 +243,12 @@ impl Kept {
     fn of(settled: Option<Settled>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
-            (Some(Settled::Skipped(_)), _) | (None, Some("skipped")) => StepStatus::Skipped,
-            (Some(Settled::Tolerated(_)), _) | (None, Some("failed")) => StepStatus::Failed,
+            (Some(Settled::Skipped(_) | Settled::PassedOver(_)), _) | (None, Some("skipped")) => {
+                StepStatus::Skipped
+            }
+            (Some(Settled::Tolerated(_) | Settled::Failed(_)), _) | (None, Some("failed")) => {
+                StepStatus::Failed
+            }
             _ => StepStatus::Completed,
         };
         let code = told("exit_code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok());
@@ -318,6 +329,10 @@ impl StepFacts<'_> {
             error: failure.map(FailureView::from),
             failed_item: None,
             holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
+            passed_over: matches!(
+                self.end.map(|header| &header.phase),
+                Some(Phase::Skipped(SkipCause::UpstreamFailed(_)))
+            ),
             log: ending.and_then(|ending| ending.log.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
-    Settlement, Spot, StateError, Told,
+    Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
@@ -169,8 +169,8 @@ impl Program for Driven {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn admit(&self, _: Spot<'_>, _: &State) -> Result<Admission, Failure> {
-        Ok(Admission::Run)
+    fn admit(&self, _: Spot<'_>, _: &State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
     }
 
     fn open(&self, spot: Spot<'_>, state: &State) -> Result<Vec<Item>, Failure> {
@@ -199,6 +199,10 @@ impl Program for Driven {
     fn forget(&self, spot: Spot<'_>, state: &mut State) {
         state.outputs.remove(spot.step.id.as_str());
         state.passes.remove(spot.step.id.as_str());
+    }
+
+    fn forget_failure(&self, spot: Spot<'_>, state: &mut State) {
+        self.forget(spot, state);
     }
 
     fn restore(&self, spot: Spot<'_>, state: &mut State, then: &State) {

@@ -1,0 +1,197 @@
+//! What the command does after a failure: exit codes, the last lines, and what a resume retries.
+
+use crate::rig::{Rig, code_of};
+
+/// Runs a file as `r`, and returns its exit code and what it printed.
+fn run(rig: &Rig, flow: &str, more: &[&str]) -> (Option<i32>, String) {
+    rig.write("flow.yaml", flow);
+    let output = rig.call(&[&["run", "flow.yaml", "--id", "r", "-q"], more].concat());
+    (output.status.code(), rig.told(&output))
+}
+
+#[test]
+fn a_list_goes_on_with_always_and_failure_steps() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - {id: build, run: 'echo build >> trace; test -e ok'}
+  - {id: deploy, run: 'echo deploy >> trace'}
+  - {id: report, run: 'echo report >> trace', if: failure()}
+  - {id: clean, run: 'echo clean $S >> trace', if: always(), env: {S: '${{ steps.build.status }}'}}
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    rig.write("ok", "");
+    let again = code_of(&rig, &["resume", "r", "-q"]);
+
+    assert_eq!((first, again), (Some(1), Some(0)), "{said}");
+    assert_eq!(rig.read("trace"), "build\nreport\nclean failed\nbuild\ndeploy\nclean completed\n");
+}
+
+#[test]
+fn a_graph_lists_all_of_its_failures() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - {id: a, run: exit 3, needs: []}
+  - {id: b, run: exit 4, needs: []}
+  - {id: c, run: 'echo c >> trace', needs: []}
+  - {id: d, run: 'echo d >> trace', needs: [a, c]}
+";
+
+    let (code, said) = run(&rig, flow, &[]);
+
+    assert_eq!((code, rig.read("trace").as_str()), (Some(1), "c\n"), "{said}");
+    assert!(
+        said.contains("step a failed: exit code 3") && said.contains("step b failed: exit code 4"),
+        "{said}"
+    );
+    assert!(said.contains("1 of 4 steps are done"), "{said}");
+    let steps = rig.json(&["show", "r", "--json"])["steps"].clone();
+    let status: Vec<_> =
+        steps.as_array().unwrap().iter().map(|step| step["status"].as_str().unwrap()).collect();
+    assert_eq!(status, ["failed", "failed", "completed", "skipped"]);
+}
+
+#[test]
+fn fail_fast_is_a_key_and_an_option() {
+    let steps = "steps:
+  - {id: a, run: exit 3, needs: []}
+  - {id: b, run: 'echo b >> trace', needs: []}
+  - {id: c, run: 'echo c >> trace', needs: [b], if: always()}
+max_parallel: 1
+";
+    for (flow, more) in [(format!("fail_fast: true\n{steps}"), &[][..]), (steps.to_owned(), &["--fail-fast"])]
+    {
+        let rig = Rig::new();
+
+        let (code, said) = run(&rig, &flow, more);
+
+        assert_eq!((code, rig.read("trace").as_str()), (Some(1), "c\n"), "{said}");
+    }
+}
+
+#[test]
+fn a_foreach_fails_after_all_items_were_tried() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - id: each
+    foreach: {items: [a, b, c], max_parallel: 1, steps: [{id: work, run: 'echo $I >> trace; test $I = c -o -e ok', env: {I: '${{ item }}'}}]}
+  - {id: end, run: 'echo end >> trace'}
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    rig.write("ok", "");
+    let again = code_of(&rig, &["resume", "r", "-q"]);
+
+    assert_eq!((first, again), (Some(1), Some(0)), "{said}");
+    assert_eq!(rig.read("trace"), "a\nb\nc\na\nb\nend\n");
+    assert!(
+        said.contains("2 of 3 items failed") && said.contains("then: step work of item b failed"),
+        "{said}"
+    );
+    assert!(said.contains("waypost dead-letters retry r"), "{said}");
+}
+
+#[test]
+fn tolerated_items_are_retried_only_on_request() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - id: each
+    foreach: {items: [a, b, c], max_parallel: 1, max_failures: 1, steps: [{id: work, run: 'echo $I >> trace; test $I != b -o -e ok', env: {I: '${{ item }}'}}]}
+  - {id: end, run: 'echo end >> trace'}
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    rig.write("ok", "");
+    let plain = rig.waypost(&["resume", "r"]);
+    let retried = code_of(&rig, &["resume", "r", "-q", "--retry-failed"]);
+
+    assert_eq!((first, retried), (Some(3), Some(0)), "{said}");
+    assert!(said.contains("Item b of step each failed: exit code 1"), "{said}");
+    assert!(said.contains("\nRetry them with: waypost dead-letters retry r\n"), "{said}");
+    assert!(plain.contains("Nothing to do") && plain.contains("--retry-failed"), "{plain}");
+    assert_eq!(rig.read("trace"), "a\nb\nc\nend\nb\nend\n");
+}
+
+#[test]
+fn no_further_item_starts_beyond_the_limit() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - id: each
+    foreach: {items: [a, b, c, d], max_parallel: 1, max_failures: 1, steps: [{id: work, run: 'echo $I >> trace; test -e ok', env: {I: '${{ item }}'}}]}
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    rig.write("ok", "");
+    let again = code_of(&rig, &["resume", "r", "-q"]);
+
+    assert_eq!((first, again), (Some(1), Some(0)), "{said}");
+    assert_eq!(rig.read("trace"), "a\nb\na\nb\nc\nd\n");
+}
+
+#[test]
+fn failures_within_openers_are_retried_where_they_are() {
+    let work = "test -e ok";
+    let flows = [
+        format!(
+            "steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: g, repeat: {{until: 'true', max: 2}}, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: e, foreach: {{items: [1], steps: [{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+        format!(
+            "steps: [{{id: e, foreach: {{items: [1], steps: [{{id: f, foreach: {{items: [2], as: inner, steps: [{{id: a, run: 'echo a >> trace'}}, {{id: b, run: 'echo b >> trace; {work}'}}, {{id: c, run: 'echo c >> trace', if: always()}}]}}}}]}}}}, {{id: end, run: 'echo end >> trace'}}]"
+        ),
+    ];
+    for flow in flows {
+        let rig = Rig::new();
+
+        let (first, said) = run(&rig, &flow, &[]);
+        rig.write("ok", "");
+        let again = rig.waypost(&["resume", "r", "-q"]);
+
+        assert_eq!(first, Some(1), "{flow}\n{said}");
+        assert_eq!(rig.read("trace"), "a\nb\nc\nb\nc\nend\n", "{flow}\n{said}\n{again}");
+        assert!(again.starts_with("exit 0"), "{flow}\n{again}");
+    }
+}
+
+#[test]
+fn a_failed_item_that_stops_the_others_keeps_finished_ones() {
+    let flow = |work: &str| {
+        format!(
+            "steps:
+  - id: each
+    foreach: {{items: [1, 2, 3, 4, 5, 6], max_parallel: 1, on_item_failure: stop, steps: [{{id: work, run: '{work}', env: {{I: '${{{{ item }}}}'}}}}]}}
+"
+        )
+    };
+    let rig = Rig::new();
+
+    let (first, said) = run(&rig, &flow("echo $I >> trace; test $I != 4"), &[]);
+    rig.write("flow.yaml", &flow("echo $I >> trace"));
+    let again = rig.waypost(&["resume", "r", "-q", "--with", "flow.yaml", "--retry-failed"]);
+
+    assert_eq!(first, Some(1), "{said}");
+    assert_eq!(rig.read("trace"), "1\n2\n3\n4\n4\n5\n6\n", "{again}");
+}
+
+#[test]
+fn the_condition_of_a_failed_step_is_decided_again() {
+    let flow = |condition: &str| {
+        format!(
+            "steps: [{{id: a, if: '{condition}', run: 'echo a >> trace; exit 1'}}, {{id: b, run: 'echo b >> trace'}}]"
+        )
+    };
+    let rig = Rig::new();
+
+    let (first, said) = run(&rig, &flow("1 == 1"), &[]);
+    rig.write("flow.yaml", &flow("1 == 2"));
+    let again = rig.waypost(&["resume", "r", "-q", "--with", "flow.yaml"]);
+
+    assert_eq!(first, Some(1), "{said}");
+    assert_eq!(rig.read("trace"), "a\nb\n", "{again}");
+    assert!(again.starts_with("exit 0"), "{again}");
+}

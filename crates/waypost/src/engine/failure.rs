@@ -1,0 +1,199 @@
+//! Failed steps of a graph by needs: their ends, and the retry of them by a resume.
+//!
+//! ```text
+//!   a: failed ---> b: passed over ---> c, `always()`: completed
+//!   resume:  a is ready, b and c are unfinished, and the results of all three leave the state
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::id::StepId;
+use crate::record::{FrontierEntry, Position, Record, Settled, SkipCause, Status};
+use crate::shape::{Shape, Unfinished};
+use crate::store::StoreError;
+
+use super::anew::after;
+use super::fit::Forget;
+use super::line::{Line, LineId};
+use super::schedule::collects;
+use super::session::Session;
+use super::snapshot::position_as_recorded;
+use super::{Admission, Program, Upstream};
+
+impl<P: Program> Session<'_, P> {
+    /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
+    pub(super) fn is_admitted(&self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let entry = line.entry(place);
+        !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
+    }
+
+    /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
+    pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
+        let line = self.lines.get(id);
+        failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
+    }
+
+    /// Returns a failed step on account of which nothing more starts on a branch, where one failure is enough for that: on
+    /// the branch, on one around it, or on one that fails together with any of those.
+    fn failed_fast(&self, id: LineId) -> Option<StepId> {
+        if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
+            return None;
+        }
+        let up = |from: LineId| {
+            std::iter::successors(Some(from), |id| Some(self.lines.get(*id).opener?.line)).collect::<Vec<_>>()
+        };
+        let around = up(id);
+        let fails_with = |from: LineId| {
+            let mut top = from;
+            while let Some(opener) = self.lines.get(top).opener
+                && !collects(self.lines.get(opener.line), opener.place)
+            {
+                top = opener.line;
+            }
+            top
+        };
+        let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
+        let mut failed =
+            failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
+        failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
+    }
+
+    /// Passes over the steps of a branch that do not run as one upstream failed. Also while nothing is started any more: no
+    /// work comes of it.
+    pub(super) fn pass_over(&mut self, id: LineId) {
+        loop {
+            let line = self.lines.get(id);
+            let fails_fast = self.options.fail_fast || line.shape.fails_fast();
+            if line.end.is_some() || !(line.has_failed_end() || fails_fast) {
+                return;
+            }
+            let ready = line.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
+            let places = ready.filter_map(|entry| line.shape.place(entry.step.as_str()));
+            let cause = |place: usize| {
+                let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
+                let admitted = self.program.admit(line.spot(place), &line.state, Upstream::Failed(&failed));
+                match admitted {
+                    Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
+                    _ => None,
+                }
+            };
+            let Some((place, cause)) = places.collect::<Vec<_>>().into_iter().find_map(cause) else { return };
+            self.skip(id, place, cause);
+        }
+    }
+}
+
+/// Returns the state of what is upstream of a step, as programs are asked with it.
+pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
+    failed.map_or(Upstream::Succeeded, Upstream::Failed)
+}
+
+/// Reads the position of a record and retries its failures; returns the results to take out of its state.
+pub(super) fn position_for_retry(
+    shape: &Shape,
+    record: &Record,
+) -> Result<(Position, Vec<Forget>), StoreError> {
+    let mut position = position_as_recorded(record)?;
+    let forgotten = retry_failures(shape, &mut position);
+    Ok((position, forgotten))
+}
+
+/// Takes failed and passed-over ends out of force, with every end downstream; returns the results to take out of the state.
+///
+/// The most upstream failed steps are back in the frontier. A step downstream that ran and must not be repeated is marked,
+/// so that a person is asked when its turn comes.
+pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forget> {
+    let before = Unfinished::of(shape, position);
+    let passed_over = |settled: &Settled| matches!(settled, Settled::PassedOver(_));
+    let passed: BTreeSet<StepId> =
+        position.ledger.iter().filter(|(_, end)| passed_over(end)).map(|(step, _)| step.clone()).collect();
+    *position = std::mem::take(position).with_failures_open();
+    let around = shape.passes_around(position).to_vec();
+    if shape.is_routed() {
+        return Vec::new();
+    }
+    let failed = places(shape, position, |entry| entry.status == Status::Failed);
+    if failed.is_empty() {
+        return Vec::new();
+    }
+    let skipped = passed.iter().filter_map(|step| shape.place(step.as_str()));
+    let cut: Vec<usize> = failed.iter().copied().chain(skipped).collect();
+    let mut forgotten = Vec::new();
+    let mut downstream = after(shape, &cut);
+    let open = after(shape, &places(shape, position, |_| true));
+    downstream.extend(cut.iter().filter(|place| open.contains(place)));
+    // One failure may have kept steps from starting that do not need it.
+    for place in cut.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
+        let mut entry = FrontierEntry::ready(shape.steps()[*place].id.clone());
+        entry.at.iteration = shape.first_iteration(*place, &around);
+        entry.at.epoch = position.epoch;
+        position.frontier.push(entry);
+        forgotten.push(Forget::Step(shape.steps()[*place].id.clone()));
+    }
+    let retried = failed.iter().filter(|place| !downstream.contains(place));
+    forgotten.extend(retried.map(|place| Forget::Failure(shape.steps()[*place].id.clone())));
+    let mut has_run = false;
+    for place in downstream {
+        let step = &shape.steps()[place];
+        let id = step.id.clone();
+        let at = position.frontier.iter().position(|entry| entry.step == id);
+        let entry = at.map(|at| position.frontier.remove(at));
+        let ended = !before.has(place) && entry.is_none() && !passed.contains(&id);
+        let was_done = ended && position.did(&id) || position.undone.contains(&id);
+        has_run |=
+            was_done || entry.as_ref().is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
+        position.ledger.remove(&id);
+        if step.must_ask_again(was_done, entry.as_ref()) {
+            // Its result stays: a person may decide that it still holds.
+            let begun = entry.filter(|entry| step.has_begun(entry));
+            position.ask_about(&id, begun);
+            continue;
+        }
+        let entry = position.ask_no_more(&id).or(entry);
+        let fan = position.joined.remove(&id).or_else(|| entry.and_then(|entry| entry.fan));
+        position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
+        forgotten.extend([Forget::Failure(id.clone()), Forget::Step(id)]);
+    }
+    if has_run {
+        let known = position.frontier.iter().map(|entry| entry.at.epoch);
+        let epoch = known.chain([position.epoch, position.epoch_max]).max().unwrap_or_default() + 1;
+        (position.epoch, position.epoch_max, position.revisited) = (epoch, epoch, true);
+    }
+    forgotten
+}
+
+/// Decides again whether failed steps with branches run: one that does not leaves its branches, and is skipped when its turn
+/// comes.
+pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::State>) {
+    for step in line.redecided.clone() {
+        let Some(place) = line.shape.place(step.as_str()) else { continue };
+        let Some(fan) = line.entry(place).fan.clone() else { continue };
+        let admitted = program.admit(line.spot(place), &line.state, Upstream::Succeeded);
+        if matches!(admitted, Ok(Admission::Skip(_))) {
+            let entry = line.entry_mut(place);
+            (entry.fan, entry.at.attempt) = (None, 0);
+            line.position.dead = line.position.dead.saturating_sub(fan.dead_in_all());
+            line.position.revisited = true;
+        }
+    }
+}
+
+/// Returns the places of the frontier's entries that `is_meant`, as far as the shape has their steps.
+fn places(shape: &Shape, position: &Position, is_meant: impl Fn(&FrontierEntry) -> bool) -> Vec<usize> {
+    let meant = position.frontier.iter().filter(|entry| is_meant(entry));
+    meant.filter_map(|entry| shape.place(entry.step.as_str())).collect()
+}
+
+/// Returns the first failed step upstream of a step, by the failed ends of the position.
+pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) -> Option<StepId> {
+    if position.failed.is_empty() {
+        return None;
+    }
+    let upstream = shape.with_needs(place);
+    let is_upstream = |entry: &&FrontierEntry| {
+        let at = shape.place(entry.step.as_str()).filter(|at| *at != place && upstream[*at]);
+        at.is_some() && matches!(position.ledger.get(&entry.step), Some(Settled::Failed(_)))
+    };
+    position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
+}
