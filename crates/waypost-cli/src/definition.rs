@@ -281,13 +281,13 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         false => within(store, run, (&own.shape, &position, &shape)).await?,
     };
     if choice.retries && !choice.restart {
-        // The first failure stopped the others: what is retried goes by the changed step, what finished does not.
+        // Tolerated items, and others that the first failure stopped, are retried with the changed step. Results are kept.
         let stops = |step: &StepId| {
             let each = own.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
             each.is_some_and(|each| each.on_failure == OnItemFailure::Stop)
         };
         let kept = within_unfinished(store, run, (&own.shape, &position, &shape)).await?;
-        within.extend(kept.into_iter().filter(stops));
+        within.extend(kept.into_iter().filter(|step| stops(step) || position.joined.contains_key(step)));
     }
     let mut chosen = compare(snapshot, own, (changed, within), &position, &file, choice)?;
     if let Some(adoption) = &mut chosen.adoption {

@@ -63,6 +63,7 @@ mod room;
 mod same;
 mod schedule;
 mod session;
+mod signals;
 mod sitting;
 mod snapshot;
 mod stand;

@@ -15,8 +15,10 @@ use crate::record::{
 };
 use crate::store::Trimmed;
 
+mod cause;
 mod cursor;
 
+pub use cause::RerunCause;
 pub use cursor::{Cursor, InvalidCursor};
 
 /// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
@@ -261,26 +263,6 @@ pub struct Failed {
     /// How far it came.
     #[serde(flatten)]
     pub ended: Ended,
-}
-
-/// Why a step runs again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "code", rename_all = "snake_case")]
-pub enum RerunCause {
-    /// Its evidence does not hold.
-    EvidenceFailed {
-        /// The claims, by name.
-        #[serde(default)]
-        claims: Vec<String>,
-    },
-    /// A step that it needs or reads gave or left something else.
-    UpstreamChanged {
-        /// That step; none where the input of the whole branch changed.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        step: Option<StepId>,
-    },
-    /// Its definition changed.
-    DefinitionChanged,
 }
 
 /// Verdicts, counted.

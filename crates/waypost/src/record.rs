@@ -26,18 +26,20 @@ mod position;
 mod run;
 mod strict;
 mod trace;
+mod usage;
 
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
-    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, Usage,
-    WAIT_AFTER, Wait, WaitKind,
+    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER, Wait,
+    WaitKind,
 };
 pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, Settled, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};
 pub use trace::{EndDigests, Trace};
+pub use usage::Usage;
 
 /// The newest format of records this library reads, and the one it writes.
 pub const FORMAT: u32 = 1;

@@ -15,9 +15,11 @@ mod children;
 mod loops;
 mod names;
 mod retry;
+mod unfinished;
 
 pub use children::{Children, FailureLimits, OnChildFailure};
 pub use retry::{Growth, Retry};
+pub use unfinished::Unfinished;
 
 use loops::Loops;
 
@@ -534,81 +536,4 @@ fn find_loops(followers: &[Vec<usize>], routes: &[Vec<usize>]) -> Loops {
         targets.iter().for_each(|target| back[*target].push(place));
     }
     Loops::find(&onward, &back)
-}
-
-/// Which steps are unfinished: those in the frontier, and all that come after them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfinished {
-    open: Vec<bool>,
-    missing: Vec<usize>,
-    count: usize,
-}
-
-impl Unfinished {
-    /// Derives it from a position. Costs one walk over the graph.
-    pub fn of(shape: &Shape, position: &Position) -> Self {
-        let places = position.frontier.iter().filter_map(|entry| shape.place(entry.step.as_str()));
-        Self::from_places(shape, places)
-    }
-
-    /// Derives it from the steps that are minimal among the unfinished.
-    pub fn from_places(shape: &Shape, places: impl Iterator<Item = usize>) -> Self {
-        let mut open = vec![false; shape.steps.len()];
-        let mut walk: Vec<usize> = places.collect();
-        while let Some(place) = walk.pop() {
-            if !std::mem::replace(&mut open[place], true) {
-                walk.extend(&shape.followers[place]);
-                walk.extend(&shape.routes[place]);
-            }
-        }
-        let still_open = |needs: &Vec<usize>| needs.iter().filter(|need| open[**need]).count();
-        let missing = shape.needs.iter().map(still_open).collect();
-        let count = open.iter().filter(|open| **open).count();
-        Self { open, missing, count }
-    }
-
-    /// Says whether a step is unfinished.
-    pub fn has(&self, place: usize) -> bool {
-        self.open[place]
-    }
-
-    /// Returns how many steps are unfinished.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Marks a step as finished, and returns the steps that nothing holds back any more.
-    pub fn settle(&mut self, shape: &Shape, place: usize) -> Vec<usize> {
-        if !std::mem::replace(&mut self.open[place], false) {
-            return Vec::new();
-        }
-        self.count -= 1;
-        let mut freed = Vec::new();
-        for follower in &shape.followers[place] {
-            self.missing[*follower] -= 1;
-            if self.missing[*follower] == 0 && self.open[*follower] {
-                freed.push(*follower);
-            }
-        }
-        freed
-    }
-
-    /// Goes on from a step to the one that was chosen, or to none: what can no longer be reached is finished.
-    ///
-    /// `others`: the other unfinished steps whose needs are met.
-    pub fn follow(
-        &mut self,
-        shape: &Shape,
-        from: usize,
-        to: Option<usize>,
-        others: impl Iterator<Item = usize>,
-    ) {
-        match to {
-            Some(to) if shape.share_loop(from, to) => {}
-            Some(_) if shape.routes[from].len() == 1 && shape.followers[from].is_empty() => {
-                self.count -= usize::from(std::mem::replace(&mut self.open[from], false));
-            }
-            _ => *self = Self::from_places(shape, to.into_iter().chain(others)),
-        }
-    }
 }

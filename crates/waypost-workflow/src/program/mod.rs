@@ -17,13 +17,13 @@ use waypost::engine::{
     Settlement, Spot, StateError, Upstream,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
-use waypost::shape::{Shape, ShapeError};
+use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store};
-use waypost::{BranchPath, Digest, InvalidName, RunId, StepId};
+use waypost::{BranchPath, Digest, RunId, StepId};
 
 use crate::expr::{Condition, Scope};
 use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
-use crate::mask::{Mask, MaskError};
+use crate::mask::Mask;
 use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
@@ -32,6 +32,7 @@ mod attempt;
 mod child;
 mod command;
 mod early;
+mod error;
 mod evidence;
 mod faults;
 mod handover;
@@ -65,6 +66,7 @@ pub use levels::shape_of;
 pub use agent::Agents;
 pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 pub use attempt::{LOSS, NO_ROOM};
+pub use error::ProgramError;
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use scratch::ScratchError;
 pub use spent::{BUDGET, spent};
@@ -102,49 +104,6 @@ pub struct Surroundings {
     pub cores: NonZeroUsize,
     /// Is given what steps print.
     pub echo: Option<Arc<dyn Echo>>,
-}
-
-/// Why a workflow cannot be run.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// A step id or its graph is refused by the engine; the file was checked for this, so it is a bug.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// An id.
-    #[error(transparent)]
-    Name(#[from] InvalidName),
-    /// A secret is not set.
-    #[error("secret `{}` is not set in the environment", .0.join("`, `"))]
-    MissingSecrets(Vec<String>),
-    /// A step names an agent that nobody has configured.
-    #[error("step `{step}` wants agent `{agent}`, which is not known; known are {known}")]
-    UnknownAgent {
-        /// The step.
-        step: String,
-        /// The agent.
-        agent: String,
-        /// Those that are known.
-        known: String,
-    },
-    /// Two items of a step that are made of params have one key.
-    #[error("items {} and {} of step `{step}` have the key `{key}`", items[0], items[1])]
-    SameKey {
-        /// The step.
-        step: String,
-        /// The key.
-        key: String,
-        /// Their places among the items that are worked on, from 1.
-        items: [usize; 2],
-    },
-    /// A secret cannot be masked.
-    #[error(transparent)]
-    Mask(#[from] MaskError),
-    /// A parameter would put a secret into the records.
-    #[error("param `{param}` contains a secret; read it from the environment of the step instead")]
-    SecretParam {
-        /// The param.
-        param: String,
-    },
 }
 
 /// A workflow, ready for the engine.

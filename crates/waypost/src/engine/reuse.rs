@@ -13,8 +13,8 @@ use crate::events::{RerunCause, STEP_INVALIDATED, STEP_REUSED};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::record::{
-    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SkipCause, Status,
-    Trace, Verdict, WaitKind,
+    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SkipCause,
+    Status, Trace, Verdict, WaitKind,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};

@@ -23,10 +23,9 @@ use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
-use crate::store::{Damage, Lease, Renewal, Signal, SignalKind, StoreError};
+use crate::store::{Damage, Lease, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
-use super::by_hand::mark;
 use super::failure::{failed_upstream, upstream};
 use super::fan::{Joined, JoinedDigests, unread};
 use super::line::{Flight, Line, LineId, MAIN};
@@ -85,7 +84,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) kept: Vec<oneshot::Sender<()>>,
     pub(super) consumed: Vec<String>,
     /// Checkpoints that were asked for: the id of the signal, and the label.
-    marks: Vec<(String, Option<String>)>,
+    pub(super) marks: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
     /// The graph of the definition so far, where another is adopted: what was started by it is judged by it.
     pub(super) before: Option<Shape>,
@@ -531,61 +530,6 @@ impl<'a, P: Program> Session<'a, P> {
             };
             Landed { line: id, job, place, performed, root }
         }));
-    }
-
-    /// Keeps the lease, and takes in requests to stop and answers.
-    async fn renew(&mut self) -> Result<(), RunError> {
-        let lease = self.lease().clone();
-        let answers = match self.engine.store.renew(&[&lease]).await {
-            Ok(answers) => answers,
-            Err(error) if error.retry() => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        for answer in answers {
-            match answer {
-                Renewal::Held(signals) => {
-                    for signal in signals {
-                        self.hear_signal(signal);
-                    }
-                }
-                Renewal::Lost => {
-                    let token = lease.token();
-                    return Err(
-                        StoreError::Fenced { run: lease.run().clone(), token, newest: token + 1 }.into()
-                    );
-                }
-            }
-        }
-        if self.lines.iter().any(|(_, line)| line.asks()) {
-            self.deliver_all().await?;
-        }
-        Ok(())
-    }
-
-    fn hear_signal(&mut self, signal: Signal) {
-        if self.consumed.contains(&signal.id) {
-            return;
-        }
-        match signal.kind {
-            SignalKind::Stop => {
-                let by = if signal.sender.is_empty() { "waypost stop" } else { &signal.sender };
-                self.options.stop.stop(StopLevel::Graceful, by);
-                self.consumed.push(signal.id);
-            }
-            SignalKind::Checkpoint { label } if self.marks.iter().all(|(id, _)| *id != signal.id) => {
-                self.marks.push((signal.id, label));
-            }
-            _ => {}
-        }
-    }
-
-    /// Writes the checkpoints that were asked for with what is written now.
-    fn take_marks(&mut self) {
-        for (id, label) in std::mem::take(&mut self.marks) {
-            self.main_mut().drafts.push(mark(label.as_deref(), &id));
-            self.mark_dirty(MAIN);
-            self.consumed.push(id);
-        }
     }
 
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {

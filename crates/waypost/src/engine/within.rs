@@ -57,7 +57,9 @@ async fn found_within(
 ) -> Result<BTreeSet<StepId>, RunError> {
     let mut found = BTreeSet::new();
     let waiting = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
-    for (step, fan) in waiting {
+    // A retry of failed branches that were tolerated opens their step again.
+    let tolerated = position.joined.iter().filter(|(_, fan)| ended == Ended::IsKept && fan.dead > 0);
+    for (step, fan) in waiting.chain(tolerated) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
         if old.fingerprint != new.fingerprint
             && is_frame_same(old, new)

@@ -1,7 +1,6 @@
 //! The header of a checkpoint: what happened, and where in the chain.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -11,6 +10,7 @@ use super::evidence::{Occasion, Pack};
 use super::is_default;
 use super::run::{Definition, RunStatus};
 use super::trace::{EndDigests, Trace};
+use super::usage::Usage;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
 /// The name of the label that a person gives a checkpoint, to come back to it. It is the key of its progress, too.
@@ -537,33 +537,6 @@ pub enum End {
     Skipped,
     /// It was cancelled.
     Cancelled,
-}
-
-/// Tokens and cost of a step, summed over a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Usage {
-    /// Tokens read.
-    #[serde(default)]
-    pub tokens_in: u64,
-    /// Tokens written.
-    #[serde(default)]
-    pub tokens_out: u64,
-    /// Cost, in the currency of the workflow.
-    #[serde(default)]
-    pub cost: f64,
-    /// The model that was used.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
-}
-
-impl AddAssign<&Self> for Usage {
-    /// Adds up tokens and costs; the model stays.
-    fn add_assign(&mut self, other: &Self) {
-        self.tokens_in = self.tokens_in.saturating_add(other.tokens_in);
-        self.tokens_out = self.tokens_out.saturating_add(other.tokens_out);
-        self.cost += other.cost;
-    }
 }
 
 /// What a step said beside its result.

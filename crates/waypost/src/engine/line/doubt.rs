@@ -1,0 +1,122 @@
+//! Steps of a branch in doubt: how they are marked, and how they are settled.
+
+use crate::id::StepId;
+use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, Status, Try};
+
+use super::super::Follow;
+use super::super::advance::inline_outputs;
+use super::Line;
+
+impl<S> Line<'_, S> {
+    /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
+    pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
+        // Its evidence is that of then, and settles nothing.
+        self.position.undone.insert(step.clone());
+        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        self.put_in_doubt(step, by.to_owned());
+    }
+
+    /// Marks a step as in doubt that was cut in another run, also where the graph of now does not say so.
+    pub(in crate::engine) fn doubt_cut(&mut self, step: &StepId, by: String) {
+        if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
+            && let Some(place) = self.shape.place(step.as_str())
+        {
+            let begun = FrontierEntry { fan: None, status: Status::Started, ..self.entry(place).clone() };
+            self.position.ask_about(step, Some(begun));
+        }
+        self.put_in_doubt(step, by);
+    }
+
+    /// Marks a step as in doubt that comes next, for this reason.
+    fn put_in_doubt(&mut self, step: &StepId, by: String) {
+        let Some(place) = self.shape.place(step.as_str()) else { return };
+        let entry = self.entry_mut(place);
+        (entry.status, entry.since, entry.wake_at) = (Status::Started, 0, None);
+        entry.at.attempt = 1;
+        entry.waits.clear();
+        let phase = Phase::Interrupted { in_progress: true, by };
+        self.draft_of(place, phase, Reason::Redo);
+    }
+
+    /// Settles a step that was cut, or done before, as a person says that it is done: with what the program knows of that, and
+    /// with what comes after it.
+    pub(in crate::engine) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
+        let seq = self.seq_of_next_draft();
+        let settled = match &mut phase {
+            Phase::Failed(failure) => {
+                inline_outputs(&mut failure.ending);
+                Settled::Tolerated(seq)
+            }
+            Phase::Completed(ending) => {
+                inline_outputs(ending);
+                Settled::Completed(seq)
+            }
+            _ => Settled::Completed(seq),
+        };
+        let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
+        self.settle(place, Some(settled), follow);
+        self.draft(phase, Reason::Manual, step, at);
+    }
+
+    /// Settles a step that was cut as its evidence shows that it is done.
+    pub(in crate::engine) fn settle_by_evidence(
+        &mut self,
+        place: usize,
+        follow: Follow,
+        (ending, pack): (Ending, Pack),
+    ) {
+        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+        let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
+        self.settle(place, settled, follow);
+        let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
+        draft.told.evidence = Some(pack);
+        let text = "its end was not known, and its evidence shows that it is done";
+        draft.told.notes.push(Note::Warning(text.to_owned()));
+    }
+
+    /// Takes a step up where it stood before something that it needs was done again, as a person says: with its branches.
+    pub(in crate::engine) fn go_on_as_told(&mut self, place: usize) {
+        let step = self.step_id(place).clone();
+        if let Some(begun) = self.position.ask_no_more(&step) {
+            // As a resume takes up what has failed.
+            let status = match begun.status {
+                Status::Failed | Status::Started => Status::Ready,
+                other => other,
+            };
+            *self.entry_mut(place) = FrontierEntry { status, failures: 0, wake_at: None, ..begun };
+        }
+        self.draft_of(place, Phase::Restored, Reason::Manual);
+    }
+
+    /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
+    pub(in crate::engine) fn redo_as_told(&mut self, place: usize) {
+        let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
+        let epoch = newest.max(self.position.epoch) + 1;
+        let entry = self.entry_mut(place);
+        let at = Try { attempt: 0, epoch, iteration: std::mem::take(&mut entry.at.iteration) };
+        // A join joins the same branches again. Whoever says so has looked at it: it is not held once more, nor asked about.
+        let (fan, passed) = (entry.fan.take(), true);
+        *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
+        let step = self.step_id(place).clone();
+        if self.shape.steps()[place].children.is_some() && !self.shape.is_routed() {
+            self.position.rerun_whole.insert(step.clone());
+        }
+        if self.position.undone.contains(&step) {
+            let first = self.shape.first_iteration(place, &self.around);
+            self.entry_mut(place).at.iteration = first;
+            let begun = self.position.ask_no_more(&step).and_then(|entry| entry.fan);
+            // What it gave counted until now, and so did what had failed of it.
+            let left = self.position.joined.remove(&step).or(begun).map_or(0, |fan| fan.dead_in_all());
+            self.position.dead = self.position.dead.saturating_sub(left);
+        }
+        self.draft_of(place, Phase::Restored, Reason::Redo);
+    }
+
+    /// Says whether a step is under way, or was cut, that must not be repeated blindly.
+    pub(in crate::engine) fn has_doubt(&self) -> bool {
+        let doubtful = |entry: &FrontierEntry| {
+            entry.status == Status::Started && self.shape.must_ask(&self.position, &entry.step)
+        };
+        self.position.frontier.iter().any(doubtful)
+    }
+}
