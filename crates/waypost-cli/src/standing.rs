@@ -85,7 +85,7 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
     };
     let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
     let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
-    if !has_damage(store, &summary.run, found).await? && !(is_done && is_open) {
+    if !(has_damage(store, &summary.run, found).await? || is_done && is_open) {
         return Ok(Corrected::Right);
     }
     match Snapshot::read(store, &summary.run).await {

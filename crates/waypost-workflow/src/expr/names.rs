@@ -258,7 +258,7 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
 
 fn unknown_function(token: &Token<'_>) -> SyntaxError {
     let error = SyntaxError::new(token.range.clone(), format!("there is no function `{}`", token.text));
-    let near = nearest(token.text, FUNCTIONS.into_iter());
+    let near = nearest(token.text, FUNCTIONS);
     error.hint(near).help(format!("the functions are {}", listed(FUNCTIONS)))
 }
 
