@@ -1,7 +1,7 @@
 //! The steps of graphs by needs that a resume invalidates, and where their scopes stand then.
 //!
-//! In go steps whose evidence fails, or whose children are open again; out come the positions with which their scopes go
-//! on. The state of a scope keeps what each step gave, until the step ends again.
+//! Input: steps whose evidence failed or whose children are open again. Output: the position of each scope after the
+//! invalidation. The state of a scope keeps the results of invalidated steps until the steps end again.
 
 use crate::id::BranchPath;
 use crate::plan::{Action, Cause, Decision};
@@ -185,12 +185,11 @@ async fn pass_again(
     })
 }
 
-/// Returns the branches that a step joins again; none where it is not kept any more which they are, so that it opens them
-/// anew.
+/// Returns the branches to join once more; `None` if retention dropped the record of them, so that new branches are opened.
 ///
 /// # Errors
-/// [`RunError::NoState`]: it is not kept, within them are steps that must not be repeated blindly, and nobody is asked
-/// about them, as about those of one that `loops`.
+/// [`RunError::NoState`]: the record was dropped, and the branches have steps with `idempotent: false` that no person is
+/// asked about, as in a step that `loops`.
 async fn joining(
     engine: &Engine,
     position: &Position,

@@ -34,8 +34,8 @@ impl<P: Program> Session<'_, P> {
         failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
     }
 
-    /// Returns a failed step on account of which nothing more starts on a branch, where one failure is enough for that: on
-    /// the branch, on one around it, or on one that fails together with any of those.
+    /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the branch, on an
+    /// ancestor, or on a branch whose failure an ancestor does not tolerate.
     fn failed_fast(&self, id: LineId) -> Option<StepId> {
         if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
             return None;

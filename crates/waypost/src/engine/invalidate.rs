@@ -1,13 +1,12 @@
-//! Invalidation: the one way in which finished work of a graph by needs is open again.
+//! Invalidation: the only way to rerun finished work of a graph by needs.
 //!
 //! ```text
 //!   a --> b --> d            a's evidence fails: a is in the frontier, the ends of b and d are reusable, e is untouched
-//!    \--> c                  a gives the same: b and d count again, in the next record
+//!    \--> c                  a gives the same: b and d are reused, in the next record
 //!   e                        a gives something else: b runs; d is compared when its turn comes
 //! ```
 //!
-//! In go a position and the steps that are invalid, each with the entry that stands for it in the frontier; out comes the
-//! new position. Pure.
+//! Input: a position and the invalid steps, each with the new frontier entry. Output: the new position. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,15 +17,15 @@ use crate::shape::{Shape, Step, Unfinished};
 use super::anew::after;
 use super::trace::pass_in;
 
-/// A step that is invalid.
+/// An invalid step.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) place: usize,
-    /// What stands for it in the frontier.
+    /// The frontier entry of the step.
     pub(super) entry: FrontierEntry,
 }
 
-/// Opens steps again. Of all that is downstream of them, ends and unfinished work leave force and stay reusable.
+/// Invalidates steps. The ends and the unfinished work downstream become reusable.
 pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> Position {
     let unfinished = Unfinished::of(shape, position);
     let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
@@ -44,7 +43,7 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
         }
         position.reusable.retain(|_, results| !results.is_empty());
         if let Some(fan) = &entry.fan {
-            // It joins the same children again.
+            // The same children are joined again.
             position.dead += fan.dead;
             position.joined.insert(step.id.clone(), fan.clone());
         }
@@ -55,20 +54,20 @@ pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> 
     position
 }
 
-/// Whether results out of force may be reused.
+/// Whether reusable results may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Results {
-    /// They may, where their step is given the same.
+    /// Yes, if the input of the step is equal.
     Keep,
-    /// They may not: a person said that all of it runs again. What must not be repeated is asked about.
+    /// No: a person asked for a full rerun. Steps with `idempotent: false` are in doubt.
     Drop,
-    /// Nor is anything asked about.
+    /// No, and nothing is in doubt.
     Retry,
 }
 
-/// Returns the position with which a child scope is entered again: nothing is in force.
+/// Returns the position of a re-entered child scope: all results are reusable, none is current.
 ///
-/// `before`: where it stood. What must not be repeated and had begun there is asked about.
+/// `before`: the previous position. Begun steps with `idempotent: false` are in doubt.
 pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> Position {
     let unfinished = Unfinished::of(shape, &before);
     for place in 0..shape.steps().len() {
@@ -93,7 +92,7 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
     Position { reusable, undone, aside, ..Position::default() }
 }
 
-/// Takes a step out of force, but for its first passes if it has some: its ends and what it has begun become reusable.
+/// Makes the ends and the begun work of a step reusable, except for the first passes to keep.
 fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finished: bool, passes_kept: u32) {
     let step = &shape.steps()[place];
     let entry = take_entry(position, &step.id);
@@ -132,13 +131,13 @@ fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
     position.reusable.entry(step.clone()).or_default().insert(pass, result);
 }
 
-/// Returns the steps downstream of some.
+/// Returns the steps downstream of the cuts.
 pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
     let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
     after(shape, &named).into_iter().map(|place| shape.steps()[place].id.clone()).collect()
 }
 
-/// Says whether an end has a result that can be reused: it completed, or its failure was tolerated.
+/// Says whether an end has a reusable result: completed, or a tolerated failure.
 fn gave_result(settled: Settled) -> bool {
     matches!(settled, Settled::Completed(_) | Settled::Tolerated(_))
 }
@@ -151,7 +150,7 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
     })
 }
 
-/// Says whether an unfinished step has something that a start from its top would lose.
+/// Says whether a fresh start of an unfinished step would lose work.
 fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
     let has_begun = entry.fan.is_some()
         || step.is_later_pass(entry)

@@ -147,8 +147,7 @@ pub(super) fn has_state(record: &Record) -> bool {
     record.state_bytes().is_some()
 }
 
-/// Lists the completed ends of steps of a branch that still count, the newest first: of each pass of the loops on it those
-/// made last, and none of passes that came after one that was done again.
+/// Lists the current completed ends of a branch, newest first: the newest of each pass, without passes after a rerun pass.
 ///
 /// `history`: the effective records of the branch, the newest first.
 pub(super) fn counting_ends<'r>(

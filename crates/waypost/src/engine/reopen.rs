@@ -1,4 +1,4 @@
-//! What a chain that went back has done again since, beside what it did before.
+//! Steps of a chain that ran since a resume went back, compared with the earlier executions.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,7 @@
-//! Reuse: results out of force count again where their steps are given the same.
+//! Reuse: a reusable result becomes current if the input of the step is equal.
 //!
-//! In go ready steps that have a result out of force; each of them is settled with it, or loses it and starts. The digests
-//! that traces are made of are read from headers here, and the evidence of what may be reused is verified here. The
-//! comparison itself is in [`trace`](super::trace).
+//! Input: ready steps with a reusable result. Each step is settled with the result, or the result is dropped and the step
+//! starts. This module reads the digests for traces from headers and verifies the evidence of the results. The comparison is in [`trace`](super::trace).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,16 +32,16 @@ use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
 use super::{Admission, Follow, Program, RunError};
 
-/// What the evidence of results out of force came to, until a step ends that may have rewritten what they claim.
+/// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
 #[derive(Debug, Default)]
 pub(super) struct ReusableVerdicts {
-    /// The scopes whose results were looked at.
+    /// The verified scopes.
     looked: BTreeSet<BranchPath>,
     broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
     unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
 }
 
-/// A step that is ready and has a result out of force.
+/// A ready step with a reusable result.
 struct Candidate {
     place: usize,
     step: StepId,
@@ -51,7 +50,7 @@ struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Reads the digests of the ends that ready steps of a line need, where ends have traces.
+    /// Reads the digests of the ends that ready steps need, in graphs with traces.
     pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
         if !self.keeps_traces {
             return Ok(());
@@ -60,7 +59,7 @@ impl<P: Program> Session<'_, P> {
         read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
     }
 
-    /// Settles the ready steps of a line whose results are reused, and takes the results of the others away.
+    /// Settles ready steps with their reusable results, and drops the results that cannot be reused.
     pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
         loop {
             self.read_digests(id).await?;
@@ -70,7 +69,7 @@ impl<P: Program> Session<'_, P> {
             let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
             let failed = self.failed_upstream(id, candidate.place);
             match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
-                // The result stays reusable: it counts again if the retry of the failed step gives the same.
+                // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
                     self.skip(id, candidate.place, cause);
                     continue;
@@ -101,7 +100,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Says whether a ready step has a result of which it is not decided yet whether it is reused.
+    /// Says whether reuse of a ready step is still undecided.
     pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
         let has_result =
@@ -109,7 +108,7 @@ impl<P: Program> Session<'_, P> {
         line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
     }
 
-    /// Keeps with a step that starts what it is given.
+    /// Records the input of a starting step.
     pub(super) fn note_input(&mut self, id: LineId, place: usize) {
         if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
             return;
@@ -135,7 +134,7 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Puts an end in force again if its trace is what the step would be given now, and its evidence holds. Returns why not.
+    /// Makes an end current again if the recorded trace equals the current one and the evidence holds. Returns the mismatch.
     async fn reuse(
         &mut self,
         id: LineId,
@@ -175,7 +174,7 @@ impl<P: Program> Session<'_, P> {
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
         line.settle(candidate.place, Some(settled), follow);
         if !follows {
-            // Of passes that came after the last one of now, none is reused.
+            // Passes after the current last pass are not reused.
             line.position.reusable.remove(&candidate.step);
         }
         if let Some(fan) = fan {
@@ -197,24 +196,24 @@ impl<P: Program> Session<'_, P> {
         line.position.entered_again || !line.around.is_empty()
     }
 
-    /// Says whether what a step gave with an end is read back from the record of the end.
+    /// Says whether the result of an end is read from the record of the end.
     fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
-        // A step that was passed over took its result out of the state.
+        // A skip removed the result of the step from the state.
         let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
-    /// Says whether the state has what an unfinished step gave in the passes before.
+    /// Says whether the state has the results of earlier passes of an unfinished step.
     fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
         let line = self.lines.get(id);
         let step = line.shape.step(entry.step.as_str());
         !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
     }
 
-    /// Puts back into the state what a step gave with an end. False: that state is not kept any more.
+    /// Restores the result of an end into the state. Returns false if retention dropped the state.
     async fn restore_state(
         &mut self,
         id: LineId,
@@ -236,7 +235,7 @@ impl<P: Program> Session<'_, P> {
         Ok(true)
     }
 
-    /// Continues with an unfinished step that was amid its children, or waited, and is given the same as when it started.
+    /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
     fn go_on_with(
         &mut self,
         id: LineId,
@@ -269,7 +268,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Takes the result of a step away: it runs, or a person is asked.
+    /// Drops the result of a step: the step runs, or is in doubt.
     fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
         let lost_state = self.lost_state(id);
         let (program, retries) = (self.program, self.retries);
@@ -294,7 +293,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Verifies the evidence of all results out of force of a line at once, unless that was done since the last step ended.
+    /// Verifies the evidence of all reusable results of a line, unless verified since the last end of a step.
     async fn look_at_reusable(&mut self, id: LineId) -> Result<(), RunError> {
         let branch = self.lines.get(id).branch().clone();
         if !self.reusable_verdicts.looked.insert(branch) {
@@ -335,7 +334,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Names the step of a line whose result an end belongs to: its own, or that of an opener of its scope.
+    /// Returns the step of a line that an end belongs to: the step of the end, or an opener of its scope.
     fn result_of(&self, id: LineId, branch: &BranchPath, step: &StepId) -> Option<(BranchPath, StepId)> {
         let line = self.lines.get(id);
         let (mut branch, mut step) = (branch.clone(), step.clone());
@@ -349,7 +348,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Reads the digests of the ends that unfinished steps of a scope need, as far as they are not known.
+/// Reads the missing digests of the ends that unfinished steps of a scope need.
 pub(super) async fn read_digests<P: Program>(
     store: &dyn Store,
     program: &P,
@@ -384,14 +383,14 @@ pub(super) async fn read_digests<P: Program>(
     Ok(())
 }
 
-/// A scope and the children of its openers, with the results out of force in force.
+/// A scope and the children of its openers, as if reusable results were current.
 struct AsIfInForce {
     effective: Vec<Effective>,
-    /// Openers whose children are not those that they joined.
+    /// Openers whose children differ from the joined ones.
     incomplete: Vec<(BranchPath, StepId)>,
 }
 
-/// Returns a scope and the children of its openers as the plan sees them, with the results out of force in force.
+/// Returns a scope and the children of its openers as the plan sees them, as if reusable results were current.
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
@@ -444,7 +443,7 @@ fn is_hook(step: &Step, name: &BranchPath) -> bool {
     step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
 }
 
-/// Says whether a child with this origin belongs to the end in force of the step that opened it.
+/// Says whether a child with this origin belongs to the current end of its opener.
 fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
     let Some((_, key)) = name.opened_by() else { return false };
     if is_hook(step, name) {
@@ -458,7 +457,7 @@ fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: 
     fan.is_some_and(|fan| origin == Some(fan.since))
 }
 
-/// Returns the first difference between the trace of an end and the trace of now.
+/// Returns the first difference between a recorded trace and the current trace.
 fn difference(then: Option<&Trace>, now: Option<&Trace>) -> RerunCause {
     let (Some(then), Some(now)) = (then, now) else { return RerunCause::UpstreamChanged { step: None } };
     if then.definition != now.definition {
@@ -472,7 +471,7 @@ fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
-/// Writes that a result counts again: all of one turn in one record.
+/// Writes one record for all results that one turn reuses.
 fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
     let at = line.chain.branch.clone();
     let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });

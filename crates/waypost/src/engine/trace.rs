@@ -1,6 +1,6 @@
-//! Traces: the digests of what a step is given, and of what its end made. Pure.
+//! Traces: digests of the inputs of a step and of the outputs of an end. Pure.
 //!
-//! In go a step, the ends that it needs or reads, and its own end; out come a [`Trace`] and [`EndDigests`].
+//! Input: a step, the ends that the step needs or reads, and the end of the step. Output: [`Trace`] and [`EndDigests`].
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ fn no_input() -> Digest {
     Digest::of(&[])
 }
 
-/// Returns the trace that an end of a step would have now; `None` if the digests of an end that it needs are not known.
+/// Returns the current trace of a step; `None` if digests of a needed end are unknown.
 pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Option<Trace> {
     let step = &line.shape.steps()[place];
     let mut needs = HashMap::new();
@@ -40,7 +40,7 @@ pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
     Some(Trace { definition: definition_of(step), input, needs, previous_pass })
 }
 
-/// Returns the steps of the scope whose outputs a step reads without needing them.
+/// Returns the steps of the scope that a step reads without a `needs` edge.
 pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Vec<StepId> {
     let mut reads = program.reads(line.spot(place));
     let needs = line.shape.needs(place);
@@ -50,7 +50,7 @@ pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
     reads
 }
 
-/// Returns the digest of the definition of a step: of an opener, without its children, whose own ends have theirs.
+/// Returns the digest of a step's definition. For an opener, children are excluded: the ends of children have own digests.
 fn definition_of(step: &Step) -> Digest {
     step.frame.unwrap_or(step.fingerprint)
 }
@@ -72,25 +72,25 @@ pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
     Digest::of_parts(parts)
 }
 
-/// What an end made.
+/// The outputs of an end.
 #[derive(Debug, Default)]
 pub(super) struct Made<'a> {
-    /// What the step gave to the state.
+    /// The step's part of the state.
     pub(super) output: Option<Value>,
-    /// What it pinned itself.
+    /// Pins of the step.
     pub(super) evidence: Option<&'a Pack>,
-    /// The pins of the children that it joined.
+    /// Pins of the joined children.
     pub(super) children: Option<Digest>,
 }
 
-/// Returns the digests of an end that completed.
+/// Returns the digests of a completed end.
 pub(super) fn digests_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
     let output = made.output.as_ref().map_or_else(String::new, canonical);
     let output = Digest::of_parts([b"completed", output.as_bytes()]);
     EndDigests { output, pins: pins_of(line, place, made) }
 }
 
-/// Writes a JSON value with the keys of its maps in order.
+/// Writes a JSON value with sorted keys.
 fn canonical(value: &Value) -> String {
     match value {
         Value::Object(map) => {
@@ -106,12 +106,12 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// Returns the digests of an end that was skipped: a fixed output, and the pins of its needs.
+/// Returns the digests of a skipped end: a fixed output, and the pins of the needs.
 pub(super) fn skipped_digests<S>(line: &Line<'_, S>, place: usize) -> EndDigests {
     EndDigests { output: Digest::of(b"skipped"), pins: pins_of(line, place, &Made::default()) }
 }
 
-/// Returns the digests of an end that failed: they equal those of no other end.
+/// Returns the digests of a failed end, unequal to those of every other end.
 pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> EndDigests {
     let seq = seq.to_le_bytes();
     let unique = Digest::of_parts([b"failed", branch.as_str().as_bytes(), step.as_str().as_bytes(), &seq]);
