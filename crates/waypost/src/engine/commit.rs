@@ -161,17 +161,14 @@ impl<P: Program> Session<'_, P> {
         {
             ahead.since = since;
         }
-        let Position { frontier, failed, .. } = &mut line.position;
-        for entry in frontier.iter_mut().chain(failed) {
-            if entry.since == 0 {
-                entry.since = since;
-            }
-            if let Some(fan) = &mut entry.fan
-                && fan.since == 0
-            {
-                fan.since = since;
-            }
+        let Position { frontier, failed, joined, .. } = &mut line.position;
+        for entry in frontier.iter_mut().chain(failed.iter_mut()).filter(|entry| entry.since == 0) {
+            entry.since = since;
         }
+        let entries = frontier.iter_mut().chain(failed);
+        let fans = entries.filter_map(|entry| entry.fan.as_mut()).chain(joined.values_mut());
+        // All children of a fan-out may be at rest before the record of its opening has a number.
+        fans.filter(|fan| fan.since == 0).for_each(|fan| fan.since = since);
         if let (Some(0), Some(opener)) = (line.position.origin, line.opener) {
             let fan = self.lines.get(opener.line).entry(opener.place).fan.as_ref();
             let since = fan.map(|fan| fan.since);

@@ -171,6 +171,7 @@ impl<P: Program> Session<'_, P> {
         let Some(Reusable::Ended { settled, fan, follows }) = line.take_result(candidate.place) else {
             return Ok(None);
         };
+        let fan = fan.map(|fan| line.position.after_current_passes(&candidate.step, fan));
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
         line.settle(candidate.place, Some(settled), follow);
         if !follows {
@@ -398,10 +399,11 @@ async fn as_if_in_force(
 ) -> Result<AsIfInForce, RunError> {
     let newest = store.newest(run, branch).await?;
     for (step, results) in std::mem::take(&mut position.reusable) {
-        // The last pass names those before it.
-        if let Some(Reusable::Ended { settled, fan, .. }) = results.into_values().next_back() {
+        for result in results.into_values() {
+            let Reusable::Ended { settled, fan, .. } = result else { continue };
+            let fan = fan.map(|fan| position.after_current_passes(&step, fan));
             position.ledger.insert(step.clone(), settled);
-            position.joined.extend(fan.map(|fan| (step, fan)));
+            position.joined.extend(fan.map(|fan| (step.clone(), fan)));
         }
     }
     let names = store.branches(run).await?;

@@ -149,6 +149,17 @@ impl Position {
         fan.passes.iter().copied().chain([end]).collect()
     }
 
+    /// Returns the fan-out of a reusable pass with the current ends of the passes before it. While one of those has no
+    /// current end, the fan-out keeps the recorded ones.
+    pub(crate) fn after_current_passes(&self, step: &StepId, fan: Fan) -> Fan {
+        let passes = self.passes_before(step);
+        if fan.pass == 0 || passes.len() + 1 != fan.pass as usize {
+            return fan;
+        }
+        let dead_before = passes.iter().map(|pass| pass.dead).sum();
+        Fan { passes, dead_before, ..fan }
+    }
+
     /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
     #[must_use]
     pub fn back_at_work(mut self) -> Self {
