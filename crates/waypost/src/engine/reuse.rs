@@ -271,7 +271,6 @@ impl<P: Program> Session<'_, P> {
 
     /// Drops the result of a step: the step runs, or is in doubt.
     fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
-        let lost_state = self.lost_state(id);
         let (program, retries) = (self.program, self.retries);
         let line = self.lines.get_mut(id);
         let result = line.take_result(candidate.place);
@@ -287,7 +286,7 @@ impl<P: Program> Session<'_, P> {
         let begun = begun.filter(|entry| step.has_begun(entry));
         if !retries && !step.idempotent && (was_done || begun.is_some()) {
             line.position.ask_about(&candidate.step, begun.cloned());
-        } else if !lost_state && line.pass_of(candidate.place) == 1 {
+        } else if line.pass_of(candidate.place) == 1 {
             let branch = line.branch().clone();
             forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut line.state)?;
         }
