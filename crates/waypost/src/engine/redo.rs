@@ -325,6 +325,7 @@ impl Chooser<'_> {
             let step = broken.step.clone();
             Target { seq: broken.seq, step, claims, joins_after: false, rejoins: false }
         });
+        let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let (mut waiting, mut joined, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
             let Some(step) = opener_of(self.shape, child) else { continue };
@@ -354,6 +355,19 @@ impl Chooser<'_> {
                 None => {}
             }
         }
+        // Of the passes of a step, the first: a reused pass may have an older record than a pass before it.
+        let mut first_passes: BTreeMap<StepId, usize> = BTreeMap::new();
+        for (target, child) in &joined {
+            let pass = pass_of(&known.position, &target.step, child);
+            first_passes
+                .entry(target.step.clone())
+                .and_modify(|first| *first = pass.min(*first))
+                .or_insert(pass);
+        }
+        let is_first = |target: &Target, child: &BranchPath| {
+            first_passes[&target.step] == pass_of(&known.position, &target.step, child)
+        };
+        joined.retain(|(target, child)| is_routed || is_first(target, child));
         // Of one step, its branches come first; what came after its work is done once more if that is.
         let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
         let (after, work): (Vec<_>, Vec<_>) =
@@ -361,7 +375,6 @@ impl Chooser<'_> {
         for target in work.into_iter().chain(own).chain(again).chain(after) {
             chosen.entry(target.seq).or_insert(target);
         }
-        let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let behind = self.behind(branch, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {
             let place = self.shape.of_branch(branch).and_then(|shape| shape.place(step.as_str()));
@@ -396,12 +409,20 @@ impl Chooser<'_> {
     }
 }
 
+/// Returns the number of the pass that a branch is the scope of; 0 if it is the scope of an item.
+fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
+    let amid =
+        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
+    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0);
+    fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
+}
+
 /// Returns the end of an earlier pass of a step, which a branch is.
 fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
     let amid =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
-    let pass: usize = branch.opened_by()?.1.parse().ok()?;
+    let fan = amid.or_else(|| position.joined.get(step))?;
+    let pass = pass_of(position, step, branch);
     fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
 }
 
