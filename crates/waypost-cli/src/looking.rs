@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{Engine, Look, Snapshot};
+use waypost::engine::{Engine, Look, ResumeOptions, Snapshot};
 use waypost::plan::{Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
@@ -43,6 +43,22 @@ pub(crate) async fn look_at(
     }
     let (engine, program) = to_look(store, snapshot, chosen)?;
     Ok(engine.look_at(&program, snapshot, (record, Occasion::Resume)).await?)
+}
+
+/// Corrects a plan by a dry run of the resume that it is about. A run that cannot be resumed has the plan of its records.
+pub(crate) async fn correct(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    plan: &mut Plan,
+) -> Result<(), Error> {
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let options = || ResumeOptions { adopt: chosen.adoption.clone(), ..ResumeOptions::default() };
+    // What keeps a run from being resumed is told with the plan.
+    if let Ok(dry_run) = engine.dry_run(&program, &snapshot.entry.summary.run, options).await {
+        dry_run.correct(&program, plan);
+    }
+    Ok(())
 }
 
 /// Names the finished steps whose evidence does not hold, or could not be checked, with the claims; none if there is none.

@@ -35,6 +35,7 @@ pub(crate) mod chain;
 mod commit;
 mod cut;
 mod doubt;
+mod dry_run;
 mod edit;
 mod failure;
 mod fall;
@@ -83,6 +84,7 @@ pub use attempt::{
 };
 pub use by_hand::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
+pub use dry_run::DryRun;
 pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use look::Look;
 pub use options::{

@@ -253,6 +253,7 @@ pub(super) async fn planned(
     let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
+    looking::correct(shared, snapshot, &chosen, &mut plan).await?;
     Ok((plan, stops))
 }
 

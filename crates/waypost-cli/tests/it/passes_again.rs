@@ -436,3 +436,26 @@ fn items_that_only_an_earlier_pass_had_are_looked_at() {
         holds(&rig);
     }
 }
+
+// What happened: the first pass ran again and was the last one now; the results of the later passes stayed reusable, and the
+// resume verified them again and again, with a checkpoint each time. What stops it now: the end of the last pass drops them.
+#[test]
+fn a_resume_ends_when_an_earlier_pass_becomes_the_last() {
+    let flow = "steps:
+  - id: g
+    repeat: {until: \"steps.b.outputs.result == 'stop' || iteration == 3\", max: 9}
+    steps:
+      - {id: a, env: {I: '${{ iteration }}'}, run: 'echo a$I >> trace; cat k > a$I.txt', evidence: [{sha256: 'a${{ iteration }}.txt'}]}
+      - {id: b, env: {I: '${{ iteration }}'}, run: 'echo b$I >> trace; cat a$I.txt', capture: text}
+  - {id: z, run: 'echo z >> trace'}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("k", "go");
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("k", "stop");
+
+        assert_eq!(without(&rig, &["a1.txt"], Some(0)), "a1 b1 z", "{store}");
+        assert_eq!(without(&rig, &[], Some(0)), "", "{store}");
+    }
+}

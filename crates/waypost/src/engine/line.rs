@@ -315,6 +315,10 @@ impl<'a, S> Line<'a, S> {
         self.position.ask_no_more(&id);
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
+            if !matches!(settled, Some(Settled::Skipped(_) | Settled::PassedOver(_))) {
+                // No later pass follows: the results of those are not reused any more.
+                self.position.reusable.remove(&id);
+            }
         }
         self.fans.retain(|fan| fan.place != place);
         match settled {

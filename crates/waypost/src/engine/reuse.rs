@@ -174,10 +174,6 @@ impl<P: Program> Session<'_, P> {
         let fan = fan.map(|fan| line.position.after_current_passes(&candidate.step, fan));
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
         line.settle(candidate.place, Some(settled), follow);
-        if !follows {
-            // Passes after the current last pass are not reused.
-            line.position.reusable.remove(&candidate.step);
-        }
         if let Some(fan) = fan {
             let is_pass = fan.pass > 0;
             line.position.dead += if is_pass { fan.dead } else { fan.dead_in_all() };

@@ -1,10 +1,10 @@
 //! Plays of a script through the engine, undisturbed and with a crash at each call to the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use waypost::engine::{OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Settle, TreatAs};
+use waypost::engine::{DryRun, OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Settle, TreatAs};
 use waypost::evidence::Verifier;
 use waypost::memory::MemoryStore;
 use waypost::plan::Decision;
@@ -137,6 +137,7 @@ impl<'a> Play<'a> {
             world.hidden.extend(round.hidden.clone());
             world.executed.len()
         };
+        let plan = if crash.is_none() { self.dry_run().await } else { Ok(None) };
         if let Err(why) = self.rest(crash).await {
             return vec![why];
         }
@@ -145,6 +146,11 @@ impl<'a> Play<'a> {
         if crash.is_none() {
             found.extend(self.compare(&round.expected, before));
         }
+        match plan {
+            Ok(Some(plan)) => found.extend(self.check_plan(&plan, before)),
+            Ok(None) => {}
+            Err(why) => found.push(format!("no dry run: {why}")),
+        }
         if found.is_empty() {
             if let Err(why) = self.rest(None).await {
                 return vec![why];
@@ -152,6 +158,32 @@ impl<'a> Play<'a> {
             let again = self.outside.lock().executed[executed..].to_vec();
             found.extend(again.iter().map(|path| format!("{path:?} ran in a second resume")));
         }
+        found
+    }
+
+    /// Makes a dry run of the next resume; none before the run was created.
+    async fn dry_run(&self) -> Result<Option<DryRun>, String> {
+        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
+        match self.engine(self.memory.clone()).dry_run(&driven, &self.run, ResumeOptions::default).await {
+            Err(RunError::Store(StoreError::NotFound { .. })) => Ok(None),
+            dry_run => dry_run.map(Some).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// Compares the executions of a round with the dry run before it. A start whose input was unknown may be a reuse.
+    fn check_plan(&self, plan: &DryRun, before: usize) -> Vec<String> {
+        let executed: BTreeSet<StepPath> = self.outside.lock().executed[before..].iter().cloned().collect();
+        let mut allowed = BTreeSet::new();
+        let mut found = Vec::new();
+        for (branch, step, is_known) in plan.starts() {
+            let path = StepPath::new(&scope_of(branch), step.as_str());
+            if is_known && !executed.contains(&path) {
+                found.push(format!("the dry run starts {path:?}, which does not run"));
+            }
+            allowed.insert(path);
+        }
+        let missing = executed.iter().filter(|path| !allowed.contains(path));
+        found.extend(missing.map(|path| format!("{path:?} ran, and the dry run does not start it")));
         found
     }
 

@@ -1,0 +1,223 @@
+//! A dry run: the plan of a resume, made by the engine itself over a copy of the records.
+//!
+//! ```text
+//!   records --> resume, with DryProgram over Overlay --> starts, reuses, skips, questions --> decisions
+//! ```
+//!
+//! The engine decides as in a real resume. No step is executed: its result is unknown, and differs from all results on
+//! record. So a step downstream with a reusable result is `recheck`: a real resume compares the real result.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{Span, Timestamp};
+
+use crate::clock::Clock;
+use crate::events::{RerunCause, STEP_INVALIDATED};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::{Action, Cause, Decision, Plan};
+use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status};
+use crate::shape::Unfinished;
+
+use super::snapshot::position_of;
+use super::{Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot};
+
+mod overlay;
+mod program;
+
+use overlay::Overlay;
+use program::{DryProgram, Input};
+
+/// How far the clock of a dry run is ahead: delays and sleeps are over at once.
+const AHEAD_YEARS: i64 = 100;
+
+/// What a dry run decided.
+#[derive(Debug, Default)]
+pub struct DryRun {
+    started: BTreeMap<(BranchPath, StepId), Input>,
+    reran: BTreeMap<(BranchPath, StepId), RerunCause>,
+    skipped: BTreeMap<(BranchPath, StepId), (u64, SkipCause)>,
+    questions: Vec<Decision>,
+    /// The last position of each branch of the dry run.
+    positions: BTreeMap<BranchPath, Position>,
+}
+
+/// A clock that is far ahead of another.
+#[derive(Debug)]
+struct ClockAhead(Arc<dyn Clock>);
+
+impl Clock for ClockAhead {
+    fn now(&self) -> Timestamp {
+        let now = self.0.now();
+        now.checked_add(Span::new().hours(AHEAD_YEARS * 365 * 24)).unwrap_or(now)
+    }
+}
+
+impl Engine {
+    /// Resumes a run without executing a step or changing the store, and returns what a real resume decides.
+    ///
+    /// # Errors
+    /// Those of [`resume_program`](Self::resume_program), but [`RunError::InDoubt`]: questions are part of the result.
+    pub async fn dry_run<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        options: impl Fn() -> ResumeOptions<P::State> + Send,
+    ) -> Result<DryRun, RunError> {
+        let first = self.try_dry_run(program, run, options()).await?;
+        if first.questions.is_empty() {
+            return Ok(first);
+        }
+        // The rest depends on the answers: each question counts as answered by a retry.
+        let answered = ResumeOptions { on_doubt: OnDoubt::Retry, ..options() };
+        let rest = self.try_dry_run(program, run, answered).await?;
+        let is_certain = |asked: &Decision| {
+            let key = (asked.branch.clone(), asked.step.clone());
+            asked.cause != Cause::AskedInTurn || !matches!(rest.started.get(&key), Some(Input::Unknown(_)))
+        };
+        let questions = first.questions.into_iter().filter(is_certain).collect();
+        Ok(DryRun { questions, ..rest })
+    }
+
+    async fn try_dry_run<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        options: ResumeOptions<P::State>,
+    ) -> Result<DryRun, RunError> {
+        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
+        let token = snapshot.newest().header().token + 1;
+        let overlay = Arc::new(Overlay::over(Arc::clone(&self.store), token));
+        let engine = Self {
+            store: overlay.clone(),
+            clock: Arc::new(ClockAhead(Arc::clone(&self.clock))),
+            observer: Arc::new(Silent),
+            ..self.clone()
+        };
+        let dry = DryProgram::of(program);
+        let ended = engine.resume_program(&dry, run, options).await;
+        let mut found = DryRun { started: dry.started(), ..DryRun::default() };
+        for record in overlay.records() {
+            found.take_in(&record)?;
+        }
+        match ended {
+            Err(RunError::InDoubt { questions, .. }) => found.questions = questions,
+            Err(error) => return Err(error),
+            Ok(outcome) if outcome.status == RunStatus::InDoubt => found.ask_in_turn(),
+            Ok(_) => {}
+        }
+        Ok(found)
+    }
+}
+
+impl DryRun {
+    /// Returns the steps that start. The flag: all of the input is known, so that the step starts in a real resume too.
+    pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
+        self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::Known))
+    }
+
+    fn take_in(&mut self, record: &Record) -> Result<(), RunError> {
+        let header = record.header();
+        let branch = &header.branch;
+        if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
+            self.skipped.insert((branch.clone(), step.clone()), (header.seq, cause.clone()));
+        }
+        for note in &header.notes {
+            let Note::Event { name, data } = note else { continue };
+            let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
+            let cause = serde_json::from_value(data["cause"].clone()).ok();
+            if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
+                self.reran.insert((branch.clone(), step), cause);
+            }
+        }
+        if record.state_bytes().is_some() {
+            self.positions.insert(branch.clone(), position_of(record)?);
+        }
+        Ok(())
+    }
+
+    /// Notes the questions about steps whose turn came in the dry run.
+    fn ask_in_turn(&mut self) {
+        for (branch, position) in &self.positions {
+            let asked = position.frontier.iter().filter(|entry| position.undone.contains(&entry.step));
+            self.questions.extend(asked.map(|entry| Decision {
+                branch: branch.clone(),
+                step: entry.step.clone(),
+                action: Action::Ask,
+                cause: Cause::AskedInTurn,
+            }));
+        }
+    }
+
+    /// Corrects a plan that was made from the records alone. The dry run knows what starts; the plan knows why.
+    pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
+        let asked: BTreeSet<(&BranchPath, &StepId)> =
+            self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
+        for decision in &mut plan.decisions {
+            let key = (decision.branch.clone(), decision.step.clone());
+            let is_kept = matches!(decision.action, Action::Ask | Action::Wait);
+            if is_kept || asked.contains(&(&key.0, &key.1)) {
+                continue;
+            }
+            if let Some((action, cause)) = self.decided(program, &key, decision) {
+                (decision.action, decision.cause) = (action, cause);
+            }
+        }
+        for asked in &self.questions {
+            let same =
+                |decision: &&mut Decision| decision.branch == asked.branch && decision.step == asked.step;
+            match plan.decisions.iter_mut().find(same) {
+                Some(decision) if decision.action == Action::Ask => {}
+                Some(decision) => decision.clone_from(asked),
+                None => plan.decisions.push(asked.clone()),
+            }
+        }
+    }
+
+    /// Returns the decision about a step where it differs from the planned one.
+    fn decided<P: Program>(
+        &self,
+        program: &P,
+        key: &(BranchPath, StepId),
+        planned: &Decision,
+    ) -> Option<(Action, Cause)> {
+        let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
+        if let Some(input) = self.started.get(key) {
+            return match input {
+                Input::Unknown(step) if !is_run => {
+                    Some((Action::Recheck, Cause::UpstreamChanged(step.clone())))
+                }
+                Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
+                Input::Known if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
+                _ => None,
+            };
+        }
+        if let Some((seq, cause)) = self.skipped.get(key) {
+            let cause = match cause {
+                SkipCause::Need(need) => Cause::NeedSkipped(need.clone()),
+                _ => Cause::Skipped(*seq),
+            };
+            return (planned.action != Action::Skip).then_some((Action::Skip, cause));
+        }
+        // It was not started: its end is in force, or its turn did not come.
+        let shape = program.shape().of_branch(&key.0)?;
+        let position = self.positions.get(&key.0)?;
+        let place = shape.place(key.1.as_str())?;
+        let is_leaf = shape.steps()[place].children.is_none();
+        let is_finished = !Unfinished::of(shape, position).has(place)
+            && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
+        let seq = position.ledger.get(&key.1).map(|settled| settled.seq());
+        (is_leaf && is_finished && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
+            .then_some((Action::Reuse, Cause::Finished(seq)))
+    }
+
+    fn cause_of(&self, key: &(BranchPath, StepId), step: &StepId) -> Cause {
+        match self.reran.get(key) {
+            Some(RerunCause::EvidenceFailed { claims }) => Cause::EvidenceFailed(claims.clone()),
+            Some(RerunCause::UpstreamChanged { step: Some(step) }) => Cause::UpstreamChanged(step.clone()),
+            Some(RerunCause::UpstreamChanged { step: None }) => Cause::UpstreamChanged(step.clone()),
+            Some(RerunCause::DefinitionChanged) => Cause::Redefined,
+            None => Cause::Ready,
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A store of which nothing is changed: records written in a dry run stay in memory, over those of the real store.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::id::{BranchPath, RunId};
+use crate::lock::Holder;
+use crate::record::{Record, SealedRun};
+use crate::store::{
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Renewal, RunEntry, RunQuery,
+    Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError, Summary, TrimMode, Trimmed,
+};
+
+/// The cursor of the page with the records of the dry run.
+const WRITTEN: &str = "written";
+
+/// One run of a real store with the records of a dry run.
+#[derive(Debug)]
+pub(super) struct Overlay {
+    base: Arc<dyn Store>,
+    token: u64,
+    written: Mutex<Written>,
+}
+
+#[derive(Debug, Default)]
+struct Written {
+    records: BTreeMap<BranchPath, Vec<Record>>,
+    summary: Option<Summary>,
+    consumed: HashSet<String>,
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+impl Overlay {
+    /// Makes an overlay whose lease has this token: it must be newer than all tokens of the run.
+    pub(super) fn over(base: Arc<dyn Store>, token: u64) -> Self {
+        Self { base, token, written: Mutex::default() }
+    }
+
+    /// Returns the records of the dry run by branch, oldest first.
+    pub(super) fn records(&self) -> Vec<Record> {
+        self.lock().records.values().flatten().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_only<T>(&self) -> Result<T, StoreError> {
+        Err(StoreError::Invalid(format!("a dry run changes nothing in {self}")))
+    }
+
+    /// Returns the wanted records of the dry run, without bodies, in the order of the scan.
+    fn scan_written(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
+        let written = self.lock();
+        let branches = written.records.iter();
+        let branches = branches.filter(|(path, _)| scan.branch.as_ref().is_none_or(|wanted| *path == wanted));
+        let mut found: Vec<Record> = Vec::new();
+        for (_, records) in branches {
+            let mut wanted: Vec<&Record> = records.iter().filter(|record| scan.wants(record)).collect();
+            if scan.order == ScanOrder::NewestFirst {
+                wanted.reverse();
+            }
+            found.extend(wanted.into_iter().cloned());
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for Overlay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.base.fmt(f)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for Overlay {
+    async fn create(&self, _: &SealedRun, _: Batch, _: &Holder) -> Result<Lease, StoreError> {
+        self.read_only()
+    }
+
+    async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
+        let mut entry = self.base.run(run).await?;
+        // Who holds the run now does not keep it from being planned.
+        entry.summary.holder = None;
+        if let Some(summary) = &self.lock().summary {
+            entry.summary.status = summary.status;
+            entry.summary.summary = summary.clone();
+        }
+        Ok(entry)
+    }
+
+    async fn acquire(&self, run: &RunId, _: &BranchPath, _: &Holder) -> Result<Lease, StoreError> {
+        Ok(Lease::new(run.clone(), self.token, None))
+    }
+
+    async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
+        Ok(leases.iter().map(|_| Renewal::Held(Vec::new())).collect())
+    }
+
+    async fn release(&self, _: Lease, _: Option<Timestamp>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn append(&self, _: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+        let mut written = self.lock();
+        for record in batch.records {
+            written.records.entry(record.header().branch.clone()).or_default().push(record);
+        }
+        written.consumed.extend(batch.consumed);
+        written.summary = Some(batch.summary);
+        Ok(Appended::Now)
+    }
+
+    async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
+        let mut heads = self.base.heads(run, page).await?;
+        let written = self.lock();
+        heads.heads.retain(|head| !written.records.contains_key(&head.record.header().branch));
+        if heads.next.is_none() {
+            let newest = written.records.values().filter_map(|records| records.last());
+            heads.heads.extend(newest.filter(|record| record.header().end.is_none()).map(|record| Head {
+                record: record.clone(),
+                next: record.header().seq + 1,
+                damaged: Vec::new(),
+            }));
+        }
+        Ok(heads)
+    }
+
+    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
+        let written = || {
+            let written = self.lock();
+            written.records.get(branch)?.iter().find(|record| record.header().seq == seq).cloned()
+        };
+        match written() {
+            Some(record) => Ok(record),
+            None => self.base.load(run, branch, seq).await,
+        }
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
+        let is_newest_first = scan.order == ScanOrder::NewestFirst;
+        let is_first = scan.cursor.is_none();
+        if scan.cursor.as_deref() == Some(WRITTEN) {
+            return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
+        }
+        let mut page = match self.base.scan(scan).await {
+            // A branch that the dry run opened.
+            Err(StoreError::NotFound { .. }) if is_first => {
+                return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
+            }
+            page => page?,
+        };
+        if is_newest_first && is_first {
+            let mut records = self.scan_written(scan)?;
+            records.append(&mut page.records);
+            page.records = records;
+        } else if !is_newest_first && page.next.is_none() {
+            page.next = Some(WRITTEN.to_owned());
+        }
+        Ok(page)
+    }
+
+    async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
+        self.base.runs(query).await
+    }
+
+    async fn signal(&self, _: &RunId, _: &Signal) -> Result<Signalled, StoreError> {
+        self.read_only()
+    }
+
+    async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
+        let mut signals = self.base.signals(run).await?;
+        signals.retain(|signal| !self.lock().consumed.contains(&signal.id));
+        Ok(signals)
+    }
+
+    async fn quarantine(&self, _: &Lease, _: &Damage) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn trim(&self, _: &Lease, _: u32, _: TrimMode) -> Result<Trimmed, StoreError> {
+        Ok(Trimmed { checkpoints: 0, bytes: 0 })
+    }
+
+    async fn delete(&self, _: &RunId) -> Result<(), StoreError> {
+        self.read_only()
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        self.base.inspect(run).await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn blobs(&self) -> &dyn Blobs {
+        self
+    }
+
+    fn folder(&self, run: &RunId) -> Option<PathBuf> {
+        self.base.folder(run)
+    }
+
+    fn branches_max(&self) -> Option<u64> {
+        self.base.branches_max()
+    }
+
+    fn home(&self) -> Option<&Path> {
+        self.base.home()
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Blobs for Overlay {
+    async fn append(&self, _: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.lock().blobs.entry(name.to_owned()).or_default().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    async fn sync(&self, _: &Lease, _: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
+        let written = || {
+            let written = self.lock();
+            let blob = written.blobs.get(name)?;
+            let rest = usize::try_from(offset).ok().and_then(|offset| blob.get(offset..)).unwrap_or_default();
+            Some(rest[..rest.len().min(BLOB_CHUNK_BYTES)].to_vec())
+        };
+        match written() {
+            Some(bytes) => Ok(bytes),
+            None => self.base.blobs().read(run, name, offset).await,
+        }
+    }
+}
