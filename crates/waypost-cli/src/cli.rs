@@ -209,10 +209,18 @@ pub(crate) struct ResumeArgs {
     /// Resume every run that was interrupted or is due, oldest first
     #[arg(long, conflicts_with_all = ["restart", "with", "until", "treat_as"])]
     pub(crate) all: bool,
-    /// Go on with this workflow file; finished steps that it changes run again, with everything after them
+    /// Adopt this workflow file; finished steps that it changes run again, with what needs them
     #[arg(long, value_name = "FILE", conflicts_with = "keep_definition")]
     pub(crate) with: Option<PathBuf>,
-    /// Go on with the run's own copy of the workflow although the file changed
+    /// Keep the results of finished steps that the workflow file changes: of all, or of these
+    #[arg(long, value_name = "STEP,...", num_args = 0..=1, require_equals = true, value_delimiter = ',',
+          default_missing_value = "", conflicts_with_all = ["keep_definition", "restart", "all"])]
+    pub(crate) keep_finished: Option<Vec<String>>,
+    /// Run finished steps again that the workflow file changes, with what needs them: all, or these
+    #[arg(long, value_name = "STEP,...", num_args = 0..=1, require_equals = true, value_delimiter = ',',
+          default_missing_value = "", conflicts_with_all = ["keep_definition", "restart", "all"])]
+    pub(crate) rerun_changed: Option<Vec<String>>,
+    /// Resume with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
     /// Decide what became of a step in doubt: it is done, with what outputs it gave before, if any, or it runs again

@@ -4,18 +4,18 @@
 //! without a question. A change of steps that are not finished is shown and adopted. A change of what is finished is the
 //! user's to decide: with `--with`, what it touches runs again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use waypost::change::{Change, ChangeKind, carry_over, changes, explain};
-use waypost::engine::{Adoption, Snapshot, within, within_unfinished};
+use waypost::change::{Carry, carry_over, explain};
+use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Child, OnItemFailure, ReadError, Step, Workflow};
+use waypost_workflow::file::{Child, ReadError, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -25,10 +25,16 @@ use crate::hooks;
 use crate::place::{self, kept};
 use crate::surroundings;
 
+use adopt::{Changed, FinishedChoice, adopt};
+
+mod adopt;
+
 /// What the user said about a changed file.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     with: Option<PathBuf>,
+    /// Which finished results stay, and which steps run again; a step named in neither, and no `with`: nobody has chosen.
+    finished: FinishedChoice,
     keep: bool,
     /// Dead letters are tried again, which never goes by a changed file.
     letters: bool,
@@ -45,9 +51,10 @@ impl Choice {
     /// Takes it from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
         let ResumeArgs { with, keep_definition, restart, retry, retry_failed, .. } = args;
+        let finished = FinishedChoice::of(args);
         let (letters, retries) = (!retry.is_empty(), *retry_failed);
         let (keep, restart) = (*keep_definition, *restart);
-        Self { with: with.clone(), keep, letters, retries, restart, ..Self::default() }
+        Self { with: with.clone(), finished, keep, letters, retries, restart, ..Self::default() }
     }
 
     /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
@@ -105,7 +112,7 @@ impl Chosen {
         let by = |shape: &Shape, effective: &[Effective]| {
             verdicts.cloned().unwrap_or_else(|| believed(shape, effective))
         };
-        let Some(Adoption { before, within, .. }) = &self.adoption else {
+        let Some(Adoption { before, within, kept, .. }) = &self.adoption else {
             let effective = snapshot.effective(store, &self.shape).await?;
             let verdicts = by(&self.shape, &effective);
             return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
@@ -114,8 +121,10 @@ impl Chosen {
         let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
+            let (position, definition, ends) = (&branch.position, &snapshot.definition, &BTreeMap::new());
+            let after = &self.shape;
             let carried =
-                carry_over(before, &branch.position, &snapshot.definition, (&self.shape, within), true);
+                carry_over(&Carry { before, position, definition, after, within, kept, ends, asks: true });
             (branch.position, redone) = (carried.position, carried.redone);
         }
         // What was open within a step that is begun anew comes to nothing.
@@ -276,20 +285,14 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     let path = kept(store, &file)?;
     let shape = shape_of(&changed, surroundings::cores())?;
     let run = &snapshot.entry.summary.run;
-    let mut within = match choice.restart {
-        true => BTreeSet::new(),
-        false => within(store, run, (&own.shape, &position, &shape)).await?,
+    let compared = Compared { before: &own.shape, position: &position, after: &shape };
+    let within = match choice.restart {
+        true => BTreeMap::new(),
+        false => changed_within(store, run, compared).await?,
     };
-    if choice.retries && !choice.restart {
-        // Tolerated items, and others that the first failure stopped, are retried with the changed step. Results are kept.
-        let stops = |step: &StepId| {
-            let each = own.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
-            each.is_some_and(|each| each.on_failure == OnItemFailure::Stop)
-        };
-        let kept = within_unfinished(store, run, (&own.shape, &position, &shape)).await?;
-        within.extend(kept.into_iter().filter(|step| stops(step) || position.joined.contains_key(step)));
-    }
-    let mut chosen = compare(snapshot, own, (changed, within), &position, &file, choice)?;
+    let (position, file) = (&position, file.as_path());
+    let about = Changed { store, snapshot, position, file, choice, within };
+    let mut chosen = adopt(about, own, changed).await?;
     if let Some(adoption) = &mut chosen.adoption {
         // The next resume looks there, too.
         adoption.definition.path = path.clone().filter(|path| frozen.path.as_ref() != Some(path));
@@ -320,75 +323,21 @@ pub(crate) fn path_in_force<'r>(record: &'r RunRecord, definition: &'r Definitio
     definition.path.as_deref().or(record.path.as_deref())
 }
 
-fn compare(
-    snapshot: &Snapshot,
-    own: Chosen,
-    (changed, within): (Workflow, BTreeSet<StepId>),
-    position: &Position,
-    file: &Path,
-    choice: &Choice,
-) -> Result<Chosen, Error> {
-    let shape = shape_of(&changed, surroundings::cores())?;
-    let changes = changes(&own.shape, position, &snapshot.definition, (&shape, &within));
-    let diff: Vec<String> = changes.iter().map(|change| line(change, &changed)).collect();
-    let touches_finished = changes.iter().any(|change| change.touches_finished);
-    let run = &snapshot.entry.summary.run;
-    if touches_finished && !choice.restart && !choice.looks && !choice.forks && choice.with.is_none() {
-        return Err(Error::Changed { file: near_here(file), run: run.clone(), diff });
-    }
-    let differs = if choice.with.is_some() || choice.forks { "differs" } else { "changed" };
-    let (file, diff) = (shown(file), diff.join("\n"));
-    let is_over = snapshot.ended.is_some() && !choice.restart && !choice.forks;
-    if is_over && (diff.is_empty() || !touches_finished && choice.with.is_none()) {
-        let note = if diff.is_empty() {
-            format!("{file} {differs}, but not in what any step does.")
-        } else {
-            format!(
-                "{file} {differs}, but not in what is finished, and the run has ended:\n{diff}\n`waypost resume {run} \
-                 --with {file}` goes on with that."
-            )
-        };
-        return Ok(own.with_note(note));
-    }
-    let note = if diff.is_empty() {
-        format!("{file} {differs}, but not in what any step does; going on with it.")
-    } else if touches_finished && choice.restart {
-        format!("{file} {differs}; starting over with it:\n{diff}")
-    } else if touches_finished && choice.looks {
-        format!(
-            "{file} {differs} in what is finished, so that a resume asks first:\n{diff}\nThis is what `waypost resume {run} \
-             --with {file}` does; `--keep-definition` goes on with the run's own copy."
-        )
-    } else if touches_finished {
-        format!("{file} {differs}; going on with it, and running again what it touches:\n{diff}")
-    } else {
-        format!("{file} {differs}, but not in what is finished; going on with it:\n{diff}")
-    };
-    let definition = shape.definition(Some(changed.text().to_owned()));
-    let adoption = Some(Adoption { before: own.shape, definition, redo: touches_finished, within });
-    let path = own.path;
-    Ok(Chosen { workflow: changed, shape, adoption, path, notes: vec![note] })
-}
-
 /// Chooses a file for a run that begins where another stood, at `position`.
 ///
 /// # Errors
 /// What is wrong with the file.
-pub(crate) fn of_fork(
+pub(crate) async fn of_fork(
+    store: &dyn Store,
     own: Chosen,
     snapshot: &Snapshot,
     position: &Position,
     file: &Path,
 ) -> Result<Chosen, Error> {
     let changed = Workflow::read(&near_here(file))?;
-    compare(
-        snapshot,
-        own,
-        (changed, BTreeSet::new()),
-        position,
-        file,
-        &Choice { forks: true, ..Choice::default() },
-    )
+    let choice = &Choice { forks: true, ..Choice::default() };
+    let about = Changed { store, snapshot, position, file, choice, within: BTreeMap::new() };
+    adopt(about, own, changed).await
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {
@@ -412,29 +361,6 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     let shape = shape_of(&workflow, surroundings::cores())?;
     let path = path_in_force(record, definition).map(ToOwned::to_owned);
     Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
-}
-
-/// Says what changed; of a step that runs another file, which one, as that may be what did.
-fn line(change: &Change, changed: &Workflow) -> String {
-    let child = changed.step(change.step.as_str()).and_then(|step| step.work.child());
-    let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
-    let finished = match change.touches_finished {
-        _ if change.half_done => ", which is half done",
-        true => ", which is finished",
-        false => "",
-    };
-    match &change.kind {
-        ChangeKind::Added => format!("  + step {} is new", change.step),
-        ChangeKind::Removed => format!("  - step {} is gone{finished}", change.step),
-        ChangeKind::Altered => format!("  ~ step {} does something else{finished}{file}", change.step),
-        ChangeKind::Within => {
-            format!("  ~ within step {}, what is not finished does something else{file}", change.step)
-        }
-        ChangeKind::Rerouted { .. } => format!("  ~ step {} leads elsewhere{finished}", change.step),
-        ChangeKind::Reordered(before) => {
-            format!("  > step {}{finished}, comes after step {before} now, which is not", change.step)
-        }
-    }
 }
 
 fn shown(path: &Path) -> String {

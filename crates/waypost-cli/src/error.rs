@@ -417,7 +417,8 @@ impl Error {
                 "changed",
                 Exit::Changed,
                 Some(format!(
-                    "`waypost resume {run} --with {}` runs again what changed and everything after it; `--keep-definition` goes on with the run's own copy; `--restart` starts over with the file",
+                    "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \
+                     steps again, and what needs them (or `=STEP,...` for some); `--keep-definition` ignores {}",
                     file.display()
                 )),
             ),

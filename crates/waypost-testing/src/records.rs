@@ -60,7 +60,7 @@ pub fn run_record(run: &RunId) -> RunRecord {
         v: FORMAT,
         run: run.clone(),
         workflow: "nightly".to_owned(),
-        definition: Definition { text: None, path: None, steps: Vec::new() },
+        definition: Definition { text: None, path: None, steps: Vec::new(), accepted: BTreeMap::new() },
         path: Some("waypost.yaml".to_owned()),
         base: None,
         params: serde_json::Map::new(),

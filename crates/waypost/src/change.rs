@@ -4,12 +4,12 @@
 //! fingerprint and so touch nothing. A step is touched where what it does changed, where it came or went, or where a
 //! step that is not finished any more stands before it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, Fan, FrontierEntry, Position, Reusable, Settled, StepPrint};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -37,6 +37,8 @@ pub enum ChangeKind {
     Altered,
     /// Only steps within it do, none of which is finished: its branches go on where they stand.
     Within,
+    /// Its list of items changed, and nothing else: items that are on both lists keep their results.
+    Relisted,
     /// It leads elsewhere: to other steps, or to the end. It may do something else too, which is not told apart.
     Rerouted {
         /// Where it led, sorted.
@@ -56,6 +58,7 @@ impl fmt::Display for Change {
             ChangeKind::Removed => write!(f, "step `{step}` is gone"),
             ChangeKind::Altered => write!(f, "step `{step}` does something else"),
             ChangeKind::Within => write!(f, "what stands within step `{step}` does something else"),
+            ChangeKind::Relisted => write!(f, "step `{step}` has another list of items"),
             ChangeKind::Rerouted { before, now } => {
                 write!(f, "step `{step}` now leads to {}, and led to {}", told(now), told(before))
             }
@@ -114,6 +117,13 @@ pub fn changes(
                     half_done: false,
                 });
             }
+            Some(print)
+                if print.fingerprint != step.fingerprint
+                    && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step)) =>
+            {
+                let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
+                changes.push(Change { step: step.id.clone(), kind, touches_finished, half_done: false });
+            }
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
                 let kind =
@@ -138,6 +148,16 @@ pub fn changes(
     changes
 }
 
+/// Says whether two openers differ in their lists of items and in nothing else.
+fn is_relisted(old: &Step, new: &Step) -> bool {
+    let prints = |step: &Step| {
+        let steps = step.children.iter().flat_map(|children| children.shape.steps());
+        steps.map(|step| (step.id.clone(), step.fingerprint)).collect::<Vec<_>>()
+    };
+    let is_same = old.frame.is_some() && old.frame == new.frame && old.after.is_some() == new.after.is_some();
+    is_same && old.list.is_some() && new.list.is_some() && old.list != new.list && prints(old) == prints(new)
+}
+
 /// Says whether a step has opened branches that are of one definition, and has not joined them.
 fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
@@ -153,40 +173,79 @@ pub struct CarriedOver {
     /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the
     /// step that is the reason: the step itself if it changed, or the one before it that is not finished any more.
     pub redone: Vec<(StepId, StepId)>,
+    /// Openers that were joined, or amid their branches, and have another list of items.
+    pub relisted: Vec<StepId>,
 }
 
-/// Carries a position over to another graph: what is finished in both and comes after nothing else stays finished,
-/// everything else is open.
+/// A position that is carried over to another graph.
+#[derive(Debug, Clone, Copy)]
+pub struct Carry<'a> {
+    /// The graph of the definition so far.
+    pub before: &'a Shape,
+    /// The position in that graph.
+    pub position: &'a Position,
+    /// The definition so far.
+    pub definition: &'a Definition,
+    /// The other graph.
+    pub after: &'a Shape,
+    /// Openers whose branches stay, although steps of the branches changed.
+    pub within: &'a BTreeSet<StepId>,
+    /// Finished steps whose results a person keeps, although the steps changed or are downstream of unfinished steps now.
+    pub kept: &'a BTreeSet<StepId>,
+    /// The newest ends of finished steps that the ledger lacks.
+    pub ends: &'a BTreeMap<StepId, Settled>,
+    /// A person is asked about reruns of steps with `idempotent: false`.
+    pub asks: bool,
+}
+
+/// Carries a position over to another graph: a step that is finished in both, and is downstream of finished steps only, stays
+/// finished.
 ///
-/// A finished step that does something else now is open again, and so is every finished step after one that is open.
-/// They come up in a new epoch, because that is a deliberate redo: with new keys, and attempts counted from one.
-///
-/// `within`: steps whose branches go on where they stand, although what stands within them does something else.
-/// `asks`: a person is asked about those that must not be repeated blindly when they come next, or what they open.
-pub fn carry_over(
-    before: &Shape,
-    position: &Position,
-    definition: &Definition,
-    (after, within): (&Shape, &BTreeSet<StepId>),
-    asks: bool,
-) -> CarriedOver {
+/// A finished step that changed is open again, and each finished step downstream of an open one. Those are a deliberate
+/// redo: they begin in a new epoch, with new keys and with attempts counted from one. A kept step stays finished; downstream of
+/// an open step its result is reusable, whatever its input.
+pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
+    let Carry { before, position, definition, after, within, kept, ends, asks } = *carry;
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
-    let (mut redone, mut asked) = (Vec::new(), Vec::new());
+    let (mut redone, mut asked, mut reusable) = (Vec::new(), Vec::new(), Vec::new());
+    let mut relisted: HashMap<StepId, u64> = HashMap::new();
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
         let known = position.frontier.iter().find(|entry| entry.step == step.id);
         let open = after.needs(place).iter().find(|need| !finished[**need]);
+        let is_kept = kept.contains(&step.id);
+        let is_other_list =
+            !is_kept && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step));
+        let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined.get(&step.id));
+        if let Some(fan) = fan.filter(|_| is_other_list && open.is_none()) {
+            relisted.insert(step.id.clone(), fan.since);
+            continue;
+        }
         // The passes of a step that changes itself count: it goes on with the next.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
         if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes && !is_unsettled {
             continue;
         }
-        let is_same = old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+        let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+        // Downstream of a kept result, what did not change is kept too; downstream of another list, it is compared.
+        let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
+        let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
+        let is_kept =
+            is_kept || above.is_some_and(|(_, result)| matches!(result, Reusable::Ended { kept: true, .. }));
+        let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
+        let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
+        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
+        if let Some(end) = end {
+            let fan = position.joined.get(&step.id).cloned();
+            let result = if is_kept { Reusable::kept(*end, fan) } else { Reusable::ended(*end, fan, false) };
+            reusable.push((step.id.clone(), result));
+            continue;
+        }
         let reason = match (is_same, open) {
             (false, _) => Some(step.id.clone()),
             (true, Some(need)) => Some(after.steps()[*need].id.clone()),
@@ -221,6 +280,9 @@ pub fn carry_over(
             entry
         };
         let mut entry = known.unwrap_or_else(begin);
+        if let Some(since) = relisted.get(step) {
+            entry = FrontierEntry { relisted: Some(*since), ..begin() };
+        }
         if is_anew(&entry.step) {
             entry.at.epoch = epoch;
         }
@@ -230,9 +292,11 @@ pub fn carry_over(
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
     let mut joined = position.joined.clone();
     // How branches ended is not counted twice.
-    let left: Vec<_> = redone.iter().filter_map(|(step, _)| joined.remove(step)).collect();
+    let again = redone.iter().map(|(step, _)| step).chain(relisted.keys());
+    let left: Vec<_> = again.filter_map(|step| joined.remove(step)).collect();
     let dead = left.iter().map(Fan::dead_in_all).sum();
-    let counts = |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id);
+    let counts =
+        |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id) && !relisted.contains_key(id);
     let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
     let is_new = redone.is_empty() && asked.is_empty();
     let mut position = Position {
@@ -246,15 +310,21 @@ pub fn carry_over(
     for (step, entry) in asked {
         position.ask_about(&step, entry);
     }
+    for (step, result) in reusable {
+        position.joined.remove(&step);
+        position.ledger.remove(&step);
+        position.reusable.insert(step, BTreeMap::from([(1, result)]));
+    }
     // Branches of another definition cannot go on.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.leave_branches_aside(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.undone.retain(is_there);
     let is_redone = |step: &StepId| redone.iter().any(|(again, _)| again == step);
-    position.reusable.retain(|step, _| after.step(step.as_str()).is_some() && !is_redone(step));
+    position.reusable.retain(|step, _| is_there(step) && !is_redone(step));
     position.aside.retain(|entry| is_there(&entry.step));
-    CarriedOver { position, redone }
+    let relisted = relisted.into_keys().collect();
+    CarriedOver { position, redone, relisted }
 }
 
 /// Says in a plan that was made for a position carried over why finished steps run again.

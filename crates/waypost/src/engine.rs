@@ -98,12 +98,13 @@ pub use program::{
     Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
     StateError, Told, Upstream,
 };
+pub use reuse::step_path;
 pub use snapshot::Snapshot;
 use snapshot::changed_at;
 pub use stop::{Stop, StopHandle, StopLevel};
 pub use travel::{OriginEvidence, StartOptions};
 pub use undo::{UNDO, Undone};
-pub use within::{within, within_unfinished};
+pub use within::{Compared, changed_within};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);

@@ -58,8 +58,10 @@ pub struct Step {
     pub after: Option<Children>,
     /// SHA-256 over what it does.
     pub fingerprint: Digest,
-    /// Of one that opens branches, the same without what the steps within them do, where that is told apart.
+    /// Of an opener, the same without the steps within it and without its list of items, where these have own digests.
     pub frame: Option<Digest>,
+    /// SHA-256 over the list of items of an opener, if the list alone decides which items are the same.
+    pub list: Option<Digest>,
 }
 
 impl Step {
@@ -80,6 +82,7 @@ impl Step {
             after: None,
             fingerprint,
             frame: None,
+            list: None,
         }
     }
 
@@ -410,7 +413,8 @@ impl Shape {
             fingerprint: step.fingerprint,
             leads_to: step.leads_to(),
         };
-        Definition { text, path: None, steps: self.steps.iter().map(print).collect() }
+        let steps = self.steps.iter().map(print).collect();
+        Definition { text, path: None, steps, accepted: std::collections::BTreeMap::new() }
     }
 
     /// Returns the places of the steps that a step waits for.

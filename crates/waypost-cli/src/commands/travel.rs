@@ -239,7 +239,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
     if let Some(file) = &args.with {
         let position = begin.position().unwrap_or_default().with_failures_open();
-        chosen = of_fork(chosen, &snapshot, &position, file)?;
+        chosen = of_fork(store.as_ref(), chosen, &snapshot, &position, file).await?;
         chosen.tell(context);
     }
     let Chosen { workflow, shape, adoption, .. } = chosen;

@@ -389,33 +389,32 @@ fn strictly() -> String {
 // What happened: a file was changed in what is done for each item while items were under way. The rest was done by the
 // new file, and what was finished stood as the old one had made it.
 // Why: a step counts as finished only once its branches have ended, and only finished steps were asked about.
-// What stops it now: results of branches that are under way count like those of a finished step.
+// What stops it now: finished steps of items count too, item by item.
 #[test]
-fn what_is_done_for_items_changes_for_all_of_them_or_for_none() {
+fn a_changed_step_of_items_runs_again_in_finished_items_if_a_person_says_so() {
     for store in STORES {
-        for (old, new) in [("more $I", "other $I"), ("cat list", "cat longer")] {
+        for (choice, wanted) in [
+            ("--rerun-changed", ["2 of 2", "other a", "other b", "work b"].as_slice()),
+            ("--keep-finished", &["2 of 2", "other b", "work b"]),
+        ] {
             let rig = picky(store, "a\nb\n", &["a"]);
             rig.write("flow.yaml", &strictly());
-            let all = "a\nb\nc\n";
-            rig.write("longer", all);
             assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
-            rig.write("flow.yaml", &strictly().replace(old, new));
-            ["ok-b", "ok-c"].iter().for_each(|name| rig.write(name, ""));
+            rig.write("flow.yaml", &strictly().replace("more $I", "other $I"));
+            rig.write("ok-b", "");
 
             let refused = rig.call(&["resume", "r"]);
 
             let said = rig.told(&refused);
             assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
-            assert!(said.contains("each does something else, which is half done"), "{said}");
+            let row = "~ step each does something else in more  1 of 2 items finished, ";
+            assert!(said.contains(row) && said.contains("`waypost resume r --keep-finished"), "{said}");
             std::fs::remove_file(rig.path("trace")).unwrap();
-            rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
-            let items = if old == "cat list" { ["a", "b", "c"].as_slice() } else { &["a", "b"] };
-            let (count, second) = (items.len(), if old == "more $I" { "other" } else { "more" });
-            let each = items.iter().flat_map(|item| [format!("work {item}"), format!("{second} {item}")]);
-            let mut wanted: Vec<String> = each.chain([format!("{count} of {count}")]).collect();
-            wanted.sort();
-            assert_eq!(lines(&rig, "trace"), wanted, "{store}");
+            assert_eq!(code(&rig, &["resume", "r", choice, "-q"]), Some(0), "{store} {choice}");
+            assert_eq!(lines(&rig, "trace"), wanted, "{store} {choice}");
             assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+            assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+            assert_eq!(lines(&rig, "trace"), wanted, "{store} {choice}");
         }
         // Its own copy of the file is still there to go on with.
         let rig = picky(store, "a\nb\n", &["a"]);
@@ -426,6 +425,47 @@ fn what_is_done_for_items_changes_for_all_of_them_or_for_none() {
         rig.waypost(&["resume", "r", "--keep-definition"]);
         let wanted = ["2 of 2", "more a", "more b", "work a", "work b", "work b"];
         assert_eq!(lines(&rig, "trace"), wanted, "{store}");
+    }
+}
+
+#[test]
+fn another_list_of_unfinished_items_runs_the_added_ones_only() {
+    for store in STORES {
+        let rig = picky(store, "a\nb\n", &["a"]);
+        rig.write("flow.yaml", &strictly());
+        rig.write("longer", "c\na\nb\n");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
+        rig.write("flow.yaml", &strictly().replace("cat list", "cat longer"));
+        ["ok-b", "ok-c"].iter().for_each(|name| rig.write(name, ""));
+        std::fs::remove_file(rig.path("trace")).unwrap();
+
+        let said = rig.waypost(&["resume", "r"]);
+
+        assert!(said.starts_with("exit 0") && said.contains("step each has another list of items"), "{said}");
+        let wanted = ["3 of 3", "more b", "more c", "work b", "work c"];
+        assert_eq!(lines(&rig, "trace"), wanted, "{store}");
+    }
+}
+
+#[test]
+fn another_list_of_joined_items_needs_a_choice() {
+    for (choice, wanted) in [
+        (
+            "--rerun-changed",
+            ["2 of 2", "3 of 3", "more a", "more b", "more c", "work a", "work b", "work c"].as_slice(),
+        ),
+        ("--keep-finished", &["2 of 2", "more a", "more b", "work a", "work b"]),
+    ] {
+        let rig = picky(STORES[0], "a\nb\n", &["a", "b", "c"]);
+        rig.write("longer", "c\na\nb\n");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(0));
+        let flow = rig.read("flow.yaml").replace("cat list", "cat longer");
+        rig.write("flow.yaml", &flow);
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(9));
+        assert_eq!(code(&rig, &["resume", "r", "-q", choice]), Some(0));
+
+        assert_eq!(lines(&rig, "trace"), wanted, "{choice}");
     }
 }
 
@@ -446,7 +486,12 @@ fn items_under_way_are_begun_anew_after_a_new_step_before_them() {
 
         let said = rig.told(&refused);
         assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
-        assert!(said.contains("step each, which is half done, comes after step first now"), "{said}");
+        assert!(
+            said.contains(
+                "step each  comes after step first now, which is not finished  1 of 2 items finished, "
+            ),
+            "{said}"
+        );
         std::fs::remove_file(rig.path("trace")).unwrap();
         let planned = rig.waypost(&["resume", "r", "--dry-run", "--with", "flow.yaml"]);
         assert!(planned.contains("upstream changed: `first` runs again"), "{planned}");

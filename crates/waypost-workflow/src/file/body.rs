@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::checker::Checker;
-use super::fingerprint::{fingerprint, frame};
+use super::fingerprint::{fingerprint, frame, list};
 use super::graph::{self, Order};
 use super::hooks::Hook;
 use super::node::{Kind, Node};
@@ -146,6 +146,7 @@ fn assemble_one(
     Step {
         fingerprint: fingerprint(&draft, &[env, defaults_env]),
         frame: frame(&draft, &[env, defaults_env]),
+        list: list(&draft),
         index,
         line: checker.source.position(draft.node.span.start).0,
         keeps_stdout: kept.contains(&draft.id),

@@ -19,16 +19,33 @@ const RECIPE: u32 = 1;
 /// Not over: comments, the order of keys, names, descriptions, timeouts, retries, `grace`, `report`, `undo`,
 /// `idempotent`, nor how a text is quoted or folded. `shared` is the `env` of the workflow and of `defaults`.
 pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
-    print(draft, shared, true)
+    print(draft, shared, Part::Whole)
 }
 
-/// The same of a step with steps within it, but for what those do.
+/// The same of a step with steps within it, without those steps and without its list of items.
 pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
-    (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, false))
+    (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, Part::Frame))
 }
 
-fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], whole: bool) -> String {
+/// SHA-256, in hex, over the list of items of a step, if the list alone decides which items are the same: an item with a key
+/// of its own may have another value.
+pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
+    let (work, _) = draft.work.as_ref()?;
+    let foreach = work.foreach().filter(|foreach| foreach.key.is_none())?;
+    Some(hex(&list_of(foreach)))
+}
+
+/// What of a step is hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Whole,
+    /// Without the steps within it, and without its list of items.
+    Frame,
+}
+
+fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: Part) -> String {
+    let whole = part == Part::Whole;
     let text = |template: &Template| template.as_str().to_owned();
     // A map: later layers replace earlier ones, and the order of names means nothing.
     let mut env = std::collections::BTreeMap::new();
@@ -88,12 +105,30 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], whole: bool) -> St
     if let (Some(repeat), Some(members)) = (repeat, meaning.as_array_mut()) {
         members.push(repeat);
     }
+    hex(&meaning)
+}
+
+fn hex(meaning: &Value) -> String {
     let digest = Sha256::digest(meaning.to_string().as_bytes());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What is worked on and how. Not how many at once, nor what the failure of some means.
 fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
+    let mut meaning = if whole || foreach.key.is_some() { list_of(foreach) } else { json!({}) };
+    let own = json!({
+        "as": foreach.name,
+        "key": foreach.key.as_ref().map(Template::as_str),
+        "steps": whole.then(|| prints_of(&foreach.body)),
+    });
+    if let (Some(meaning), Value::Object(own)) = (meaning.as_object_mut(), own) {
+        meaning.extend(own);
+    }
+    meaning
+}
+
+/// Which items are worked on, in which order.
+fn list_of(foreach: &Foreach) -> Value {
     let path = |path: &Option<JsonPath>| path.as_ref().map(ToString::to_string);
     let items = match &foreach.items {
         ItemSource::Listed(items) => json!({ "list": items }),
@@ -105,17 +140,13 @@ fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
         Distinct::Whole => json!(true),
         Distinct::By(formula) => json!(formula.as_str()),
     });
-    let steps = whole.then(|| prints_of(&foreach.body));
     json!({
         "items": items,
-        "as": foreach.name,
-        "key": foreach.key.as_ref().map(Template::as_str),
         "filter": foreach.filter.as_ref().map(Condition::as_str),
         "sort_by": foreach.sort_by.as_ref().map(Formula::as_str),
         "distinct": distinct,
         "offset": foreach.offset,
         "max_items": foreach.items_max,
-        "steps": steps,
     })
 }
 

@@ -406,6 +406,8 @@ pub struct Step {
     pub fingerprint: String,
     /// Of a step with steps within it, the same but for what those do.
     pub frame: Option<String>,
+    /// SHA-256 over the list of items, of a `foreach` without keys of its own.
+    pub list: Option<String>,
     /// `env` of the workflow, of `defaults` and of the step.
     pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
 }

@@ -118,6 +118,7 @@ fn level(
         let fingerprint: Digest = step.fingerprint.parse()?;
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
         node.frame = step.frame.as_ref().map(|frame| frame.parse()).transpose()?;
+        node.list = step.list.as_ref().map(|list| list.parse()).transpose()?;
         node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
         node.claims = super::WorkflowProgram::is_checked_later(step);

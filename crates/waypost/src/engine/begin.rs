@@ -21,7 +21,7 @@ use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
 use super::failure::{decide_openers, position_for_retry};
-use super::fit::{Forget, adopt_change, check_fit, check_stand, forget};
+use super::fit::{self, Adopting, Forget, check_fit, check_stand, forget};
 use super::line::{Line, MAIN};
 use super::newest::pass_missing;
 use super::options::merge;
@@ -185,6 +185,8 @@ async fn go_on<'a, P: Program>(
     session.before = options.adopt.as_ref().map(|adoption| adoption.before.clone());
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
+    let in_force = session.adopt.as_ref().unwrap_or(&base.snapshot.definition);
+    session.accepted = in_force.accepted.clone();
     if is_written {
         session.mark_dirty(MAIN);
     }
@@ -265,7 +267,9 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
-    let wishes = Wishes::take(&mut options.from, edited, program.shape());
+    let mut wishes = Wishes::take(&mut options.from, edited, program.shape());
+    let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
+    wishes.rerun_changed(changed, program.shape());
     let asked = Asked { again: is_again, ..asked(options, &wishes, lease.token()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
@@ -308,9 +312,14 @@ async fn find_begin<P: Program>(
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        let carried = adopt_change(base, program.shape(), (adoption, asks)).map_err(misfit)?;
+        let ends = fit::ends_of(engine, base, adoption).await?;
+        let adopting = Adopting { adoption, ends: &ends, asks };
+        let definition = &base.snapshot.definition;
+        let carried = fit::carried(&base.position, definition, program.shape(), &adopting);
+        let carried = carried.map_err(misfit)?;
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
+        base.redone.extend(carried.relisted.into_iter().map(Forget::Join));
     }
     if asks {
         let wanted =

@@ -73,6 +73,8 @@ pub(super) struct FanOut {
     alike: (u32, String),
     /// Children may have records from an earlier pass or before a redo.
     pub(super) revisited: bool,
+    /// The list of items changed: children of the list before stay, and failed ones are retried.
+    pub(super) is_relisted: bool,
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
     /// Of open branches that were there before: the next seq of each, once it was asked for.
@@ -112,6 +114,7 @@ impl FanOut {
             failed_here: 0,
             alike: (0, String::new()),
             revisited,
+            is_relisted: false,
             queue: VecDeque::new(),
             reader: None,
             given: None,

@@ -1,24 +1,25 @@
 //! Whether a run can be gone on with by the program in hand: its graph is that of the run, or somebody wants another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::change::{self, CarriedOver, Change};
+use crate::change::{self, CarriedOver, Carry, Change};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Definition, Position, Record};
+use crate::record::{Definition, Phase, Position, Record, Settled};
 use crate::shape::Shape;
-use crate::store::Lease;
+use crate::store::{Lease, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};
 use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
 
-/// Carries the position over to the shape in hand, which is not that of the run.
-pub(super) fn adopt_change(
-    base: &Base,
-    shape: &Shape,
-    (adoption, asks): (&Adoption, bool),
-) -> Result<CarriedOver, String> {
-    carried(&base.position, &base.snapshot.definition, shape, (adoption, asks))
+/// How a position is carried over to an adopted definition.
+#[derive(Debug)]
+pub(super) struct Adopting<'a> {
+    pub(super) adoption: &'a Adoption,
+    /// The newest ends of the steps of the main branch.
+    pub(super) ends: &'a BTreeMap<StepId, Settled>,
+    /// A person is asked about reruns of steps with `idempotent: false`.
+    pub(super) asks: bool,
 }
 
 /// Carries a position of one definition over to a shape.
@@ -26,15 +27,46 @@ pub(super) fn carried(
     position: &Position,
     definition: &Definition,
     shape: &Shape,
-    (adoption, asks): (&Adoption, bool),
+    adopting: &Adopting<'_>,
 ) -> Result<CarriedOver, String> {
-    let changes = change::changes(&adoption.before, position, definition, (shape, &adoption.within));
-    let touching = changes.iter().filter(|change| change.touches_finished && !adoption.redo);
-    let steps: Vec<_> = touching.map(|change| format!("`{}`", change.step)).collect();
+    let Adopting { adoption: Adoption { before, within, kept, redo, .. }, ends, asks } = *adopting;
+    let changes = change::changes(before, position, definition, (shape, within));
+    let touching = changes.iter().filter(|change| change.touches_finished && !redo);
+    let steps: Vec<_> = touching
+        .filter(|change| !kept.contains(&change.step))
+        .map(|change| format!("`{}`", change.step))
+        .collect();
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
-    Ok(change::carry_over(&adoption.before, position, definition, (shape, &adoption.within), asks))
+    let carry = Carry { before, position, definition, after: shape, within, kept, ends, asks };
+    Ok(change::carry_over(&carry))
+}
+
+/// Returns the newest ends of the steps of the main branch, if some of them are kept under another definition.
+pub(super) async fn ends_of(
+    engine: &Engine,
+    base: &Base,
+    adoption: &Adoption,
+) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+    let mut ends = BTreeMap::new();
+    if adoption.kept.is_empty() {
+        return Ok(ends);
+    }
+    let header = base.record.header();
+    for record in engine.store.history(&header.run, &header.branch, header.seq).await? {
+        let header = record.header();
+        let settled = match &header.phase {
+            Phase::Completed(_) => Settled::Completed(header.seq),
+            Phase::Failed(failure) if failure.tolerated => Settled::Tolerated(header.seq),
+            Phase::Skipped(_) => Settled::Skipped(header.seq),
+            _ => continue,
+        };
+        if let Some(step) = &header.step {
+            ends.entry(step.clone()).or_insert(settled);
+        }
+    }
+    Ok(ends)
 }
 
 /// What is taken out of a state.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::StepId;
-use crate::record::{Fan, FrontierEntry, Position, Reusable, Settled, Status};
+use crate::record::{Fan, FrontierEntry, Position, Reusable, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
 use super::anew::after;
@@ -108,14 +108,13 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
                 position.ledger.insert(step.id.clone(), settled);
                 position.dead += of_pass.as_ref().map_or(0, |fan| fan.dead);
                 position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
-            } else if gave_result(settled) {
+            } else if settled.gave_result() {
                 let follows = pass < fan.pass || !is_finished;
-                let end = Reusable::Ended { settled, fan: of_pass, follows };
-                keep(position, &step.id, pass, end);
+                keep(position, &step.id, pass, Reusable::ended(settled, of_pass, follows));
             }
         }
-    } else if let Some(settled) = last.filter(|settled| is_finished && gave_result(*settled)) {
-        keep(position, &step.id, 1, Reusable::Ended { settled, fan, follows: false });
+    } else if let Some(settled) = last.filter(|settled| is_finished && settled.gave_result()) {
+        keep(position, &step.id, 1, Reusable::ended(settled, fan, false));
     }
     let Some(entry) = entry else { return };
     if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
@@ -135,11 +134,6 @@ fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
 pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
     let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
     after(shape, &named).into_iter().map(|place| shape.steps()[place].id.clone()).collect()
-}
-
-/// Says whether an end has a reusable result: completed, or a tolerated failure.
-fn gave_result(settled: Settled) -> bool {
-    matches!(settled, Settled::Completed(_) | Settled::Tolerated(_))
 }
 
 fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
 use crate::record::{
-    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, Status, Wait,
+    End, Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, Status, Wait,
 };
 use crate::shape::Shape;
 use crate::store::{Head, Page, Scan, ScanOrder, Store, StoreError};
 
 use super::back::epoch_in_pass;
-use super::begin::decode_state;
+
+use super::begin::{by_hand, decode_state};
 use super::branches;
 use super::chain::Chain;
 use super::edit::Edits;
@@ -121,13 +122,18 @@ impl<'a, P: Program> Session<'a, P> {
             false => (0, Vec::new()),
         };
         let passes = if pass > 1 { passes } else { Vec::new() };
-        let fan = Fan { after, work, pass, passes, ..Fan::new(items, total) };
+        let relisted = line.entry_mut(place).relisted.take();
+        let since = relisted.unwrap_or_default();
+        let fan = Fan { after, work, pass, passes, since, ..Fan::new(items, total) };
         line.entry_mut(place).fan = Some(fan);
         let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.told, draft.children) = (told, root);
-        let revisited = is_again || line.position.revisited;
+        let revisited = is_again || relisted.is_some() || line.position.revisited;
         line.fans.retain(|fan| fan.place != place);
-        line.fans.push(FanOut::new(place, source, total, revisited));
+        let is_relisted = relisted.is_some();
+        let mut fan = FanOut::new(place, source, total, revisited);
+        fan.is_relisted = is_relisted;
+        line.fans.push(fan);
         self.mark_dirty(id);
         Ok(Ok(()))
     }
@@ -241,7 +247,13 @@ impl<'a, P: Program> Session<'a, P> {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
-                    branches::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                    let has_ended = head.record.header().end.is_some();
+                    let child = branches::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                    if let Some(child) = child.filter(|_| has_ended) {
+                        // The end of a failed item counts no more.
+                        self.lines.get_mut(child).drafts.push(by_hand());
+                        self.mark_dirty(child);
+                    }
                 }
                 Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
             }
@@ -374,6 +386,7 @@ impl<'a, P: Program> Session<'a, P> {
         if !fan.revisited {
             return Ok(Earlier::none(chain, epoch));
         }
+        let is_relisted = fan.is_relisted;
         let scan = Scan {
             branch: Some(chain.branch.clone()),
             order: ScanOrder::NewestFirst,
@@ -398,9 +411,18 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 record => record?,
             };
-            if record.body_bytes().is_some() && position_of(&record)?.origin == Some(since) {
+            let position = if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None };
+            let is_ours = position.as_ref().is_some_and(|position| position.origin == Some(since));
+            let is_retried = is_relisted && end != Some(End::Completed);
+            // An item amid children of its own is entered again.
+            let is_amid = is_retried
+                && position.is_some_and(|position| position.open_entries().any(|entry| entry.fan.is_some()));
+            if is_ours && !is_amid {
                 return Ok(match end {
-                    Some(_) => Earlier::Ended,
+                    Some(_) if !is_retried => Earlier::Ended,
+                    Some(_) => {
+                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
+                    }
                     None => {
                         Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
                     }

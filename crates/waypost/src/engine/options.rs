@@ -321,10 +321,14 @@ pub struct Adoption {
     pub before: Shape,
     /// The new definition; it must be that of the program's shape.
     pub definition: Definition,
-    /// Finished steps that the change touches run again, with everything after them; otherwise it is refused.
+    /// Finished steps that the change touches run again, with everything after them; otherwise it is refused. Kept steps do
+    /// not.
     pub redo: bool,
-    /// Steps whose branches go on where they stand, although steps within them do something else: what
-    /// [`within`](super::within()) finds.
+    /// Changed finished steps whose results a person keeps, and finished steps downstream of added ones.
+    pub kept: BTreeSet<StepId>,
+    /// Changed finished steps of child branches that run again, with what needs them.
+    pub rerun: Vec<(BranchPath, StepId)>,
+    /// Openers whose branches stay, although steps of the branches changed: [`changed_within`](super::changed_within()).
     pub within: BTreeSet<StepId>,
 }
 

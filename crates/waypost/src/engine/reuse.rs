@@ -68,7 +68,9 @@ impl<P: Program> Session<'_, P> {
             let line = self.lines.get(id);
             let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
             let failed = self.failed_upstream(id, candidate.place);
+            let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
             match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
+                _ if is_kept => {}
                 // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
                     self.skip(id, candidate.place, cause);
@@ -150,8 +152,8 @@ impl<P: Program> Session<'_, P> {
             ended => ended?,
         };
         let header = ended.header();
-        if candidate.trace.is_none() || header.trace != candidate.trace {
-            return Ok(Some(difference(header.trace.as_ref(), candidate.trace.as_ref())));
+        if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {
+            return Ok(Some(difference));
         }
         self.look_at_reusable(id).await?;
         let key = (branch, candidate.step.clone());
@@ -168,7 +170,7 @@ impl<P: Program> Session<'_, P> {
             return Ok(Some(RerunCause::UpstreamChanged { step: None }));
         }
         let line = self.lines.get_mut(id);
-        let Some(Reusable::Ended { settled, fan, follows }) = line.take_result(candidate.place) else {
+        let Some(Reusable::Ended { settled, fan, follows, .. }) = line.take_result(candidate.place) else {
             return Ok(None);
         };
         let fan = fan.map(|fan| line.position.after_current_passes(&candidate.step, fan));
@@ -184,6 +186,25 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(id);
         self.touched.insert(id);
         Ok(None)
+    }
+
+    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result has none.
+    fn difference(&self, id: LineId, candidate: &Candidate, then: Option<&Trace>) -> Option<RerunCause> {
+        if matches!(candidate.result, Reusable::Ended { kept: true, .. }) {
+            return None;
+        }
+        let (Some(then), Some(now)) = (then, candidate.trace.as_ref()) else {
+            return Some(RerunCause::UpstreamChanged { step: None });
+        };
+        let path = step_path(self.lines.get(id).branch(), &candidate.step);
+        let is_accepted = || self.accepted.get(&path).is_some_and(|known| known.contains(&then.definition));
+        if then.definition != now.definition && !is_accepted() {
+            return Some(RerunCause::DefinitionChanged);
+        }
+        let is_same =
+            (then.input, &then.needs, then.previous_pass) == (now.input, &now.needs, now.previous_pass);
+        let changed = || now.needs.iter().find(|(step, given)| then.needs.get(*step) != Some(given));
+        (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
     /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
@@ -434,6 +455,15 @@ async fn as_if_in_force(
     Ok(AsIfInForce { effective, incomplete })
 }
 
+/// Returns the path of a step in the definition: the openers of its branch without keys, and the step.
+pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let openers = around.filter_map(|branch| branch.opened_by().map(|(opener, _)| opener.to_string()));
+    let mut path: Vec<String> = std::iter::once(step.to_string()).chain(openers).collect();
+    path.reverse();
+    path.join("/")
+}
+
 /// Says whether a branch is of a hook of a step.
 fn is_hook(step: &Step, name: &BranchPath) -> bool {
     let opener = name.opened_by().map(|(opener, _)| opener);
@@ -452,16 +482,6 @@ fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: 
     let pass = key.parse().ok().filter(|_| fan.pass > 0);
     let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
     fan.is_some_and(|fan| origin == Some(fan.since))
-}
-
-/// Returns the first difference between a recorded trace and the current trace.
-fn difference(then: Option<&Trace>, now: Option<&Trace>) -> RerunCause {
-    let (Some(then), Some(now)) = (then, now) else { return RerunCause::UpstreamChanged { step: None } };
-    if then.definition != now.definition {
-        return RerunCause::DefinitionChanged;
-    }
-    let changed = now.needs.iter().find(|(step, given)| then.needs.get(*step) != Some(given));
-    RerunCause::UpstreamChanged { step: changed.map(|(step, _)| step.clone()) }
 }
 
 fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {

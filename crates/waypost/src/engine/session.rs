@@ -4,7 +4,7 @@
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use crate::evidence::Site;
-use crate::id::BranchPath;
+use crate::id::{BranchPath, Digest};
 use crate::lock::Holder;
 use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
@@ -116,6 +116,8 @@ pub(super) struct Session<'a, P: Program> {
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
     pub(super) unlooked: Unlooked,
+    /// Older fingerprints whose results count as made by the definition in force, by step path.
+    pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
     /// Ends have traces: the graph goes by needs, and has evidence.
     pub(super) keeps_traces: bool,
     pub(super) on_unknown: OnUnknown,
@@ -199,6 +201,7 @@ impl<'a, P: Program> Session<'a, P> {
             stood: None,
             is_pausing: false,
             unlooked: Unlooked::default(),
+            accepted: BTreeMap::new(),
             keeps_traces,
             on_unknown: OnUnknown::default(),
             retries: false,

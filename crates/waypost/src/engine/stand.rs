@@ -134,6 +134,9 @@ pub(super) async fn stand<P: Program>(
         if let Some(named) = &asked.wishes.step {
             judged.broken.push(scout.named(&run.run, &branches, named).await?);
         }
+        for (branch, step) in &asked.wishes.changed {
+            judged.broken.extend(scout.ended_on(&branches, branch, step).await?);
+        }
         scout.note_joins(&mut branches).await?;
         let apart = program.keeps_apart() && !asked.wishes.is_empty();
         let Targets { targets, unreached } =
@@ -422,6 +425,22 @@ impl<'a, P: Program> Scout<'a, P> {
             }
         }
         Ok(gave_up)
+    }
+
+    /// Finds the end of a step of a branch, if the branch counts and the step is finished there.
+    async fn ended_on(
+        &self,
+        branches: &Branches,
+        branch: &BranchPath,
+        step: &StepId,
+    ) -> Result<Option<Broken>, StoreError> {
+        let Some(known) = branches.get(&(branch.depth(), branch.clone())) else { return Ok(None) };
+        let store = self.engine.store.as_ref();
+        let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
+        Ok(ended.map(|ended| {
+            let (branch, step) = (branch.clone(), step.clone());
+            Broken { branch, step, seq: ended.header().seq, claims: Vec::new() }
+        }))
     }
 
     /// Finds the end of the step that a person wants to run again.

@@ -37,7 +37,7 @@ pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
         false => None,
     };
     let needs = needs.into_iter().collect();
-    Some(Trace { definition: definition_of(step), input, needs, previous_pass })
+    Some(Trace { definition: step.fingerprint, input, needs, previous_pass })
 }
 
 /// Returns the steps of the scope that a step reads without a `needs` edge.
@@ -48,11 +48,6 @@ pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
         line.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
     });
     reads
-}
-
-/// Returns the digest of a step's definition. For an opener, children are excluded: the ends of children have own digests.
-fn definition_of(step: &Step) -> Digest {
-    step.frame.unwrap_or(step.fingerprint)
 }
 
 /// Returns the pass of a step in an iteration: 1, but of one that is repeated and whose passes have scopes of their own.

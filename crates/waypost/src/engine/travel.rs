@@ -261,8 +261,10 @@ impl Engine {
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
         if let Some(adoption) = &start.adoption {
-            let carried = super::fit::carried(&position, &definition, program.shape(), (adoption, true))
-                .map_err(refused)?;
+            let ends = std::collections::BTreeMap::new();
+            let adopting = super::fit::Adopting { adoption, ends: &ends, asks: true };
+            let carried =
+                super::fit::carried(&position, &definition, program.shape(), &adopting).map_err(refused)?;
             let known = |step: &&StepId| program.shape().place(step.as_str()).is_none();
             if let Some(gone) = cut.iter().find(known) {
                 let why = format!(

@@ -15,6 +15,8 @@ use super::redo::opener_of;
 pub(super) struct Wishes {
     /// A step that runs again, with all that comes of it.
     pub(super) step: Option<(BranchPath, StepId)>,
+    /// Finished steps of child branches whose definition changed: they run again.
+    pub(super) changed: Vec<(BranchPath, StepId)>,
     /// Branches that go on where they stand, and are joined again.
     pub(super) branches: BTreeSet<BranchPath>,
     /// The branches that are named, those above them, and of each the steps that open the next ones.
@@ -37,21 +39,32 @@ impl Wishes {
             }
             _ => {}
         }
-        let Self { step, branches, ways } = &mut wishes;
-        for named in step.iter().map(|(branch, _)| branch).chain(branches.iter()) {
-            let mut below = named.clone();
-            ways.entry(below.clone()).or_default();
-            while let Some(above) = below.parent() {
-                let opener = opener_of(shape, &below);
-                let is_known = ways.contains_key(&above);
-                let news = opener.is_some_and(|step| ways.entry(above.clone()).or_default().insert(step));
-                if is_known && !news {
-                    break;
-                }
-                below = above;
-            }
-        }
+        let named: Vec<BranchPath> =
+            wishes.step.iter().map(|(branch, _)| branch).chain(&wishes.branches).cloned().collect();
+        named.iter().for_each(|branch| wishes.find_way(branch, shape));
         wishes
+    }
+
+    /// Adds finished steps of child branches whose definition changed.
+    pub(super) fn rerun_changed(&mut self, changed: Vec<(BranchPath, StepId)>, shape: &Shape) {
+        for (branch, step) in changed {
+            self.find_way(&branch, shape);
+            self.changed.push((branch, step));
+        }
+    }
+
+    fn find_way(&mut self, named: &BranchPath, shape: &Shape) {
+        let mut below = named.clone();
+        self.ways.entry(below.clone()).or_default();
+        while let Some(above) = below.parent() {
+            let opener = opener_of(shape, &below);
+            let is_known = self.ways.contains_key(&above);
+            let news = opener.is_some_and(|step| self.ways.entry(above.clone()).or_default().insert(step));
+            if is_known && !news {
+                break;
+            }
+            below = above;
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

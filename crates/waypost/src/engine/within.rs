@@ -1,71 +1,49 @@
-//! What a changed definition means for branches under way: those of a step go on where they stand if only steps of theirs
-//! changed that none of them has finished.
+//! Changed steps within openers: an opener whose own definition is the same keeps its branches, and only the changed steps of
+//! the branches are at stake.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{End, Fan, Position};
+use crate::record::{Fan, Position};
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::RunError;
 use super::snapshot::position_of;
 
-/// Finds the steps of the main branch whose branches go on although steps within them are to do something else: nothing that
-/// is finished there changed. For [`Adoption::within`](super::Adoption::within).
-///
-/// `before` is the graph of the run's own definition, `position` where its main branch stands. Reads the newest record of
-/// each branch of such steps, up to the first that has finished what changed.
-///
-/// # Errors
-/// Those of reading the run.
-pub async fn within(
-    store: &dyn Store,
-    run: &RunId,
-    graphs: (&Shape, &Position, &Shape),
-) -> Result<BTreeSet<StepId>, RunError> {
-    found_within(store, run, graphs, Ended::Counts).await
+/// A run whose definition is compared with another one.
+#[derive(Debug, Clone, Copy)]
+pub struct Compared<'a> {
+    /// The graph of the definition so far.
+    pub before: &'a Shape,
+    /// The position of the main branch in it.
+    pub position: &'a Position,
+    /// The other graph.
+    pub after: &'a Shape,
 }
 
-/// Finds them as [`within`] does, where branches that completed keep their results, whatever changed of their steps: only
-/// the others go on by the other definition.
+/// Finds the openers of the main branch that differ only in steps within them. Returns for each the finished steps of its
+/// branches that differ.
+///
+/// Reads the newest record of each branch of such openers.
 ///
 /// # Errors
 /// Those of reading the run.
-pub async fn within_unfinished(
+pub async fn changed_within(
     store: &dyn Store,
     run: &RunId,
-    graphs: (&Shape, &Position, &Shape),
-) -> Result<BTreeSet<StepId>, RunError> {
-    found_within(store, run, graphs, Ended::IsKept).await
-}
-
-/// What a changed step means for a branch that completed with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    /// Its result is one of the old definition.
-    Counts,
-    /// Its result is kept.
-    IsKept,
-}
-
-async fn found_within(
-    store: &dyn Store,
-    run: &RunId,
-    (before, position, after): (&Shape, &Position, &Shape),
-    ended: Ended,
-) -> Result<BTreeSet<StepId>, RunError> {
-    let mut found = BTreeSet::new();
-    let waiting = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
-    // A retry of failed branches that were tolerated opens their step again.
-    let tolerated = position.joined.iter().filter(|(_, fan)| ended == Ended::IsKept && fan.dead > 0);
-    for (step, fan) in waiting.chain(tolerated) {
+    compared: Compared<'_>,
+) -> Result<BTreeMap<StepId, Vec<(BranchPath, StepId)>>, RunError> {
+    let Compared { before, position, after } = compared;
+    let mut found = BTreeMap::new();
+    let amid = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
+    for (step, fan) in amid.chain(&position.joined) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
-        if old.fingerprint != new.fingerprint
-            && is_frame_same(old, new)
-            && !is_touched_below(store, run, (before, after), (step, fan), ended).await?
-        {
-            found.insert(step.clone());
+        if old.fingerprint == new.fingerprint || !is_frame_same(old, new) || found.contains_key(step) {
+            continue;
+        }
+        if let Some(changed) = changed_below(store, run, &compared, (step, fan)).await? {
+            found.insert(step.clone(), changed);
         }
     }
     Ok(found)
@@ -74,9 +52,10 @@ async fn found_within(
 /// Says whether steps differ at most by what steps within them do, which are the same ones.
 fn is_frame_same(old: &Step, new: &Step) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
-    let same_frame =
-        old.frame.is_some() && old.frame == new.frame && old.after.is_some() == new.after.is_some();
-    same_frame
+    let is_same = old.frame.is_some() && (old.frame, old.list) == (new.frame, new.list);
+    let same_after = old.after.is_some() == new.after.is_some();
+    is_same
+        && same_after
         && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
 }
 
@@ -92,60 +71,64 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     })
 }
 
-/// Says whether a branch below a step has finished something, or is amid branches, that does something else now.
-async fn is_touched_below(
+/// Returns the finished steps of the branches of an opener that differ; `None` if a branch has to run added steps, or is not
+/// readable.
+async fn changed_below(
     store: &dyn Store,
     run: &RunId,
-    (before, after): (&Shape, &Shape),
+    compared: &Compared<'_>,
     (step, fan): (&StepId, &Fan),
-    ended: Ended,
-) -> Result<bool, RunError> {
-    let is_below = |branch: &BranchPath| {
-        let mut top = branch.clone();
-        while let Some(parent) = top.parent().filter(|parent| !parent.is_main()) {
-            top = parent;
+) -> Result<Option<Vec<(BranchPath, StepId)>>, RunError> {
+    let Compared { before, after, .. } = *compared;
+    let mut found = Vec::new();
+    for branch in store.branches(run).await? {
+        let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+            .find(|around| around.depth() == 1);
+        let Some((name, key)) = outermost.and_then(|outermost| outermost.opened_by()) else { continue };
+        if before.opener(&name).is_none_or(|place| before.steps()[place].id != *step) {
+            continue;
         }
-        top.opened_by()
-            .and_then(|(name, _)| before.opener(&name))
-            .is_some_and(|place| before.steps()[place].id == *step)
-    };
-    for branch in
-        store.branches(run).await?.into_iter().filter(|branch| !branch.is_main() && is_below(branch))
-    {
         let Some((old, new)) = before.of_branch(&branch).zip(after.of_branch(&branch)) else {
-            return Ok(true);
+            return Ok(None);
         };
         let newest = match store.newest(run, &branch).await {
-            // Who goes on with it says so.
-            Err(StoreError::Damaged { .. }) => return Ok(true),
+            Err(StoreError::Damaged { .. }) => return Ok(None),
             newest => newest?,
         };
-        if ended == Ended::IsKept && newest.header().end == Some(End::Completed) {
-            continue;
-        }
         let position = position_of(&newest)?;
-        // One of before that fan-out is nobody's any more.
-        if branch.depth() == 1 && position.origin.is_some_and(|origin| origin != fan.since) {
+        let pass = key.parse().ok().filter(|_| fan.pass > 0);
+        let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+        let is_current = fan.is_some_and(|fan| position.origin == Some(fan.since));
+        if branch.depth() == 1 && !is_current {
             continue;
         }
-        if is_touched(old, new, &position) {
-            return Ok(true);
-        }
+        let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
+        found.extend(changed.into_iter().map(|step| (branch.clone(), step)));
     }
-    Ok(false)
+    Ok(Some(found))
 }
 
-fn is_touched(old: &Shape, new: &Shape, position: &Position) -> bool {
+/// Returns the finished steps of a branch that differ; `None` if it has to run added steps or an opener differs.
+fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepId>> {
     let unfinished = Unfinished::of(old, position);
     let open = Unfinished::of(new, position);
-    let is_new = |(place, step): (usize, &Step)| old.place(step.id.as_str()).is_none() && !open.has(place);
-    if new.steps().iter().enumerate().any(is_new) {
-        return true;
+    let is_added = |(place, step): (usize, &Step)| old.place(step.id.as_str()).is_none() && !open.has(place);
+    if new.steps().iter().enumerate().any(is_added) {
+        return None;
     }
-    old.steps().iter().enumerate().any(|(place, step)| {
-        let Some(new) = new.step(step.id.as_str()) else { return true };
-        let is_amid = || position.frontier.iter().any(|entry| entry.step == step.id && entry.fan.is_some());
-        step.fingerprint != new.fingerprint
-            && (!unfinished.has(place) || (!is_frame_same(step, new) && is_amid()))
-    })
+    let mut changed = Vec::new();
+    for (place, step) in old.steps().iter().enumerate() {
+        let other = new.step(step.id.as_str())?;
+        if step.fingerprint == other.fingerprint || is_frame_same(step, other) {
+            continue;
+        }
+        let is_amid = position.frontier.iter().any(|entry| entry.step == step.id && entry.fan.is_some());
+        if is_amid {
+            return None;
+        }
+        if !unfinished.has(place) {
+            changed.push(step.id.clone());
+        }
+    }
+    Some(changed)
 }

@@ -197,6 +197,9 @@ pub enum Reusable {
         /// Another pass followed it.
         #[serde(default, skip_serializing_if = "is_default")]
         follows: bool,
+        /// A person keeps the result: it is reused whatever the input of the step is, if its evidence holds.
+        #[serde(default, skip_serializing_if = "is_default")]
+        kept: bool,
     },
     /// The entry of an unfinished step that was amid its children, or waited, or was between two passes.
     Begun {
@@ -206,6 +209,18 @@ pub enum Reusable {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<Settled>,
     },
+}
+
+impl Reusable {
+    /// Makes the result of an end that counts again if the trace of its step is the same.
+    pub fn ended(settled: Settled, fan: Option<Fan>, follows: bool) -> Self {
+        Self::Ended { settled, fan, follows, kept: false }
+    }
+
+    /// Makes the result of an end that a person keeps.
+    pub fn kept(settled: Settled, fan: Option<Fan>) -> Self {
+        Self::Ended { settled, fan, follows: false, kept: true }
+    }
 }
 
 /// How a finished step was settled, and by which record of the branch.
@@ -234,6 +249,11 @@ impl Settled {
             | Self::Failed(seq)
             | Self::PassedOver(seq) => seq,
         }
+    }
+
+    /// Says whether the step gave a result: it completed, or its failure was tolerated.
+    pub fn gave_result(self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Tolerated(_))
     }
 
     /// Says whether the run fails on account of this end: the step failed, or was passed over after a failure.
@@ -270,6 +290,9 @@ pub struct FrontierEntry {
     /// It was held before its first try, and a resume let it pass: it is not held there again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub passed: bool,
+    /// The list of items of an opener changed: items that the fan-out of this record has opened stay, and the others open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relisted: Option<u64>,
     /// The exit code of a try that ended, while it is not known whether it took effect: its evidence did not show that,
     /// or was still being checked. Kept of steps that must not be repeated blindly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -295,6 +318,7 @@ impl FrontierEntry {
             waits: Vec::new(),
             memos: 0,
             passed: false,
+            relisted: None,
             exited: None,
             fan: None,
             input: None,

@@ -1,6 +1,6 @@
 //! The run record: what a run is, frozen when it begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -74,6 +74,10 @@ pub struct Definition {
     pub path: Option<String>,
     /// Fingerprint of each step's meaning, in order.
     pub steps: Vec<StepPrint>,
+    /// Older fingerprints whose results count as made by this definition, by step path without keys (`each/load`): a person
+    /// kept them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub accepted: BTreeMap<String, BTreeSet<Digest>>,
 }
 
 /// A step as it was when the definition was taken.

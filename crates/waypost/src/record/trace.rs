@@ -13,7 +13,7 @@ use crate::id::{Digest, StepId};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// Of the step: its text and what it inherits. Of an opener, without its children.
+    /// Of the step: its text and what it inherits.
     pub definition: Digest,
     /// Of the scope: what its opener gave it.
     pub input: Digest,

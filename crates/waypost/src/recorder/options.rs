@@ -94,7 +94,7 @@ pub fn run_record(run: RunId, workflow: &str) -> RunRecord {
         v: FORMAT,
         run,
         workflow: workflow.to_owned(),
-        definition: Definition { text: None, path: None, steps: Vec::new() },
+        definition: Definition { text: None, path: None, steps: Vec::new(), accepted: BTreeMap::new() },
         path: None,
         base: None,
         params: serde_json::Map::new(),

@@ -289,6 +289,8 @@ async fn a_restart_can_adopt_another_graph() {
         before: shape(&toy),
         definition: shape(&other).definition(None),
         redo: false,
+        kept: Default::default(),
+        rerun: Vec::new(),
         within: Default::default(),
     };
 

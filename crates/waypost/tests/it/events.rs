@@ -215,7 +215,8 @@ fn a_run_goes_on_after_damage_rollback_and_restart() {
     });
     let restarted = events_of("main", |header| {
         (header.reason, header.basis, header.resumed) = (Reason::Redo, Some(0), true);
-        header.definition = Some(Definition { text: None, path: None, steps: Vec::new() });
+        header.definition =
+            Some(Definition { text: None, path: None, steps: Vec::new(), accepted: Default::default() });
     });
     assert_snapshot!([resumed, rolled_back, restarted].join("\n\n"), @r#"
     {"cursor":"main@7.0","parent":"r-1@4","event":"run_resumed"}

@@ -139,6 +139,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         waits: after("asks").map(wait).into_iter().collect(),
         memos: 0,
         passed: false,
+        relisted: None,
         exited: None,
         fan: None,
         input: None,

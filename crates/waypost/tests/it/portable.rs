@@ -44,7 +44,7 @@ fn definition(text: &str) -> Definition {
         fingerprint: Digest::of(text.as_bytes()),
         leads_to: Vec::new(),
     }];
-    Definition { text: Some(text.to_owned()), path: None, steps }
+    Definition { text: Some(text.to_owned()), path: None, steps, accepted: BTreeMap::new() }
 }
 
 fn frozen() -> RunRecord {

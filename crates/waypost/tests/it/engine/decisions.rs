@@ -74,6 +74,8 @@ async fn a_changed_graph_is_refused_unless_adopted() {
         before: shape(before),
         definition: shape(after).definition(None),
         redo: false,
+        kept: Default::default(),
+        rerun: Vec::new(),
         within: Default::default(),
     };
 
@@ -103,6 +105,8 @@ async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
         before: shape(&toy),
         definition: shape(&changed).definition(None),
         redo: true,
+        kept: Default::default(),
+        rerun: Vec::new(),
         within: Default::default(),
     };
 
@@ -158,6 +162,8 @@ async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
         before: shape(&toy),
         definition: shape(&harmless).definition(None),
         redo: true,
+        kept: Default::default(),
+        rerun: Vec::new(),
         within: Default::default(),
     };
 

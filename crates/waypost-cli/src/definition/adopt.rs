@@ -1,0 +1,368 @@
+//! What a changed workflow file means for the results of a run, and what a person chooses about them.
+//!
+//! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the table of results
+//! at stake.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use waypost::change::{Change, ChangeKind, changes};
+use waypost::engine::{Adoption, Snapshot, step_path};
+use waypost::record::{Definition, End, Phase, Position, Record};
+use waypost::shape::Shape;
+use waypost::store::{Store, StoreExt as _};
+use waypost::{BranchPath, StepId};
+use waypost_workflow::file::Workflow;
+use waypost_workflow::program::shape_of;
+
+use super::{Choice, Chosen, shown};
+use crate::cli::ResumeArgs;
+use crate::commands::near_here;
+use crate::error::Error;
+use crate::surroundings;
+use crate::time;
+
+/// What happens to the result of a finished step that a file changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decided {
+    Keep,
+    Rerun,
+}
+
+/// The choice of a person about finished results: `--keep-finished` and `--rerun-changed`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FinishedChoice {
+    /// The steps of `--keep-finished`; no step for all others.
+    keep: Option<BTreeSet<String>>,
+    /// The steps of `--rerun-changed`; no step for all others.
+    rerun: Option<BTreeSet<String>>,
+}
+
+impl FinishedChoice {
+    pub(super) fn of(args: &ResumeArgs) -> Self {
+        let named = |steps: &Option<Vec<String>>| {
+            let steps = steps.as_ref()?.iter().filter(|step| !step.is_empty());
+            Some(steps.cloned().collect())
+        };
+        Self { keep: named(&args.keep_finished), rerun: named(&args.rerun_changed) }
+    }
+
+    pub(super) fn is_made(&self) -> bool {
+        self.keep.is_some() || self.rerun.is_some()
+    }
+
+    fn about(&self, step: &str) -> Option<Decided> {
+        let names =
+            |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(|named| named.contains(step));
+        let is_bare = |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(BTreeSet::is_empty);
+        match (names(&self.keep), names(&self.rerun)) {
+            (true, _) => Some(Decided::Keep),
+            (false, true) => Some(Decided::Rerun),
+            (false, false) if is_bare(&self.keep) => Some(Decided::Keep),
+            (false, false) if is_bare(&self.rerun) => Some(Decided::Rerun),
+            (false, false) => None,
+        }
+    }
+
+    /// Refuses contradictions, and steps of which no finished result is at stake.
+    fn check(&self, rows: &[Row]) -> Result<(), Error> {
+        let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
+        if let Some(both) = keep.intersection(&rerun).next() {
+            return Err(Error::usage(
+                format!("step `{both}` is named by `--keep-finished` and by `--rerun-changed`"),
+                "name it in one of them",
+            ));
+        }
+        if self.keep.as_ref().is_some_and(BTreeSet::is_empty)
+            && self.rerun.as_ref().is_some_and(BTreeSet::is_empty)
+        {
+            return Err(Error::usage(
+                "`--keep-finished` and `--rerun-changed` both take all changed steps",
+                "name the steps of one of them: `--keep-finished=STEP`",
+            ));
+        }
+        let is_row =
+            |step: &&String| rows.iter().any(|row| row.is_at_stake() && row.change.step.as_str() == **step);
+        match keep.iter().chain(&rerun).find(|step| !is_row(step)) {
+            None => Ok(()),
+            Some(step) => {
+                let changed = rows.iter().filter(|row| row.is_at_stake());
+                let changed: Vec<String> = changed.map(|row| format!("`{}`", row.change.step)).collect();
+                let hint = match changed.is_empty() {
+                    true => "the file changes no finished result".to_owned(),
+                    false => format!("the file changes results of {}", changed.join(", ")),
+                };
+                Err(Error::usage(format!("no finished result of step `{step}` is at stake"), hint))
+            }
+        }
+    }
+}
+
+/// A changed step, and the results at stake.
+struct Row {
+    change: Change,
+    /// Of an opener that differs only in steps within it: the finished steps of its branches that differ.
+    within: Vec<(BranchPath, StepId)>,
+    at_stake: Option<String>,
+}
+
+impl Row {
+    fn is_at_stake(&self) -> bool {
+        self.change.touches_finished || !self.within.is_empty()
+    }
+
+    /// Says what changed.
+    fn what(&self, changed: &Workflow) -> String {
+        let child = changed.step(self.change.step.as_str()).and_then(|step| step.work.child());
+        let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
+        match &self.change.kind {
+            ChangeKind::Added => "is new".to_owned(),
+            ChangeKind::Removed => "is gone".to_owned(),
+            ChangeKind::Altered => format!("does something else{file}"),
+            ChangeKind::Within if self.within.is_empty() => {
+                format!("does something else in what is not finished within it{file}")
+            }
+            ChangeKind::Within => {
+                let steps: BTreeSet<&StepId> = self.within.iter().map(|(_, step)| step).collect();
+                let steps: Vec<String> = steps.into_iter().map(ToString::to_string).collect();
+                format!("does something else in {}{file}", steps.join(", "))
+            }
+            ChangeKind::Relisted => "has another list of items".to_owned(),
+            ChangeKind::Rerouted { .. } => "leads elsewhere".to_owned(),
+            ChangeKind::Reordered(before) => format!("comes after step {before} now, which is not finished"),
+        }
+    }
+}
+
+/// Writes the rows as a table: step, what changed, results at stake.
+fn table(rows: &[Row], changed: &Workflow) -> Vec<String> {
+    let whats: Vec<String> = rows.iter().map(|row| row.what(changed)).collect();
+    let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
+    let step_width = widest(&mut rows.iter().map(|row| row.change.step.as_str().chars().count()));
+    let what_width = widest(&mut whats.iter().map(|what| what.chars().count()));
+    let line = |(row, what): (&Row, &String)| {
+        let sign = match row.change.kind {
+            ChangeKind::Added => '+',
+            ChangeKind::Removed => '-',
+            ChangeKind::Reordered(_) => '>',
+            _ => '~',
+        };
+        let (step, at_stake) = (row.change.step.as_str(), row.at_stake.as_deref().unwrap_or_default());
+        let line = format!("  {sign} step {step:step_width$} {what:what_width$}  {at_stake}");
+        line.trim_end().to_owned()
+    };
+    rows.iter().zip(&whats).map(line).collect()
+}
+
+/// A changed file beside the run that may adopt it.
+pub(super) struct Changed<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) position: &'a Position,
+    pub(super) file: &'a Path,
+    pub(super) choice: &'a Choice,
+    /// What `changed_within` found.
+    pub(super) within: BTreeMap<StepId, Vec<(BranchPath, StepId)>>,
+}
+
+/// Compares the definition in force with a changed file, and adopts the file as a person chose.
+///
+/// # Errors
+/// [`Error::Changed`]: finished results are at stake, and nobody has chosen. [`Error::Usage`]: the choice names a step of which
+/// no result is at stake.
+pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
+    let Changed { store, snapshot, position, file, choice, within } = about;
+    let shape = shape_of(&changed, surroundings::cores())?;
+    let names: BTreeSet<StepId> = within.keys().cloned().collect();
+    let mut rows = Vec::new();
+    for change in changes(&own.shape, position, &snapshot.definition, (&shape, &names)) {
+        let within = within.get(&change.step).cloned().unwrap_or_default();
+        rows.push(Row { change, within, at_stake: None });
+    }
+    for row in rows.iter_mut().filter(|row| row.is_at_stake()) {
+        let step = own.workflow.step(row.change.step.as_str());
+        let is_foreach = step.is_some_and(|step| step.work.foreach().is_some());
+        row.at_stake = Some(at_stake(store, snapshot, (&own.shape, is_foreach), &row.change.step).await?);
+    }
+    choice.finished.check(&rows)?;
+    let diff = table(&rows, &changed);
+    let decided: Vec<Option<Decided>> = rows.iter().map(|row| decide(choice, row)).collect();
+    let run = &snapshot.entry.summary.run;
+    let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());
+    if is_open && !choice.restart && !choice.looks && !choice.forks {
+        return Err(Error::Changed { file: near_here(file), run: run.clone(), diff });
+    }
+    let is_touched = rows.iter().any(Row::is_at_stake);
+    let is_chosen = choice.with.is_some() || choice.finished.is_made();
+    let is_over = snapshot.ended.is_some() && !choice.restart && !choice.forks;
+    let words = Words { choice, file: shown(file), run: run.as_str(), diff: diff.join("\n") };
+    if is_over && (rows.is_empty() || !is_touched && !is_chosen) {
+        return Ok(own.with_note(words.after_the_end()));
+    }
+    let is_kept = is_touched && decided.iter().flatten().all(|decided| *decided == Decided::Keep) && !is_open;
+    let note = words.adopting(is_touched, is_kept);
+    let mut definition = shape.definition(Some(changed.text().to_owned()));
+    definition.accepted = accepted(snapshot, (&own.shape, &shape), rows.iter().zip(&decided));
+    let (mut kept, mut rerun, mut redo) = (BTreeSet::new(), Vec::new(), false);
+    for (row, decided) in rows.iter().zip(&decided) {
+        match decided {
+            Some(Decided::Keep) => drop(kept.insert(row.change.step.clone())),
+            _ if row.change.touches_finished => redo = true,
+            _ => rerun.extend(row.within.iter().cloned()),
+        }
+    }
+    let adoption = Some(Adoption { before: own.shape, definition, redo, kept, rerun, within: names });
+    Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
+}
+
+/// Decides about a row: as a person chose; `--with FILE` alone runs changed steps again.
+fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
+    if !row.is_at_stake() || choice.restart {
+        return None;
+    }
+    let chosen = choice.finished.about(row.change.step.as_str());
+    // A retry of failed items keeps the results of the others.
+    let of_retry = (choice.retries && row.change.kind == ChangeKind::Within).then_some(Decided::Keep);
+    let of_file = choice.with.is_some().then_some(Decided::Rerun);
+    chosen.or(of_retry).or(of_file)
+}
+
+/// Returns the older fingerprints that count as today's: those accepted so far, and those of kept steps.
+fn accepted<'r>(
+    snapshot: &Snapshot,
+    (before, after): (&Shape, &Shape),
+    rows: impl Iterator<Item = (&'r Row, &'r Option<Decided>)>,
+) -> BTreeMap<String, BTreeSet<waypost::Digest>> {
+    let Definition { accepted, .. } = &snapshot.definition;
+    let mut accepted = accepted.clone();
+    for (row, decided) in rows {
+        let main = (BranchPath::main(), row.change.step.clone());
+        for (branch, step) in row.within.iter().chain([&main]) {
+            let path = step_path(branch, step);
+            let old = before.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
+            match (decided, old) {
+                (Some(Decided::Keep), Some(old)) => {
+                    accepted.entry(path).or_default().insert(old.fingerprint);
+                }
+                (Some(Decided::Rerun), _) => drop(accepted.remove(&path)),
+                _ => {}
+            }
+        }
+    }
+    accepted.retain(|path, _| has_step(after, path));
+    accepted
+}
+
+/// Says whether a graph has a step of this path.
+fn has_step(shape: &Shape, path: &str) -> bool {
+    let mut parts = path.split('/').peekable();
+    let mut level = Some(shape);
+    while let Some(part) = parts.next() {
+        let Some(shape) = level else { return false };
+        if parts.peek().is_none() {
+            return shape.step(part).is_some();
+        }
+        let name = StepId::new(part).ok();
+        level = name.and_then(|name| shape.children_named(&name).map(|(_, children)| &*children.shape));
+    }
+    false
+}
+
+/// Says which results of a step are at stake: finished items of an opener, and how long all of them took.
+async fn at_stake(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    (shape, is_foreach): (&Shape, bool),
+    step: &StepId,
+) -> Result<String, Error> {
+    let run = &snapshot.entry.summary.run;
+    let opens = |branch: &BranchPath| {
+        let opener = branch.opened_by().filter(|_| branch.depth() == 1).map(|(name, _)| name);
+        opener.and_then(|name| shape.opener(&name)).is_some_and(|place| shape.steps()[place].id == *step)
+    };
+    let (mut finished, mut total, mut took) = (0, 0, Duration::ZERO);
+    for branch in store.branches(run).await?.into_iter().filter(opens) {
+        let newest = store.newest(run, &branch).await?;
+        total += 1;
+        if newest.header().end == Some(End::Completed) {
+            finished += 1;
+            took += duration_of(store, &newest, None).await?;
+        }
+    }
+    if total > 0 {
+        let noun = if total == 1 { "branch" } else { "branches" };
+        let noun = if is_foreach { "items" } else { noun };
+        return Ok(format!("{finished} of {total} {noun} finished, {}", time::lasted(took)));
+    }
+    let took = duration_of(store, snapshot.newest(), Some(step)).await?;
+    Ok(format!("finished, {}", time::lasted(took)))
+}
+
+/// Returns how long a branch took, or one step of it.
+async fn duration_of(store: &dyn Store, newest: &Record, step: Option<&StepId>) -> Result<Duration, Error> {
+    let header = newest.header();
+    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    let headers = || history.iter().map(Record::header);
+    let is_end = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_));
+    let ended = match step {
+        None => Some(header),
+        Some(_) => headers().find(|header| header.step.as_ref() == step && is_end(&header.phase)),
+    };
+    let begun = match step {
+        None => headers().last(),
+        Some(step) => headers().find(|header| {
+            let is_before = ended.is_some_and(|ended| header.seq <= ended.seq);
+            is_before && header.started.iter().any(|start| start.step == *step)
+        }),
+    };
+    let took = ended.zip(begun).map(|(ended, begun)| ended.created_at.duration_since(begun.created_at));
+    Ok(took.and_then(|took| Duration::try_from(took).ok()).unwrap_or_default())
+}
+
+/// What is told about an adopted file.
+struct Words<'a> {
+    choice: &'a Choice,
+    file: String,
+    run: &'a str,
+    diff: String,
+}
+
+impl Words<'_> {
+    fn differs(&self) -> &'static str {
+        if self.choice.with.is_some() || self.choice.forks { "differs" } else { "changed" }
+    }
+
+    fn after_the_end(&self) -> String {
+        let Self { file, run, diff, .. } = self;
+        let differs = self.differs();
+        if diff.is_empty() {
+            return format!("{file} {differs}, but not in what any step does.");
+        }
+        format!(
+            "{file} {differs}, but not in what is finished, and the run has ended:\n{diff}\n`waypost resume {run} \
+             --with {file}` goes on with that."
+        )
+    }
+
+    fn adopting(&self, is_touched: bool, is_kept: bool) -> String {
+        let Self { choice, file, run, diff } = self;
+        let differs = self.differs();
+        if diff.is_empty() {
+            format!("{file} {differs}, but not in what any step does; going on with it.")
+        } else if is_touched && choice.restart {
+            format!("{file} {differs}; starting over with it:\n{diff}")
+        } else if is_touched && choice.looks {
+            format!(
+                "{file} {differs} in what is finished, so that a resume asks first:\n{diff}\nThis is what `waypost resume \
+                 {run} --rerun-changed` does; `--keep-finished` keeps the results, `--keep-definition` ignores the file."
+            )
+        } else if is_kept {
+            format!("{file} {differs}; adopting it, and keeping the results of:\n{diff}")
+        } else if is_touched {
+            format!("{file} {differs}; going on with it, and running again what it touches:\n{diff}")
+        } else {
+            format!("{file} {differs}, but not in what is finished; going on with it:\n{diff}")
+        }
+    }
+}
