@@ -226,12 +226,18 @@ pub(crate) struct ResumeArgs {
     /// Decide what became of a step in doubt: it is done, with what outputs it gave before, if any, or it runs again
     #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
     pub(crate) treat_as: Option<TreatAs>,
+    /// Give an output of a failed step that `--treat-as done` settles; may be repeated
+    #[arg(long, value_name = "STEP.NAME=VALUE", value_parser = key_value, requires = "treat_as")]
+    pub(crate) output: Vec<(String, String)>,
+    /// Skip this step, which is not finished; may be repeated
+    #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart"])]
+    pub(crate) skip: Vec<String>,
     /// Start over from the first step; what was recorded stays
     #[arg(long)]
     pub(crate) restart: bool,
     /// Do this step again, and all that needs it; as BRANCH/STEP, a step of an item or another branch, with the step that
     /// joins it
-    #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart", "treat_as"])]
+    #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) from: Option<String>,
     /// Do the step of `--from` again, and stop
     #[arg(long, requires = "from", conflicts_with = "until")]

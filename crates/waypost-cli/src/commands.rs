@@ -37,6 +37,7 @@ mod doctor;
 mod event;
 mod events;
 mod evidence;
+mod executions;
 mod export;
 mod import;
 mod import_workflow;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use waypost::plan::Decision;
+use waypost::plan::{Cause, Decision};
 use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
@@ -136,6 +136,7 @@ impl StepStatus {
 #[derive(Debug, Serialize)]
 pub(crate) struct StepView {
     pub(crate) id: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) status: StepStatus,
     pub(crate) attempts: u32,
@@ -236,6 +237,7 @@ pub(crate) struct CheckpointsView {
 pub(crate) struct CheckpointView {
     #[serde(rename = "ref")]
     pub(crate) reference: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) seq: u64,
     pub(crate) phase: Option<&'static str>,
@@ -279,9 +281,21 @@ pub(crate) struct PlanView {
 #[derive(Debug, Serialize)]
 pub(crate) struct DecisionView {
     pub(crate) step: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) action: waypost::plan::Action,
-    pub(crate) cause: String,
+    pub(crate) cause: CauseView,
+}
+
+/// Why something is done with a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct CauseView {
+    pub(crate) code: &'static str,
+    pub(crate) text: String,
+    /// The upstream step.
+    pub(crate) step: Option<String>,
+    /// The claims that do not hold, or could not be checked.
+    pub(crate) claims: Vec<String>,
 }
 
 /// The answer of `verify` for one run.
@@ -361,10 +375,24 @@ pub(crate) struct WhyView {
     pub(crate) run: String,
     #[serde(flatten)]
     pub(crate) decision: DecisionView,
+    /// Every execution, reuse and skip of the step, oldest first.
+    pub(crate) executions: Vec<ExecutionView>,
     /// Every record of the step that counts, oldest first.
     pub(crate) history: Vec<CheckpointView>,
     /// What stops a resume before it does anything.
     pub(crate) stops: Vec<String>,
+}
+
+/// An execution of a step, or a decision against one.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExecutionView {
+    #[serde(rename = "ref")]
+    pub(crate) reference: String,
+    pub(crate) action: &'static str,
+    pub(crate) cause: CauseView,
+    /// Who decided, where a person did.
+    pub(crate) by: Option<String>,
+    pub(crate) at: Timestamp,
 }
 
 /// The answer of `delete`.
@@ -425,6 +453,7 @@ pub(crate) struct RolledBackView {
 #[derive(Debug, Serialize)]
 pub(crate) struct UndoneView {
     pub(crate) step: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) undone: bool,
 }
@@ -450,6 +479,7 @@ pub(crate) struct DeadLettersView {
 #[derive(Debug, Serialize)]
 pub(crate) struct DeadLetterView {
     pub(crate) key: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) foreach: String,
     pub(crate) step: Option<String>,
@@ -547,7 +577,18 @@ impl From<&Decision> for DecisionView {
             step: decision.step.to_string(),
             branch: decision.branch.to_string(),
             action: decision.action,
-            cause: decision.cause.to_string(),
+            cause: CauseView::from(&decision.cause),
+        }
+    }
+}
+
+impl From<&Cause> for CauseView {
+    fn from(cause: &Cause) -> Self {
+        Self {
+            code: cause.code(),
+            text: cause.to_string(),
+            step: cause.upstream().map(ToString::to_string),
+            claims: cause.claims().to_vec(),
         }
     }
 }

@@ -32,6 +32,7 @@ mod by_hand;
 mod cancel;
 mod carry;
 pub(crate) mod chain;
+mod choice;
 mod commit;
 mod cut;
 mod doubt;
@@ -95,8 +96,8 @@ pub use options::{
 pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
-    Admission, BeginError, Exited, Follow, OnFailure, Performed, Program, Salvage, Settlement, Spot,
-    StateError, Told, Upstream,
+    Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Salvage, Settlement,
+    Spot, StateError, Told, Upstream,
 };
 pub use reuse::step_path;
 pub use snapshot::Snapshot;

@@ -41,6 +41,7 @@ pub struct Event {
     /// The run.
     pub run: RunId,
     /// The branch.
+    #[serde(rename = "scope")]
     pub branch: BranchPath,
     /// The record it is derived from.
     pub seq: u64,
@@ -155,6 +156,13 @@ pub enum EventKind {
     StepReused {
         /// The record of the end, or of the entry that continues.
         of: String,
+    },
+    /// A person settled a step: it was skipped, or counts as done, without an execution.
+    StepSettled {
+        /// `skipped` or `done`.
+        how: String,
+        /// The `code` `settled`, who chose (`by`), and when (`at`).
+        cause: Value,
     },
     /// A checkpoint was written. Each record says so once.
     CheckpointWritten {
@@ -324,6 +332,8 @@ pub const SERVICE_STARTED: &str = "service_started";
 pub(crate) const STEP_REUSED: &str = "step_reused";
 /// The note of a record that says why a step runs again: its `step` and the `cause`, a [`RerunCause`].
 pub(crate) const STEP_INVALIDATED: &str = "step_invalidated";
+/// The note of a record that settles a step as a person chose: its `step`, `how`, and the `cause` with who and when.
+pub(crate) const STEP_SETTLED: &str = "step_settled";
 /// The note of a record that opens a step again for its evidence: its `step` and the `claims` that do not hold.
 pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 /// The note of a record that says that one could not be written before it: `at`, and the `error`.
@@ -526,6 +536,11 @@ impl Told<'_> {
                     let count = |key: &str| data[key].as_u64().unwrap_or_default();
                     let (states, bytes, keep) = (count("states"), count("bytes"), count("keep"));
                     self.say_of(None, EventKind::Pruned { states, bytes, keep });
+                }
+                Note::Event { name, data } if name == STEP_SETTLED => {
+                    let how = data["how"].as_str().unwrap_or_default().to_owned();
+                    let cause = data["cause"].clone();
+                    self.say_of(step_in(data), EventKind::StepSettled { how, cause });
                 }
                 Note::Event { name, data } if name == STEP_REUSED => self.reused(data),
                 Note::Event { name, data } if name == STEP_INVALIDATED || name == EVIDENCE_FAILED => {

@@ -283,7 +283,12 @@ impl Program for Erased {
 
     /// Only the caller can make the state that the step would have returned, with
     /// [`Resume::settle_doubtful`].
-    fn settle_as_done(&self, _: Spot<'_>, _: &mut Held, _: bool) -> Result<(Follow, Phase), String> {
+    fn settle_as_done(
+        &self,
+        _: Spot<'_>,
+        _: &mut Held,
+        _: crate::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 

@@ -34,7 +34,9 @@ pub use header::{
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER, Wait,
     WaitKind,
 };
-pub use position::{Ahead, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, Settled, Status};
+pub use position::{
+    Ahead, Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, SettleBy, Settled, Status,
+};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};

@@ -213,6 +213,7 @@ fn facts(header: &Header) -> Vec<(&'static str, String)> {
         Phase::Skipped(SkipCause::Need(step)) => {
             facts.push(("because", format!("{} was skipped", code(step.as_str()))))
         }
+        Phase::Skipped(SkipCause::ByHand(by)) => facts.push(("because", format!("{} chose it", code(by)))),
         Phase::Skipped(SkipCause::UpstreamFailed(step)) => {
             facts.push(("because", format!("{} failed", code(step.as_str()))))
         }

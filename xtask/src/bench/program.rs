@@ -215,7 +215,12 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         None
     }
 
-    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+    fn settle_as_done(
+        &self,
+        _: Spot<'_>,
+        _: &mut Self::State,
+        _: waypost::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
@@ -354,7 +359,12 @@ impl Program for Again {
         None
     }
 
-    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+    fn settle_as_done(
+        &self,
+        _: Spot<'_>,
+        _: &mut Self::State,
+        _: waypost::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 

@@ -47,7 +47,7 @@ impl Observed {
                 serde_json::from_str(line).map_err(|error| format!("printed `{line}`: {error}"))?;
             match event["event"].as_str() {
                 Some("checkpoint_written") => {
-                    let branch = event["branch"].as_str().unwrap_or("main").to_owned();
+                    let branch = event["scope"].as_str().unwrap_or("main").to_owned();
                     let seq =
                         event["seq"].as_u64().ok_or_else(|| format!("an event without a seq: {line}"))?;
                     self.acknowledged.insert((branch, seq));
@@ -69,7 +69,7 @@ impl Observed {
             document["checkpoints"].as_array().ok_or_else(|| format!("no checkpoints in {document}"))?;
         let read = |value: &Value| {
             Some(Checkpoint {
-                branch: value["branch"].as_str()?.to_owned(),
+                branch: value["scope"].as_str()?.to_owned(),
                 seq: value["seq"].as_u64()?,
                 digest: value["digest"].as_str()?.to_owned(),
                 phase: value["phase"].as_str()?.to_owned(),

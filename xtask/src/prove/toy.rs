@@ -163,9 +163,8 @@ impl Toy {
             self.done.push(id.to_owned());
         }
         let seq = self.done.len();
-        let written = json!({ "v": 1, "event": "checkpoint_written", "branch": "main", "seq": seq });
-        let completed =
-            json!({ "v": 1, "event": "step_completed", "branch": "main", "seq": seq, "step": id });
+        let written = json!({ "v": 1, "event": "checkpoint_written", "scope": "main", "seq": seq });
+        let completed = json!({ "v": 1, "event": "step_completed", "scope": "main", "seq": seq, "step": id });
         match self.mistake {
             Mistake::AcknowledgedFirst => {
                 output::say(written);
@@ -185,7 +184,7 @@ impl Toy {
     fn checkpoints(&self) -> Value {
         let each = (1..).zip(&self.done).map(|(seq, step)| {
             let digest = format!("{seq} {step}");
-            json!({ "branch": "main", "seq": seq, "digest": digest, "phase": "completed", "step": step, "sound": true })
+            json!({ "scope": "main", "seq": seq, "digest": digest, "phase": "completed", "step": step, "sound": true })
         });
         json!({ "v": 1, "checkpoints": each.collect::<Vec<_>>(), "next": null })
     }

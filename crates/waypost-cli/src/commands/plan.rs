@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan};
-use waypost::record::{End, FailureKind, Flaw, Occasion, Phase, Record};
+use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use super::dead_letters::letters;
 use super::undo;
-use super::{Context, checkpoints};
+use super::{Context, checkpoints, executions};
 use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
 use crate::dead::{self, DeadLetter};
@@ -24,7 +24,8 @@ use crate::output::shown;
 use crate::place::quoted;
 use crate::reference::{StepRef, encode, no_step};
 use crate::standing;
-use crate::view::{DecisionView, PlanView, VERSION, WhyView};
+use crate::time;
+use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -81,11 +82,14 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     for record in history.records.iter().rev().filter(about) {
         records.push(checkpoints::checked(store.as_ref(), record).await?);
     }
+    let all = all_of(store.as_ref(), newest).await?;
+    let executions = executions::of(&decision.step, &all);
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,
             run: run.to_string(),
             decision: decision.into(),
+            executions,
             history: records,
             stops,
         })?;
@@ -105,6 +109,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         let error = letter.failure.error.join(": ");
         text.push_str(&format!("It is a dead letter: {}\n  tried again by: {again}\n", shown(&error)));
     }
+    for execution in &executions {
+        let ExecutionView { action, reference, cause, at, .. } = execution;
+        text.push_str(&format!("{} {action} at {reference}: {}\n", time::utc(*at), shown(&cause.text)));
+    }
     if records.is_empty() {
         text.push_str("No record of the run is about it.");
     } else {
@@ -112,6 +120,20 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     }
     context.output.answer(&text)?;
     Ok(Exit::Done)
+}
+
+/// Reads all records of a branch, oldest first, rolled back ones too.
+async fn all_of(store: &dyn Store, newest: &Header) -> Result<Vec<Record>, Error> {
+    let mut records = Vec::new();
+    let mut scan = Scan { branch: Some(newest.branch.clone()), ..Scan::of(&newest.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        records.extend(page.records);
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(records),
+        }
+    }
 }
 
 /// Finds the dead letter that a branch is of, if it has ended as one.
@@ -291,7 +313,7 @@ pub(crate) fn show(
     }
     let row = |decision: &DecisionView| {
         let branch = if decision.branch == "main" { String::new() } else { decision.branch.clone() };
-        vec![decision.step.clone(), branch, decision.action.name().to_owned(), decision.cause.clone()]
+        vec![decision.step.clone(), branch, decision.action.name().to_owned(), decision.cause.text.clone()]
     };
     let rows: Vec<Vec<String>> = decisions.iter().map(row).collect();
     Ok(context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?)

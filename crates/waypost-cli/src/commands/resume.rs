@@ -1,6 +1,6 @@
 //! `waypost resume`: goes on with a run where it stood.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use waypost::engine::{
 };
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Occasion, RunRecord, RunStatus};
+use waypost::record::{Choice as SettlementChoice, Occasion, RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -32,6 +32,7 @@ use crate::surroundings::{self, Local};
 
 use dry::dry_run;
 
+mod choice;
 mod dry;
 
 pub(super) use self::dry::stop_after;
@@ -267,6 +268,8 @@ pub(super) struct Prepared {
     timeout: Option<std::time::Duration>,
     /// What the params become, if a person says so.
     params: Option<Map<String, Value>>,
+    /// What a person chose about unfinished steps.
+    choices: BTreeMap<StepId, SettlementChoice>,
     /// What a person decides is written before finished steps are looked at: some of them are to be done again.
     decides_first: bool,
 }
@@ -285,7 +288,7 @@ impl Prepared {
         }
         let frozen = entry.record.record().clone();
         let setting = Setting { set: &args.set, from: args.from.as_deref() };
-        let (mut params, mut decides_first) = (None, false);
+        let (mut params, mut decides_first, mut choices) = (None, false, BTreeMap::new());
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
                 if !args.restart {
@@ -293,8 +296,10 @@ impl Prepared {
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args)).await?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
+                choices = choice::of(args, &snapshot, context.now())?;
                 // What is in doubt on items that are tried again is found on the way.
-                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
+                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty() && choices.is_empty())
+                {
                     decides_first = decide(context, store, &snapshot, &chosen, treat_as).await?;
                 }
                 if !args.retry.is_empty() {
@@ -326,7 +331,7 @@ impl Prepared {
         if params.is_none() && !args.set.is_empty() {
             context.output.note("The params are as asked for already.");
         }
-        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params, decides_first })
+        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params, choices, decides_first })
     }
 
     async fn go_on(
@@ -394,7 +399,7 @@ impl Prepared {
         args: &ResumeArgs,
         going: Going,
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
-        let Self { run, frozen, chosen, local, params, .. } = self;
+        let Self { run, frozen, chosen, local, params, choices, .. } = self;
         let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
         let on_doubt = match args.treat_as {
             None => OnDoubt::Ask,
@@ -429,6 +434,7 @@ impl Prepared {
             restart,
             edit,
             on_doubt,
+            choices,
             edit_branches,
             from: going.from,
             then: going.then,

@@ -15,6 +15,7 @@ pub(crate) struct LogsView {
 /// What one attempt printed.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogView {
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) attempt: u32,

@@ -13,6 +13,7 @@ use crate::definition::step_of;
 pub(crate) struct WaitView {
     pub(crate) id: String,
     pub(crate) key: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) question: Option<Value>,
@@ -32,6 +33,7 @@ pub(crate) struct AnsweredView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) id: String,
+    #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) value: Value,

@@ -199,7 +199,7 @@ fn looking_tells_what_a_resume_would_go_by() {
 
         let plan = rig.json(&["plan", "r", "--json"]);
         assert_eq!(plan["decisions"][0]["action"], "run", "{plan}");
-        assert_eq!(plan["decisions"][0]["cause"], "evidence no longer holds: the box");
+        assert_eq!(plan["decisions"][0]["cause"]["text"], "evidence no longer holds: the box");
         let told = rig.waypost(&["why", "r", "a"]);
         assert!(told.contains("evidence no longer holds: the box"), "{told}");
         let told = rig.waypost(&["verify", "r"]);

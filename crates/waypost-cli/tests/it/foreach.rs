@@ -100,7 +100,7 @@ steps:
         wait_until("the others to end", || {
             let shown = rig.json(&["show", "r", "--json"]);
             let steps = shown["steps"].as_array().unwrap();
-            steps.iter().all(|step| step["branch"] == "main" || step["branch"] == "each:c")
+            steps.iter().all(|step| step["scope"] == "main" || step["scope"] == "each:c")
         });
 
         running.signal(libc::SIGKILL);

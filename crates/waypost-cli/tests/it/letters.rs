@@ -66,7 +66,7 @@ steps:
         assert!(rig.waypost(&["plan", "r"]).contains("too many of its branches failed"));
         let item = &rig.json(&["show", "r", "--json"])["steps"][0]["failed_item"];
         assert_eq!(
-            (&item["key"], &item["branch"], &item["step"]),
+            (&item["key"], &item["scope"], &item["step"]),
             (&"b".into(), &"e:b".into(), &"work".into())
         );
         assert!(rig.waypost(&["dead-letters", "list", "r"]).contains("work"));

@@ -35,7 +35,7 @@ fn lines(rig: &Rig) -> Vec<String> {
 
 fn keys(rig: &Rig) -> serde_json::Value {
     let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
-    letters["items"].as_array().unwrap().iter().map(|item| item["branch"].clone()).collect()
+    letters["items"].as_array().unwrap().iter().map(|item| item["scope"].clone()).collect()
 }
 
 // What happened: a dead letter of an inner `foreach` could not be tried again once that had ended, and no other either while

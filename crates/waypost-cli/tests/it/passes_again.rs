@@ -355,7 +355,7 @@ fn an_item_is_done_again_whose_branch_has_begun_another_pass_since() {
         rig.write("ok", "");
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
         let newest = rig.json(&["checkpoints", "r", "--json"]);
-        let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+        let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["scope"] == "main");
         let stood = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
         std::fs::remove_file(rig.path("ok")).unwrap();
         rig.write("trace", "");

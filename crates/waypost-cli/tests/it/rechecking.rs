@@ -34,7 +34,7 @@ fn rests(rig: &Rig) {
 fn planned(rig: &Rig, step: &str) -> String {
     let plan = rig.json(&["plan", "r", "--json"]);
     let found = plan["decisions"].as_array().unwrap().iter().find(|one| one["step"] == step).unwrap();
-    format!("{}: {}", found["action"].as_str().unwrap(), found["cause"].as_str().unwrap())
+    format!("{}: {}", found["action"].as_str().unwrap(), found["cause"]["text"].as_str().unwrap())
 }
 
 // What happened: `a` had been done again once, so that its record was newer than that of `b`; then both failed, `b` ran over a
@@ -433,7 +433,7 @@ steps:
             assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
             let checkpoints = rig.json(&["checkpoints", "r", "--json"]);
             let mut main =
-                checkpoints["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+                checkpoints["checkpoints"].as_array().unwrap().iter().filter(|one| one["scope"] == "main");
             let stood = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
             assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(0));
             assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));

@@ -364,8 +364,12 @@ fn every_finished_step_of_a_plan_names_its_checkpoint() {
 
     let plan = rig.json(&["plan", "r-1", "--json"]);
 
-    let causes: Vec<_> =
-        plan["decisions"].as_array().unwrap().iter().map(|found| found["cause"].as_str().unwrap()).collect();
+    let causes: Vec<_> = plan["decisions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|found| found["cause"]["text"].as_str().unwrap())
+        .collect();
     assert_eq!(causes[..2], ["completed at @2", "completed at @3"]);
 }
 

@@ -27,7 +27,7 @@ fn listed(document: &Value, list: &str, word: &str) -> Vec<String> {
     let steps = document[list].as_array().unwrap().iter();
     let text = |step: &Value, name: &str| step[name].as_str().unwrap().to_owned();
     let name = if list == "steps" { "id" } else { "step" };
-    steps.map(|step| format!("{}/{} {}", text(step, "branch"), text(step, name), text(step, word))).collect()
+    steps.map(|step| format!("{}/{} {}", text(step, "scope"), text(step, name), text(step, word))).collect()
 }
 
 /// Runs until a file `begun` is there, looks, kills the run, and looks again.

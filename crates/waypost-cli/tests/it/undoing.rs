@@ -37,7 +37,7 @@ fn what_finished_last_is_undone_first_and_the_run_goes_on_from_there() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|one| format!("{} {} {}", one["step"], one["branch"], one["undone"]).replace('"', ""))
+            .map(|one| format!("{} {} {}", one["step"], one["scope"], one["undone"]).replace('"', ""))
             .collect();
         let expect = ["last main true", "mk each:b true", "mk each:a true", "bare main false"];
         assert_eq!(undone, expect, "{store}");
@@ -264,7 +264,7 @@ fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
     }
     assert_eq!(code_of(&rig, &RESUME), Some(0));
     let newest = rig.json(&["checkpoints", "r", "--json"]);
-    let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["branch"] == "main");
+    let mut main = newest["checkpoints"].as_array().unwrap().iter().filter(|one| one["scope"] == "main");
     let newest = main.next_back().unwrap()["ref"].as_str().unwrap().to_owned();
     assert_eq!(code_of(&rig, &["fork", &newest, "-q"]), Some(0), "what was done anew counts");
 }

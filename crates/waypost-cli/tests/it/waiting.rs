@@ -42,7 +42,7 @@ fn a_run_asks_is_answered_and_goes_on() {
         let answered = rig.json(&["answer", "r", &id[..8], "yes", "--json"]);
         assert_eq!(
             answered,
-            json!({"v": 1, "run": "r", "id": id, "branch": "main", "step": "ok", "value": true})
+            json!({"v": 1, "run": "r", "id": id, "scope": "main", "step": "ok", "value": true})
         );
         assert_eq!(code(&rig, &["answer", "r", "ok", "no"]), Some(2), "it has its answer");
         // Who resumes all that is due goes on with what was answered.
@@ -260,7 +260,7 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     assert!(shown.contains("Go on with: waypost resume r\n"), "{shown}");
     let steps = |view: &serde_json::Value| -> Vec<String> {
         let waiting = view["waiting"].as_array().unwrap().iter();
-        waiting.map(|wait| format!("{} {}", wait["branch"], wait["step"])).collect()
+        waiting.map(|wait| format!("{} {}", wait["scope"], wait["step"])).collect()
     };
     let asked = steps(&rig.json(&["show", "r", "--json"]));
     assert!(asked.contains(&r#""f:q" "ap""#.to_owned()) && !asked.join(",").contains("f:p"), "{asked:?}");
@@ -307,7 +307,7 @@ fn a_plan_knows_what_has_come() {
             for looks in [&["plan", "r", "--json"][..], &["resume", "r", "--dry-run", "--json"]] {
                 let decision = rig.json(looks)["decisions"][0].clone();
                 assert_eq!(decision["action"], "run", "{store} {step}: {looks:?}: {decision}");
-                let cause = decision["cause"].as_str().unwrap();
+                let cause = decision["cause"]["text"].as_str().unwrap();
                 let has_come =
                     cause.starts_with(&format!("it waited for {what}")) && cause.ends_with("has come");
                 assert!(has_come, "{store} {step}: {cause}");

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use waypost::engine::{Attempt, Engine, Exited, Follow, Performed, Program as _, Salvage, Settlement, Spot};
+use waypost::engine::{
+    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Salvage, Settlement, Spot,
+};
 use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
 use waypost_evidence::{
@@ -150,11 +152,20 @@ impl WorkflowProgram {
         &self,
         spot: Spot<'_>,
         state: &mut WorkflowState,
-        was_done: bool,
+        known: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        if was_done {
+        if known == KnownOutputs::InState {
             let step = self.step(spot);
             return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
+        }
+        if let KnownOutputs::Given(outputs) = known {
+            let ending = Ending {
+                outputs: outputs.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+                ..Ending::default()
+            };
+            let output = StepOutput { outputs: outputs.clone(), ..StepOutput::default() };
+            let follow = self.apply(state, spot, Settlement::Completed(output, &ending));
+            return Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)));
         }
         let readers = self.readers(spot.branch, spot.step.id.as_str());
         let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
-    Settlement, Spot, StateError, Upstream,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
+    Program, Salvage, Settlement, Spot, StateError, Upstream,
 };
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
@@ -450,9 +450,9 @@ impl Program for WorkflowProgram {
         &self,
         spot: Spot<'_>,
         state: &mut WorkflowState,
-        was_done: bool,
+        outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        self.taken_as_done(spot, state, was_done)
+        self.taken_as_done(spot, state, outputs)
     }
 
     async fn salvage(

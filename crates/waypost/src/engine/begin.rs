@@ -18,6 +18,7 @@ use super::anew;
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft};
+use super::choice;
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
 use super::failure::{decide_openers, position_for_retry};
@@ -278,6 +279,7 @@ async fn find_begin<P: Program>(
         None => stand::stand(engine, program, began_with, base, asked).await?,
         Some(_) => Stand::default(),
     };
+    choice::answer(&options.choices, &mut stand.questions);
     options.edit_branches.retain(|(branch, _)| !stand.unreached.contains(branch));
     if options.from.is_none() && !is_again {
         stand.questions.extend(questions_of_lost(
@@ -288,7 +290,7 @@ async fn find_begin<P: Program>(
         ));
     }
     let adopts = adopts(options, &base.snapshot.definition, program.shape());
-    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(None);
@@ -332,6 +334,7 @@ async fn find_begin<P: Program>(
         if !asked.still {
             stand = stand::stand(engine, program, program.shape(), base, asked).await?;
         }
+        choice::answer(&options.choices, &mut stand.questions);
         if !stand.questions.is_empty() {
             return Err(in_doubt(stand.questions));
         }
@@ -342,6 +345,10 @@ async fn find_begin<P: Program>(
     let reopens = is_new || moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     if let Some(moved) = moved {
         move_on(base, moved, &mut drafts)?;
+    }
+    if !options.choices.is_empty() {
+        choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
+        last_or_by_hand(&mut drafts);
     }
     Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
 }

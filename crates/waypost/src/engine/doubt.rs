@@ -14,8 +14,8 @@ use super::redo::opener_of;
 use super::snapshot::{Snapshot, position_of};
 use super::trace::{Made, digests_of, trace_of};
 use super::{
-    Doubtful, EXITED_KEY, Engine, Exited, Follow, OnDoubt, Program, ResumeFrom, RunError, Salvage,
-    Settlement, Spot, TreatAs,
+    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,
+    Salvage, Settlement, Spot, TreatAs,
 };
 
 /// Most steps in doubt of a branch that are settled by evidence: each is looked at by itself, before anything is done.
@@ -282,7 +282,7 @@ pub(super) fn settle_salvaged<P: Program>(
 }
 
 /// Returns the trace and the digests of a step that is settled by hand, or by its evidence: made of what it is given now.
-fn traced<P: Program>(
+pub(super) fn traced<P: Program>(
     program: &P,
     line: &Line<'_, P::State>,
     place: usize,
@@ -295,7 +295,7 @@ fn traced<P: Program>(
 }
 
 /// Writes them into the record of the end.
-fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
+pub(super) fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
     let Some((trace, digests)) = traced else { return };
     line.digests.insert(line.step_id(place).clone(), digests);
     if let Some(last) = line.drafts.last_mut() {
@@ -394,7 +394,10 @@ fn settled<P: Program>(
     let spot = Spot { branch, level: line.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
-        OnDoubt::Done => program.settle_as_done(spot, &mut line.state, doubtful.was_done),
+        OnDoubt::Done => {
+            let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
+            program.settle_as_done(spot, &mut line.state, known)
+        }
         OnDoubt::Settle(settle) => match settle.settle(&mut line.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {

@@ -1,6 +1,6 @@
 //! What can be said before a session begins.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
-use crate::record::Definition;
+use crate::record::{Choice, Definition};
 use crate::shape::Shape;
 
 /// What to do when a checkpoint cannot be written.
@@ -91,6 +91,8 @@ pub struct ResumeOptions<S> {
     pub on_damage: OnDamage<S>,
     /// What a person says became of steps that were cut and must not be repeated blindly.
     pub on_doubt: OnDoubt<S>,
+    /// What a person chose about unfinished steps of the main branch: each is settled at its turn, without an execution.
+    pub choices: BTreeMap<StepId, Choice>,
     /// What to do where the graph is not that of the run.
     pub on_change: OnChange,
     /// What to do where the evidence of a finished step cannot be checked.
@@ -112,6 +114,7 @@ impl<S> Default for ResumeOptions<S> {
             config: Map::new(),
             on_damage: OnDamage::FallBack,
             on_doubt: OnDoubt::Ask,
+            choices: BTreeMap::new(),
             on_change: OnChange::Stop,
             on_unknown: OnUnknown::Stop,
             then: Then::GoOn,

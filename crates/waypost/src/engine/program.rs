@@ -156,8 +156,7 @@ pub trait Program: Send + Sync {
     ) -> Option<Salvage<Self::Output>>;
 
     /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave; says what comes
-    /// after it, and how it ended by the record: completed, or with a failure that is tolerated. `was_done`: the state has what it
-    /// gave, and so has the record.
+    /// after it, and how it ended by the record: completed, or with a failure that is tolerated.
     ///
     /// # Errors
     /// Why that cannot be: nothing is changed then.
@@ -165,7 +164,7 @@ pub trait Program: Send + Sync {
         &self,
         spot: Spot<'_>,
         state: &mut Self::State,
-        was_done: bool,
+        outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String>;
 
     /// Returns the way on from a step whose effect is in the state already, where the shape alone does not decide it.
@@ -197,6 +196,17 @@ pub trait Program: Send + Sync {
 
     /// Ends everything that steps left behind; afterwards the lease is given up.
     async fn end(&self);
+}
+
+/// What is known of the outputs of a step that a person settles as done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum KnownOutputs<'a> {
+    /// The state has them, and so has the record of an earlier end.
+    InState,
+    /// These.
+    Given(&'a Map<String, Value>),
+    /// Nothing.
+    Unknown,
 }
 
 /// What comes after a step.

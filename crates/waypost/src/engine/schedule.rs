@@ -84,7 +84,11 @@ impl<'a, P: Program> Session<'a, P> {
                 self.crowded.insert(id);
                 return openings;
             }
-            if self.doubts(id, place) || self.hold_before(id, place) || self.is_over_limit(id, place) {
+            if self.settle_by_choice(id, place)
+                || self.doubts(id, place)
+                || self.hold_before(id, place)
+                || self.is_over_limit(id, place)
+            {
                 continue;
             }
             self.decide(id, place, &mut openings);

@@ -514,6 +514,7 @@ impl<'a, S: State> Resume<'a, S> {
                 OnDamage::Stop => OnDamage::Stop,
                 OnDamage::Restart(state) => OnDamage::Restart(Box::new(state) as Held),
             },
+            choices: options.choices,
             on_doubt: match options.on_doubt {
                 OnDoubt::Retry => OnDoubt::Retry,
                 _ if !settles.is_empty() => OnDoubt::Settle(held_settle(settles)),

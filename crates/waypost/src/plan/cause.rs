@@ -77,6 +77,47 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Returns the word for the cause in JSON.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Finished(_) | Self::BranchEnded => "finished",
+            Self::Skipped(_) | Self::NeedSkipped(_) => "condition_false",
+            Self::Tolerated(_) => "tolerated",
+            Self::Ready | Self::After(_) => "first",
+            Self::Cut(_) | Self::Stopped(_) | Self::InDoubt(_) | Self::Unbelieved(_) => "cut",
+            Self::Failed(_) | Self::Delayed(_) => "retry",
+            Self::BranchesFailed => "dead_letter",
+            Self::Waits(_) => "waiting",
+            Self::Come(_) => "requested",
+            Self::EvidenceFailed(_) | Self::EvidenceUndone { .. } => "evidence_failed",
+            Self::EvidenceUnknown(_) => "evidence_unknown",
+            Self::UpstreamChanged(_) | Self::Undone | Self::Begun | Self::AskedInTurn | Self::LeftBehind => {
+                "upstream_changed"
+            }
+            Self::Redefined => "definition_changed",
+            Self::InLost(_) => "lost_record",
+            Self::EvidenceSettles => "settled",
+        }
+    }
+
+    /// Returns the upstream step that is the cause.
+    pub fn upstream(&self) -> Option<&StepId> {
+        match self {
+            Self::NeedSkipped(step) | Self::UpstreamChanged(step) => Some(step),
+            _ => None,
+        }
+    }
+
+    /// Returns the claims that are the cause.
+    pub fn claims(&self) -> &[String] {
+        match self {
+            Self::EvidenceFailed(claims)
+            | Self::EvidenceUnknown(claims)
+            | Self::EvidenceUndone { claims, .. } => claims,
+            _ => &[],
+        }
+    }
+
     /// Says why a step stands in doubt on a branch.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
         match position.undone.contains(&entry.step) {

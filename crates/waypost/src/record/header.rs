@@ -492,6 +492,8 @@ pub enum SkipCause {
     Need(StepId),
     /// This step, upstream of it, failed.
     UpstreamFailed(StepId),
+    /// This person chose it.
+    ByHand(String),
 }
 
 /// What a branch waits for.

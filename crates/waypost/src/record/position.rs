@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::header::{Try, Wait};
 use super::is_default;
@@ -77,6 +78,9 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
+    /// What a person chose about unfinished steps; each choice is applied at the turn of its step, and is removed then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub choices: BTreeMap<StepId, Choice>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
@@ -166,6 +170,28 @@ impl Position {
         self.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
         self
     }
+}
+
+/// A choice of a person about an unfinished step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// What becomes of the step at its turn.
+    pub settle: SettleBy,
+    /// Who chose.
+    pub by: String,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// How a person settles a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SettleBy {
+    /// It is skipped: its outputs are null.
+    Skip,
+    /// It counts as completed with these outputs.
+    Done(Map<String, Value>),
 }
 
 /// Where a branch stood before it went back to a step whose evidence no longer held.

@@ -31,7 +31,7 @@ fn lines(record: &Record) -> String {
     let short = |event: Event| {
         let mut line = serde_json::to_value(&event).unwrap();
         let members = line.as_object_mut().unwrap();
-        for same in ["v", "ts", "run", "branch", "seq"] {
+        for same in ["v", "ts", "run", "scope", "seq"] {
             assert!(members.shift_remove(same).is_some(), "{same} stands in every event");
         }
         if members["event"] == "checkpoint_written" {
@@ -77,7 +77,7 @@ fn a_line_has_the_members_that_the_command_promises_in_their_order() {
 
     let line = serde_json::to_string(&event).unwrap();
 
-    assert_snapshot!(line, @r#"{"v":1,"cursor":"main@2.0","ts":"2026-09-21T14:13:21Z","run":"r-1","branch":"main","seq":2,"parent":"r-1@1","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":2}}"#);
+    assert_snapshot!(line, @r#"{"v":1,"cursor":"main@2.0","ts":"2026-09-21T14:13:21Z","run":"r-1","scope":"main","seq":2,"parent":"r-1@1","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":2}}"#);
     assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event, "it can be read back");
 }
 

@@ -134,7 +134,7 @@ fn recorded_as_hashed(events: &Path) -> BTreeSet<String> {
     let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let completed = events.filter(|event| event["event"] == "step_completed" && event["step"] == "item");
     let branch = |event: serde_json::Value| {
-        let branch: waypost::BranchPath = event["branch"].as_str()?.parse().ok()?;
+        let branch: waypost::BranchPath = event["scope"].as_str()?.parse().ok()?;
         Some(branch.opened_by()?.1)
     };
     completed.filter_map(branch).collect()

@@ -201,7 +201,12 @@ impl Program for Hooked {
         None
     }
 
-    fn settle_as_done(&self, _: Spot<'_>, _: &mut Self::State, _: bool) -> Result<(Follow, Phase), String> {
+    fn settle_as_done(
+        &self,
+        _: Spot<'_>,
+        _: &mut Self::State,
+        _: waypost::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 

@@ -226,7 +226,12 @@ impl Program for Driven {
         None
     }
 
-    fn settle_as_done(&self, _: Spot<'_>, _: &mut State, _: bool) -> Result<(Follow, Phase), String> {
+    fn settle_as_done(
+        &self,
+        _: Spot<'_>,
+        _: &mut State,
+        _: waypost::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
         Err("the player decides that steps run again".to_owned())
     }
 

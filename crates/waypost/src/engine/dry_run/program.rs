@@ -12,8 +12,8 @@ use crate::shape::Shape;
 use crate::store::Lease;
 
 use super::super::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
-    Settlement, Spot, StateError, Told, Upstream,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
+    Program, Salvage, Settlement, Spot, StateError, Told, Upstream,
 };
 
 /// What is known of the input of a step at its start in a dry run.
@@ -141,7 +141,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
     fn admit(&self, spot: Spot<'_>, state: &P::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         let admitted = self.inner.admit(spot, state, upstream);
         let is_known = match &admitted {
-            Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_))) => true,
+            Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
             Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(spot.branch, need),
             Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => self.input_of(spot) == Input::Known,
         };
@@ -268,9 +268,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
         &self,
         spot: Spot<'_>,
         state: &mut P::State,
-        was_done: bool,
+        outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        self.inner.settle_as_done(spot, state, was_done)
+        self.inner.settle_as_done(spot, state, outputs)
     }
 
     fn follow(&self, spot: Spot<'_>, state: &P::State) -> Result<Follow, String> {
@@ -291,7 +291,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
             Settlement::Completed(DryOutput::Known(output), ending) => Settlement::Completed(output, ending),
             Settlement::Completed(DryOutput::Unknown, _) => {
                 let was_done = self.inner.gave(spot, state).is_some();
-                if was_done && let Ok((follow, _)) = self.inner.settle_as_done(spot, state, true) {
+                if was_done
+                    && let Ok((follow, _)) = self.inner.settle_as_done(spot, state, KnownOutputs::InState)
+                {
                     return Ok(follow);
                 }
                 Settlement::Skipped

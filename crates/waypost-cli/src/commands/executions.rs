@@ -1,0 +1,147 @@
+//! The executions of a step, from the records of its branch: what ran, was reused or skipped, and why.
+
+use serde_json::Value;
+use waypost::StepId;
+use waypost::plan::Cause;
+use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause};
+
+use crate::view::{CauseView, ExecutionView};
+
+/// What is known of the step so far.
+#[derive(Debug, Default)]
+struct Seen {
+    has_run: bool,
+    /// A start has no end yet.
+    is_open: bool,
+    has_failed: bool,
+    /// The cause of the next start, as an event told it.
+    cause: Option<CauseView>,
+}
+
+/// Lists the executions of a step, oldest first. `records`: all of its branch, oldest first.
+pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
+    let mut seen = Seen::default();
+    let mut found = Vec::new();
+    for header in records.iter().map(Record::header) {
+        let reference = header.reference().to_string();
+        let view = |action, cause| {
+            let (reference, at) = (reference.clone(), header.created_at);
+            ExecutionView { reference, action, cause, by: None, at }
+        };
+        for (name, data) in events(header) {
+            match name {
+                "step_invalidated" if data["step"] == step.as_str() => {
+                    seen.cause = Some(from_event(&data["cause"]));
+                }
+                "evidence_failed" if data["step"] == step.as_str() => {
+                    seen.cause = Some(cause_of(&Cause::EvidenceFailed(claims(data))));
+                }
+                "step_reused" if reuses(data, step) => {
+                    let text = "its input is the same and its evidence holds".to_owned();
+                    let cause = CauseView { text, ..named("reused", None) };
+                    found.push(view("reuse", cause));
+                    seen.cause = None;
+                }
+                "step_settled" if data["step"] == step.as_str() => {
+                    let by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
+                    let how = data["how"].as_str().unwrap_or_default();
+                    let text = format!("{how} by {}", by.as_deref().unwrap_or("a person"));
+                    let cause = CauseView { text, ..named("settled", None) };
+                    let action = if how == "skipped" { "skip" } else { "reuse" };
+                    found.push(ExecutionView { by, ..view(action, cause) });
+                }
+                _ => {}
+            }
+        }
+        let is_own = header.step.as_ref() == Some(step);
+        match &header.phase {
+            Phase::Skipped(SkipCause::ByHand(_)) => {}
+            Phase::Skipped(cause) if is_own => found.push(view("skip", skipped(cause))),
+            Phase::Completed(_) if is_own => (seen.is_open, seen.has_failed) = (false, false),
+            Phase::Failed(_) if is_own => (seen.is_open, seen.has_failed) = (false, true),
+            Phase::Restored if is_own && header.reason == Reason::Redo && seen.cause.is_none() => {
+                seen.cause = Some(named("requested", None));
+            }
+            _ => {}
+        }
+        if header.started.iter().any(|start| start.step == *step) {
+            let (action, cause) = seen.start();
+            found.push(view(action, cause));
+        }
+    }
+    found
+}
+
+impl Seen {
+    /// Takes in a start; returns what it is, and why.
+    fn start(&mut self) -> (&'static str, CauseView) {
+        let told = self.cause.take();
+        let decided = match told {
+            Some(cause) => ("rerun", cause),
+            None if self.is_open => ("rerun", named("cut", None)),
+            None if self.has_failed => ("retry", named("retry", None)),
+            None if self.has_run => ("rerun", named("requested", None)),
+            None => ("run", named("first", None)),
+        };
+        (self.has_run, self.is_open, self.has_failed) = (true, true, false);
+        decided
+    }
+}
+
+fn events(header: &Header) -> impl Iterator<Item = (&str, &Value)> {
+    header.notes.iter().filter_map(|note| match note {
+        Note::Event { name, data } => Some((name.as_str(), data)),
+        _ => None,
+    })
+}
+
+fn reuses(data: &Value, step: &StepId) -> bool {
+    let steps = data["steps"].as_array();
+    steps.is_some_and(|steps| steps.iter().any(|reused| reused["step"] == step.as_str()))
+}
+
+fn claims(data: &Value) -> Vec<String> {
+    let claims = data["claims"].as_array().into_iter().flatten();
+    claims.filter_map(|claim| claim.as_str().map(ToOwned::to_owned)).collect()
+}
+
+fn cause_of(cause: &Cause) -> CauseView {
+    CauseView::from(cause)
+}
+
+fn from_event(cause: &Value) -> CauseView {
+    let step = cause["step"].as_str().map(ToOwned::to_owned);
+    match cause["code"].as_str() {
+        Some("evidence_failed") => cause_of(&Cause::EvidenceFailed(claims(cause))),
+        Some("definition_changed") => named("definition_changed", None),
+        _ => named("upstream_changed", step),
+    }
+}
+
+fn skipped(cause: &SkipCause) -> CauseView {
+    match cause {
+        SkipCause::Condition(condition) => {
+            CauseView { text: format!("`{condition}` is false"), ..named("condition_false", None) }
+        }
+        SkipCause::Need(need) => named("condition_false", Some(need.to_string())),
+        SkipCause::ByHand(by) => CauseView { text: format!("skipped by {by}"), ..named("settled", None) },
+        SkipCause::UpstreamFailed(failed) => named("upstream_failed", Some(failed.to_string())),
+    }
+}
+
+/// Makes a cause of which no more is known than its code and an upstream step.
+fn named(code: &'static str, step: Option<String>) -> CauseView {
+    let text = match (code, &step) {
+        ("first", _) => "first execution".to_owned(),
+        ("cut", _) => "the attempt before was cut: its end is not recorded".to_owned(),
+        ("retry", _) => "the attempt before failed".to_owned(),
+        ("requested", _) => "a person or the graph asked for it".to_owned(),
+        ("definition_changed", _) => "its definition changed".to_owned(),
+        ("condition_false", Some(step)) => format!("it needs `{step}`, which is skipped"),
+        ("upstream_failed", Some(step)) => format!("`{step}` upstream of it failed"),
+        ("upstream_changed", Some(step)) => format!("upstream changed: `{step}`"),
+        ("upstream_changed", None) => "the input of its scope changed".to_owned(),
+        (code, _) => code.replace('_', " "),
+    };
+    CauseView { code, text, step, claims: Vec::new() }
+}

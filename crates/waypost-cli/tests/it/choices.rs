@@ -1,0 +1,115 @@
+//! Choices of a person about unfinished steps: `--skip`, and `--treat-as done` of failed steps.
+
+use crate::rig::{Rig, code_of};
+
+const FLOW: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'echo b >> trace; test -e go'}
+  - {id: c, run: 'echo \"c $N\" >> trace', env: {N: \"${{ steps.b.outputs.n | default('none', true) }}\"}}
+  - {id: d, if: always(), run: 'echo d >> trace'}
+";
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+/// Returns a run that failed at `b`, with an empty trace.
+fn failed(store: &str) -> Rig {
+    let rig = Rig::with(FLOW).at(store);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+    rig
+}
+
+fn trace(rig: &Rig) -> String {
+    rig.read("trace").lines().collect::<Vec<_>>().join(", ")
+}
+
+fn settled(rig: &Rig, step: &str) -> Vec<String> {
+    let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+    let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let settled = events.filter(|event| event["event"] == "step_settled" && event["step"] == step);
+    settled
+        .map(|event| {
+            format!("{} {}", event["how"].as_str().unwrap(), event["cause"]["code"].as_str().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn a_failed_step_counts_as_done_with_the_outputs_that_a_person_gives() {
+    for store in STORES {
+        let rig = failed(store);
+
+        let args = ["resume", "r", "-q", "--treat-as", "done", "--output", "b.n=7"];
+        assert_eq!(code_of(&rig, &args), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "c 7, d", "{store}");
+        assert_eq!(settled(&rig, "b"), ["done settled"], "{store}");
+        let why = rig.json(&["why", "r", "b", "--json"]);
+        assert_eq!(why["executions"][1]["cause"]["code"], "settled", "{store}");
+        assert!(why["executions"][1]["by"].is_string(), "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(trace(&rig), "c 7, d", "{store}");
+    }
+}
+
+#[test]
+fn a_failed_step_is_skipped_without_another_try() {
+    for store in STORES {
+        let rig = failed(store);
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "b"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "c none, d", "{store}");
+        assert_eq!(settled(&rig, "b"), ["skipped settled"], "{store}");
+        let show = rig.json(&["show", "r", "--json"]);
+        let b = show["steps"].as_array().unwrap().iter().find(|step| step["id"] == "b").unwrap();
+        assert_eq!(b["status"], "skipped", "{store}");
+    }
+}
+
+// A choice about a step whose turn does not come in this resume is applied in a later one, also if evidence fails meanwhile.
+#[test]
+fn a_choice_stays_until_the_turn_of_its_step() {
+    for store in STORES {
+        let rig = failed(store);
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "c"]), Some(1), "{store}");
+        assert_eq!(trace(&rig), "b, d", "{store}");
+        rig.write("trace", "");
+        rig.write("go", "");
+        std::fs::remove_file(rig.path("a.txt")).unwrap();
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "a, b, d", "{store}");
+        assert_eq!(settled(&rig, "c"), ["skipped settled"], "{store}");
+    }
+}
+
+#[test]
+fn a_step_in_doubt_is_skipped() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, idempotent: false, run: 'echo p >> trace; test -e go || kill -9 $PPID $$; true'}
+  - {id: q, run: 'echo q >> trace'}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "p"]), Some(0));
+
+    assert_eq!(trace(&rig), "p, q");
+}
+
+#[test]
+fn choices_about_other_steps_are_refused() {
+    let rig = failed(STORES[0]);
+    let refused = |args: &[&str], code: &str, words: &str| {
+        let told = rig.waypost(&[&["resume", "r"][..], args].concat());
+        assert!(told.starts_with(code) && told.contains(words), "{args:?}: {told}");
+    };
+    refused(&["--skip", "a"], "exit 2", "`--from a` runs it again");
+    refused(&["--skip", "nope"], "exit 5", "nope");
+    refused(&["--skip", "x/y"], "exit 2", "a step of an item or of another scope");
+    refused(&["--treat-as", "done", "--output", "a.n=1"], "exit 2", "`--output a.n` names no failed step");
+    assert_eq!(trace(&rig), "");
+}

@@ -1,0 +1,91 @@
+//! Choices of a person: a step is skipped, or counts as done, when its turn comes.
+//!
+//! A choice is recorded before anything runs. It stays in the position until the step's turn, over crashes and failed evidence.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::events::STEP_SETTLED;
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::Decision;
+use crate::record::{Choice, Note, Position, SettleBy, SkipCause, Status};
+use crate::shape::{Shape, Unfinished};
+
+use super::doubt::{note_trace, traced};
+use super::line::{Line, LineId};
+use super::session::Session;
+use super::{KnownOutputs, Program, RunError, Told};
+
+/// Adds choices to the position of the main branch, and removes the questions that they answer.
+///
+/// # Errors
+/// [`RunError::UnknownStep`]: the graph has no such step. [`RunError::NotSettled`]: the step is finished.
+pub(super) fn choose(
+    (run, shape): (&RunId, &Shape),
+    choices: &BTreeMap<StepId, Choice>,
+    position: &mut Position,
+) -> Result<(), RunError> {
+    let unfinished = Unfinished::of(shape, position);
+    for (step, choice) in choices {
+        let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+        if !unfinished.has(place) {
+            let (run, branch, step) = (run.clone(), BranchPath::main(), step.clone());
+            let why = format!("it is finished; `--from {step}` runs it again");
+            return Err(RunError::NotSettled { run, branch, step, why });
+        }
+        position.ask_no_more(step);
+        position.reusable.remove(step);
+        if let Some(entry) = position.frontier.iter_mut().find(|entry| entry.step == *step) {
+            (entry.status, entry.fan, entry.wake_at, entry.exited) = (Status::Ready, None, None, None);
+            entry.waits.clear();
+        }
+        position.choices.insert(step.clone(), choice.clone());
+    }
+    Ok(())
+}
+
+/// Removes the questions that choices answer.
+pub(super) fn answer(choices: &BTreeMap<StepId, Choice>, questions: &mut Vec<Decision>) {
+    questions.retain(|asked| !asked.branch.is_main() || !choices.contains_key(&asked.step));
+}
+
+impl<P: Program> Session<'_, P> {
+    /// Settles a ready step as a person chose. Returns false if nobody chose.
+    pub(super) fn settle_by_choice(&mut self, id: LineId, place: usize) -> bool {
+        let program = self.program;
+        let line = self.lines.get_mut(id);
+        let step = line.step_id(place).clone();
+        let Some(Choice { settle, by, at }) = line.position.choices.remove(&step) else { return false };
+        let how = if settle == SettleBy::Skip { "skipped" } else { "done" };
+        let cause = json!({ "code": "settled", "by": by, "at": at });
+        let data = json!({ "step": step, "how": how, "cause": cause });
+        let note = Note::Event { name: STEP_SETTLED.to_owned(), data };
+        let outputs = match settle {
+            SettleBy::Skip => {
+                self.skip(id, place, SkipCause::ByHand(by));
+                self.lines.get_mut(id).notes.push(note);
+                return true;
+            }
+            SettleBy::Done(outputs) => outputs,
+        };
+        let Line { chain, shape, state, .. } = &mut *line;
+        let spot =
+            super::Spot { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+        match program.settle_as_done(spot, state, KnownOutputs::Given(&outputs)) {
+            Ok(settled) => {
+                let traced = traced(program, line, place, None);
+                line.settle_as_told(place, settled);
+                note_trace(line, place, traced);
+                line.notes.push(note);
+                self.mark_dirty(id);
+            }
+            Err(why) => {
+                let text = format!("it cannot count as done: {why}");
+                let failure = crate::record::Failure::new(crate::record::FailureKind::Fatal, vec![text]);
+                self.fail(id, place, failure, Told::default());
+            }
+        }
+        true
+    }
+}
