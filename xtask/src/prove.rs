@@ -208,7 +208,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if options.itself {
         return Ok(());
     }
-    if options.full && options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty() {
+    let is_all = options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty();
+    if is_all {
+        resume::run(&resume::Options::of_proof(options.full))?;
+    }
+    if options.full && is_all {
         for (package, rig) in RIGS {
             let test = ["test", "--package", package, "--test", "it", rig];
             repo::run(repo::cargo(&test).env("WAYPOST_RIG_SHARE", "1"))?;

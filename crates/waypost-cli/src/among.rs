@@ -20,6 +20,7 @@ pub(crate) const SHOWN_MAX: usize = 3;
 pub(crate) struct FailedItem {
     /// Its key, and its branch.
     key: String,
+    #[serde(rename = "scope")]
     branch: String,
     /// The step that failed, with the error and its causes.
     step: Option<String>,

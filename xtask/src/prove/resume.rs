@@ -73,6 +73,19 @@ pub(crate) struct Options {
     defects: usize,
 }
 
+/// Seeds of each level in the short form: under a minute.
+const SHORT_SEEDS: u64 = 60;
+/// Seeds of each level in the full form.
+const FULL_SEEDS: u64 = 2_500;
+
+impl Options {
+    /// The seeds that are part of all proofs.
+    pub(super) fn of_proof(is_full: bool) -> Self {
+        let seeds = Seeds(0..if is_full { FULL_SEEDS } else { SHORT_SEEDS });
+        Self { seeds, level: Vec::new(), crashes: if is_full { 4 } else { 2 }, defects: 10 }
+    }
+}
+
 /// Plays all workflows, and fails if there is a defect.
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

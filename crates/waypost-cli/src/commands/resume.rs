@@ -296,11 +296,17 @@ impl Prepared {
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args)).await?;
                 refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
-                choices = choice::of(args, &snapshot, context.now())?;
                 // What is in doubt on items that are tried again is found on the way.
-                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty() && choices.is_empty())
-                {
-                    decides_first = decide(context, store, &snapshot, &chosen, treat_as).await?;
+                let mut asked = Asked::Nothing;
+                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
+                    asked = decide(context, store, &snapshot, &chosen, treat_as).await?;
+                    decides_first = asked == Asked::BeforeEvidence;
+                }
+                let settles_failed = matches!(asked, Asked::Nothing | Asked::OnTheWay);
+                choices = choice::of(args, settles_failed.then_some(&snapshot), context.now())?;
+                let is_told = args.treat_as.is_some() && args.retry.is_empty();
+                if is_told && asked == Asked::Nothing && choices.is_empty() {
+                    return Err(nothing_to_decide(run));
                 }
                 if !args.retry.is_empty() {
                     refuse_broken(context, store, &snapshot, &chosen).await?;
@@ -477,15 +483,14 @@ pub(super) async fn passed_budget(
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }
 
-/// Takes a decision about evidence, and refuses one that nobody asked for. Says whether the others have to be written before
-/// finished steps are looked at, as some of those are to be done again.
+/// Takes a decision about evidence. Returns which questions the answer is for.
 async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
     treat_as: TreatAs,
-) -> Result<bool, Error> {
+) -> Result<Asked, Error> {
     let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
@@ -496,17 +501,31 @@ async fn decide(
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
     let is_believed =
         treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty();
-    // What is asked for the sake of evidence may be found only on the way.
-    if is_believed || chosen.shape.has_evidence() || has_doubt {
-        return Ok(has_doubt && has_broken);
-    }
-    Err(Error::usage(
-        format!(
-            "no step of run {} is in doubt, so that there is nothing to decide",
-            snapshot.entry.summary.run
-        ),
-        "leave `--treat-as` out",
-    ))
+    Ok(match (has_doubt, has_broken) {
+        (true, true) => Asked::BeforeEvidence,
+        (true, false) => Asked::Now,
+        (false, _) if is_believed => Asked::Now,
+        (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
+        (false, _) => Asked::Nothing,
+    })
+}
+
+/// What `--treat-as` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// No step is in doubt.
+    Nothing,
+    /// No step is in doubt now. Evidence may raise a question in this resume.
+    OnTheWay,
+    /// Steps are in doubt.
+    Now,
+    /// Steps are in doubt, and the answers are written before the evidence of others is acted on.
+    BeforeEvidence,
+}
+
+fn nothing_to_decide(run: &RunId) -> Error {
+    let message = format!("no step of run {run} is in doubt or failed, so that there is nothing to decide");
+    Error::usage(message, "leave `--treat-as` out")
 }
 
 /// Refuses to work on items again where the evidence of finished steps does not hold any more: those come first.

@@ -75,6 +75,7 @@ pub struct Told<'a> {
 struct Line {
     cursor: Cursor,
     run: RunId,
+    #[serde(rename = "scope")]
     branch: BranchPath,
     seq: u64,
 }
@@ -149,7 +150,7 @@ mod tests {
 
     fn line(seq: u64) -> String {
         let pad = "x".repeat(300);
-        format!(r#"{{"v":1,"cursor":"main@{seq}.0","run":"r-1","branch":"main","seq":{seq},"pad":"{pad}"}}"#)
+        format!(r#"{{"v":1,"cursor":"main@{seq}.0","run":"r-1","scope":"main","seq":{seq},"pad":"{pad}"}}"#)
     }
 
     fn told(text: &str) -> Vec<u64> {

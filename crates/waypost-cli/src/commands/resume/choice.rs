@@ -11,17 +11,18 @@ use waypost::record::{Choice, SettleBy};
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::error::Error;
 
-/// Reads the choices from the options of `resume`.
+/// Reads the choices from the options of `resume`. `failed`: the run whose failed steps `--treat-as done` settles, unless it
+/// answers a question about a step in doubt.
 ///
 /// # Errors
 /// [`Error::Usage`]: a step is in an item or another scope, or an output is of a step that is not settled as done.
 pub(super) fn of(
     args: &ResumeArgs,
-    snapshot: &Snapshot,
+    failed: Option<&Snapshot>,
     at: Timestamp,
 ) -> Result<BTreeMap<StepId, Choice>, Error> {
     let mut settled: BTreeMap<StepId, SettleBy> = BTreeMap::new();
-    if args.treat_as == Some(TreatAs::Done) {
+    if let Some(snapshot) = failed.filter(|_| args.treat_as == Some(TreatAs::Done)) {
         let position = snapshot.newest().position().unwrap_or_default();
         let failed = position.failed.iter().filter(|entry| entry.exited.is_none());
         settled.extend(failed.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
