@@ -413,15 +413,9 @@ impl Error {
                 hint("see whether its folder is there and can be written"),
             ),
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
-            Self::Changed { run, file, .. } => (
-                "changed",
-                Exit::Changed,
-                Some(format!(
-                    "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \
-                     steps again, and what needs them (or `=STEP,...` for some); `--keep-definition` ignores {}",
-                    file.display()
-                )),
-            ),
+            Self::Changed { run, file, .. } => {
+                ("changed", Exit::Changed, Some(words::choices_of_change(run, file)))
+            }
             Self::Import(LoadError::NotFound { .. }) => (
                 "not_found",
                 Exit::NotFound,

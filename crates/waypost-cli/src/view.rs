@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use waypost::plan::{Cause, Decision};
 use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
 use crate::among::FailedItem;
 
 mod checked;
+mod decisions;
 mod logs;
 mod scripts;
 mod upkeep;
@@ -21,6 +21,7 @@ mod verified;
 mod waits;
 
 pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
+pub(crate) use decisions::{CauseView, DecisionView, ExecutionView, WhyView};
 pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
@@ -277,27 +278,6 @@ pub(crate) struct PlanView {
     pub(crate) stops: Vec<String>,
 }
 
-/// What would be done with a step.
-#[derive(Debug, Serialize)]
-pub(crate) struct DecisionView {
-    pub(crate) step: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
-    pub(crate) action: waypost::plan::Action,
-    pub(crate) cause: CauseView,
-}
-
-/// Why something is done with a step.
-#[derive(Debug, Serialize)]
-pub(crate) struct CauseView {
-    pub(crate) code: &'static str,
-    pub(crate) text: String,
-    /// The upstream step.
-    pub(crate) step: Option<String>,
-    /// The claims that do not hold, or could not be checked.
-    pub(crate) claims: Vec<String>,
-}
-
 /// The answer of `verify` for one run.
 #[derive(Debug, Serialize)]
 pub(crate) struct VerifyView {
@@ -366,33 +346,6 @@ pub(crate) struct EvidenceSummary {
     pub(crate) rate: f64,
     /// Whether as many hold as must; none where there is nothing to hold.
     pub(crate) satisfied: Option<bool>,
-}
-
-/// The answer of `why`.
-#[derive(Debug, Serialize)]
-pub(crate) struct WhyView {
-    pub(crate) v: u32,
-    pub(crate) run: String,
-    #[serde(flatten)]
-    pub(crate) decision: DecisionView,
-    /// Every execution, reuse and skip of the step, oldest first.
-    pub(crate) executions: Vec<ExecutionView>,
-    /// Every record of the step that counts, oldest first.
-    pub(crate) history: Vec<CheckpointView>,
-    /// What stops a resume before it does anything.
-    pub(crate) stops: Vec<String>,
-}
-
-/// An execution of a step, or a decision against one.
-#[derive(Debug, Serialize)]
-pub(crate) struct ExecutionView {
-    #[serde(rename = "ref")]
-    pub(crate) reference: String,
-    pub(crate) action: &'static str,
-    pub(crate) cause: CauseView,
-    /// Who decided, where a person did.
-    pub(crate) by: Option<String>,
-    pub(crate) at: Timestamp,
 }
 
 /// The answer of `delete`.
@@ -567,28 +520,6 @@ impl ClaimView {
             error: claim.error.clone(),
             checked_at: claim.checked_at,
             metadata: claim.terms.metadata.clone(),
-        }
-    }
-}
-
-impl From<&Decision> for DecisionView {
-    fn from(decision: &Decision) -> Self {
-        Self {
-            step: decision.step.to_string(),
-            branch: decision.branch.to_string(),
-            action: decision.action,
-            cause: CauseView::from(&decision.cause),
-        }
-    }
-}
-
-impl From<&Cause> for CauseView {
-    fn from(cause: &Cause) -> Self {
-        Self {
-            code: cause.code(),
-            text: cause.to_string(),
-            step: cause.upstream().map(ToString::to_string),
-            claims: cause.claims().to_vec(),
         }
     }
 }

@@ -17,9 +17,11 @@ use crate::store::Trimmed;
 
 mod cause;
 mod cursor;
+mod notes;
 
 pub use cause::RerunCause;
 pub use cursor::{Cursor, InvalidCursor};
+pub(crate) use notes::{EVIDENCE_FAILED, STEP_INVALIDATED, STEP_REUSED, STEP_SETTLED};
 
 /// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
 pub const EVENT_VERSION: u32 = 1;
@@ -327,15 +329,6 @@ impl From<&Failure> for Failed {
 
 /// The note of a record that says that a service was started: with its `step`, and whether it `had_ended` before.
 pub const SERVICE_STARTED: &str = "service_started";
-/// The note of a record that names the steps whose results are reused: `steps`, each with its `step` and `of`, the record of
-/// the end.
-pub(crate) const STEP_REUSED: &str = "step_reused";
-/// The note of a record that says why a step runs again: its `step` and the `cause`, a [`RerunCause`].
-pub(crate) const STEP_INVALIDATED: &str = "step_invalidated";
-/// The note of a record that settles a step as a person chose: its `step`, `how`, and the `cause` with who and when.
-pub(crate) const STEP_SETTLED: &str = "step_settled";
-/// The note of a record that opens a step again for its evidence: its `step` and the `claims` that do not hold.
-pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 /// The note of a record that says that one could not be written before it: `at`, and the `error`.
 pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
 /// The note of a record that says that states were let go before it: how many `states` of how many `bytes`, and how many
@@ -537,11 +530,7 @@ impl Told<'_> {
                     let (states, bytes, keep) = (count("states"), count("bytes"), count("keep"));
                     self.say_of(None, EventKind::Pruned { states, bytes, keep });
                 }
-                Note::Event { name, data } if name == STEP_SETTLED => {
-                    let how = data["how"].as_str().unwrap_or_default().to_owned();
-                    let cause = data["cause"].clone();
-                    self.say_of(step_in(data), EventKind::StepSettled { how, cause });
-                }
+                Note::Event { name, data } if name == STEP_SETTLED => self.settled(data),
                 Note::Event { name, data } if name == STEP_REUSED => self.reused(data),
                 Note::Event { name, data } if name == STEP_INVALIDATED || name == EVIDENCE_FAILED => {
                     self.invalidated(name, data);
@@ -555,24 +544,6 @@ impl Told<'_> {
                 // It stands in the report.
                 Note::Report(_) => {}
             }
-        }
-    }
-
-    fn reused(&mut self, data: &Value) {
-        for reused in data["steps"].as_array().into_iter().flatten() {
-            let of = reused["of"].as_str().unwrap_or_default().to_owned();
-            self.say_of(step_in(reused), EventKind::StepReused { of });
-        }
-    }
-
-    fn invalidated(&mut self, name: &str, data: &Value) {
-        let claims = || serde_json::from_value(data["claims"].clone()).unwrap_or_default();
-        let cause = match name {
-            EVIDENCE_FAILED => Some(RerunCause::EvidenceFailed { claims: claims() }),
-            _ => serde_json::from_value(data["cause"].clone()).ok(),
-        };
-        if let Some(cause) = cause {
-            self.say_of(step_in(data), EventKind::StepInvalidated { cause });
         }
     }
 

@@ -10,8 +10,7 @@ use waypost::engine::{
     Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
-use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Choice as SettlementChoice, Occasion, RunRecord, RunStatus};
+use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -23,13 +22,13 @@ use crate::definition::{Choice, Chosen, choose};
 use crate::drive::{Nothing, Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
 use crate::params::{BegunWork, Setting};
 use crate::place::{self, Access};
 use crate::reference::{Default as Meant, StepRef, encode, find};
 use crate::standing;
 use crate::surroundings::{self, Local};
 
+use choice::{Asked, decide, nothing_to_decide, refuse_broken};
 use dry::dry_run;
 
 mod choice;
@@ -481,74 +480,6 @@ pub(super) async fn passed_budget(
 ) -> Result<Option<String>, Error> {
     let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
-}
-
-/// Takes a decision about evidence. Returns which questions the answer is for.
-async fn decide(
-    context: &Context,
-    store: &Arc<dyn Store>,
-    snapshot: &Snapshot,
-    chosen: &Chosen,
-    treat_as: TreatAs,
-) -> Result<Asked, Error> {
-    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
-    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    look.tell_in(&mut plan, &chosen.shape);
-    let of_evidence =
-        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
-    let has_doubt = plan.questions().any(|decision| !of_evidence(decision));
-    let has_broken =
-        plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
-    let is_believed =
-        treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty();
-    Ok(match (has_doubt, has_broken) {
-        (true, true) => Asked::BeforeEvidence,
-        (true, false) => Asked::Now,
-        (false, _) if is_believed => Asked::Now,
-        (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
-        (false, _) => Asked::Nothing,
-    })
-}
-
-/// What `--treat-as` answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    /// No step is in doubt.
-    Nothing,
-    /// No step is in doubt now. Evidence may raise a question in this resume.
-    OnTheWay,
-    /// Steps are in doubt.
-    Now,
-    /// Steps are in doubt, and the answers are written before the evidence of others is acted on.
-    BeforeEvidence,
-}
-
-fn nothing_to_decide(run: &RunId) -> Error {
-    let message = format!("no step of run {run} is in doubt or failed, so that there is nothing to decide");
-    Error::usage(message, "leave `--treat-as` out")
-}
-
-/// Refuses to work on items again where the evidence of finished steps does not hold any more: those come first.
-async fn refuse_broken(
-    context: &Context,
-    store: &Arc<dyn Store>,
-    snapshot: &Snapshot,
-    chosen: &Chosen,
-) -> Result<(), Error> {
-    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
-    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    look.tell_in(&mut plan, &chosen.shape);
-    let is_broken = |decision: &&Decision| {
-        decision.action == Action::Run && matches!(decision.cause, Cause::EvidenceFailed(_))
-    };
-    match plan.decisions.iter().find(is_broken) {
-        None => Ok(()),
-        Some(decision) => Err(Error::Broken {
-            run: snapshot.entry.summary.run.clone(),
-            step: decision.step.clone(),
-            cause: decision.cause.to_string(),
-        }),
-    }
 }
 
 /// Refuses to go on from less than the run has told: what was finished since would be done again unasked.

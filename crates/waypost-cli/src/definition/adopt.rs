@@ -310,7 +310,7 @@ async fn duration_of(store: &dyn Store, newest: &Record, step: Option<&StepId>) 
         Some(_) => headers().find(|header| header.step.as_ref() == step && is_end(&header.phase)),
     };
     let begun = match step {
-        None => headers().last(),
+        None => headers().next_back(),
         Some(step) => headers().find(|header| {
             let is_before = ended.is_some_and(|ended| header.seq <= ended.seq);
             is_before && header.started.iter().any(|start| start.step == *step)

@@ -20,6 +20,15 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
     }
 }
 
+/// Names the choices about finished results that a changed file touches.
+pub(super) fn choices_of_change(run: &RunId, file: &Path) -> String {
+    format!(
+        "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \
+         steps again, and what needs them (or `=STEP,...` for some); `--keep-definition` ignores {}",
+        file.display()
+    )
+}
+
 pub(super) fn first_problem(error: &FileError) -> String {
     let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
     let more = match error.problems().len() - 1 {

@@ -316,9 +316,8 @@ async fn find_begin<P: Program>(
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let ends = fit::ends_of(engine, base, adoption).await?;
         let adopting = Adopting { adoption, ends: &ends, asks };
-        let definition = &base.snapshot.definition;
-        let carried = fit::carried(&base.position, definition, program.shape(), &adopting);
-        let carried = carried.map_err(misfit)?;
+        let before = (&base.position, &base.snapshot.definition);
+        let carried = fit::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         base.redone.extend(carried.relisted.into_iter().map(Forget::Join));

@@ -4,11 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
-use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, Status, Wait,
-};
+use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
 use crate::shape::Shape;
-use crate::store::{Head, Page, Scan, ScanOrder, Store, StoreError};
+use crate::store::{Head, Page, Store, StoreError};
 
 use super::back::epoch_in_pass;
 
@@ -25,6 +23,8 @@ use super::session::Session;
 use super::snapshot::position_of;
 use super::trace::{child_input, trace_of};
 use super::{Performed, Program, RunError, Told};
+
+mod earlier;
 
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: items are frozen, and the step waits for its children.
@@ -372,103 +372,6 @@ impl<'a, P: Program> Session<'a, P> {
             line.draft(Phase::Progress { key: "children".to_owned(), value }, Reason::Fork, step, at);
         }
         self.mark_dirty(id);
-    }
-
-    /// Finds out what there is of a child: of this fan-out, from before damage or a step back took away the record
-    /// that it was opened; or of an earlier one, whose chain the new one goes on with.
-    async fn earlier(&mut self, id: LineId, place: usize, item: &Item) -> Result<Earlier, RunError> {
-        let line = self.lines.get(id);
-        let branch = children_of(line, place).path(line.branch(), &item.key);
-        let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
-        let mut chain = Chain::child(&line.chain, branch);
-        let epoch = line.entry(place).at.epoch;
-        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
-        if !fan.revisited {
-            return Ok(Earlier::none(chain, epoch));
-        }
-        let is_relisted = fan.is_relisted;
-        let scan = Scan {
-            branch: Some(chain.branch.clone()),
-            order: ScanOrder::NewestFirst,
-            limit: 1,
-            ..Scan::of(&chain.run)
-        };
-        let found = self.engine.store.scan(&scan).await?;
-        let newest = found.records.first().map(|record| (record.header().seq, record.header().end));
-        let damaged = found.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0);
-        let (seq, end) = newest.unwrap_or_default();
-        chain.next = seq.max(damaged) + 1;
-        if end.is_none() && seq > 0 {
-            // Only the store knows what was moved to quarantine.
-            chain.next = chain.next.max(self.given(id, place, &chain.branch).await?);
-        }
-        let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
-        if seq > 0 && since > 0 {
-            let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
-                // Its state is: the next sound one below is gone on with, as by whoever reads the heads.
-                Err(StoreError::Damaged { older, .. }) => {
-                    return self.behind_damage(id, place, chain, (since, older)).await;
-                }
-                record => record?,
-            };
-            let position = if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None };
-            let is_ours = position.as_ref().is_some_and(|position| position.origin == Some(since));
-            let is_retried = is_relisted && end != Some(End::Completed);
-            // An item amid children of its own is entered again.
-            let is_amid = is_retried
-                && position.is_some_and(|position| position.open_entries().any(|entry| entry.fan.is_some()));
-            if is_ours && !is_amid {
-                return Ok(match end {
-                    Some(_) if !is_retried => Earlier::Ended,
-                    Some(_) => {
-                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
-                    }
-                    None => {
-                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
-                    }
-                });
-            }
-        }
-        let before = match self.keeps_traces && seq > 0 {
-            true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
-            false => None,
-        };
-        if chain.next > 1 {
-            chain.prev = found.records.first().map(Record::digest);
-            chain.basis = Some(0);
-            chain.repair = chain.next != seq + 1;
-        }
-        let epoch = self.epoch_anew(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
-    }
-
-    /// Says whether a person said that a step and all its children run again.
-    fn reruns_whole(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        line.position.rerun_whole.contains(line.step_id(place))
-    }
-
-    /// Begins a child anew whose newest record has lost its state. In the epoch that it had, if it is of this fan-out:
-    /// it does again what is lost, and nobody wanted that.
-    async fn behind_damage(
-        &mut self,
-        id: LineId,
-        place: usize,
-        mut chain: Chain,
-        (since, older): (u64, Option<u64>),
-    ) -> Result<Earlier, RunError> {
-        (chain.prev, chain.basis, chain.repair) = (None, Some(0), true);
-        let Some(older) = older else {
-            return Ok(Earlier::none(chain, self.lines.get(id).entry(place).at.epoch));
-        };
-        let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
-        chain.prev = Some(older.digest());
-        let is_ours = older.body_bytes().is_some() && position_of(&older)?.origin == Some(since);
-        let epoch = match is_ours {
-            true => older.header().at.epoch,
-            false => self.epoch_anew(id, place, &chain.branch).await?,
-        };
-        Ok(Earlier::none(chain, epoch))
     }
 
     /// Returns the epoch in which a child begins that may have been there before: that of the step that opens it, or

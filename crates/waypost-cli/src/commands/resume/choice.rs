@@ -1,15 +1,21 @@
 //! Choices about unfinished steps: `--skip STEP`, and `--treat-as done` of failed steps with `--output`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
-use waypost::StepId;
 use waypost::engine::Snapshot;
-use waypost::record::{Choice, SettleBy};
+use waypost::plan::{Action, Cause, Decision};
+use waypost::record::{Choice, Occasion, SettleBy};
+use waypost::store::Store;
+use waypost::{RunId, StepId};
 
 use crate::cli::{ResumeArgs, TreatAs};
+use crate::commands::Context;
+use crate::definition::Chosen;
 use crate::error::Error;
+use crate::looking;
 
 /// Reads the choices from the options of `resume`. `failed`: the run whose failed steps `--treat-as done` settles, unless it
 /// answers a question about a step in doubt.
@@ -54,4 +60,72 @@ pub(super) fn of(
         std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "a person".to_owned());
     let choice = |(step, settle)| (step, Choice { settle, by: by.clone(), at });
     Ok(settled.into_iter().map(choice).collect())
+}
+
+/// Takes a decision about evidence. Returns which questions the answer is for.
+pub(super) async fn decide(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    treat_as: TreatAs,
+) -> Result<Asked, Error> {
+    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
+    look.tell_in(&mut plan, &chosen.shape);
+    let of_evidence =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    let has_doubt = plan.questions().any(|decision| !of_evidence(decision));
+    let has_broken =
+        plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
+    let is_believed =
+        treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty();
+    Ok(match (has_doubt, has_broken) {
+        (true, true) => Asked::BeforeEvidence,
+        (true, false) => Asked::Now,
+        (false, _) if is_believed => Asked::Now,
+        (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
+        (false, _) => Asked::Nothing,
+    })
+}
+
+/// What `--treat-as` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// No step is in doubt.
+    Nothing,
+    /// No step is in doubt now. Evidence may raise a question in this resume.
+    OnTheWay,
+    /// Steps are in doubt.
+    Now,
+    /// Steps are in doubt, and the answers are written before the evidence of others is acted on.
+    BeforeEvidence,
+}
+
+pub(super) fn nothing_to_decide(run: &RunId) -> Error {
+    let message = format!("no step of run {run} is in doubt or failed, so that there is nothing to decide");
+    Error::usage(message, "leave `--treat-as` out")
+}
+
+/// Refuses to work on items again where the evidence of finished steps does not hold any more: those come first.
+pub(super) async fn refuse_broken(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+) -> Result<(), Error> {
+    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
+    look.tell_in(&mut plan, &chosen.shape);
+    let is_broken = |decision: &&Decision| {
+        decision.action == Action::Run && matches!(decision.cause, Cause::EvidenceFailed(_))
+    };
+    match plan.decisions.iter().find(is_broken) {
+        None => Ok(()),
+        Some(decision) => Err(Error::Broken {
+            run: snapshot.entry.summary.run.clone(),
+            step: decision.step.clone(),
+            cause: decision.cause.to_string(),
+        }),
+    }
 }

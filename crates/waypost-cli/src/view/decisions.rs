@@ -1,0 +1,77 @@
+//! Decisions about steps: the answers of `plan` and `why`.
+
+use jiff::Timestamp;
+use serde::Serialize;
+use waypost::plan::{Cause, Decision};
+
+use super::CheckpointView;
+
+/// What would be done with a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct DecisionView {
+    pub(crate) step: String,
+    #[serde(rename = "scope")]
+    pub(crate) branch: String,
+    pub(crate) action: waypost::plan::Action,
+    pub(crate) cause: CauseView,
+}
+
+/// Why something is done with a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct CauseView {
+    pub(crate) code: &'static str,
+    pub(crate) text: String,
+    /// The upstream step.
+    pub(crate) step: Option<String>,
+    /// The claims that do not hold, or could not be checked.
+    pub(crate) claims: Vec<String>,
+}
+
+/// The answer of `why`.
+#[derive(Debug, Serialize)]
+pub(crate) struct WhyView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    #[serde(flatten)]
+    pub(crate) decision: DecisionView,
+    /// Every execution, reuse and skip of the step, oldest first.
+    pub(crate) executions: Vec<ExecutionView>,
+    /// Every record of the step that counts, oldest first.
+    pub(crate) history: Vec<CheckpointView>,
+    /// What stops a resume before it does anything.
+    pub(crate) stops: Vec<String>,
+}
+
+/// An execution of a step, or a decision against one.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExecutionView {
+    #[serde(rename = "ref")]
+    pub(crate) reference: String,
+    pub(crate) action: &'static str,
+    pub(crate) cause: CauseView,
+    /// Who decided, where a person did.
+    pub(crate) by: Option<String>,
+    pub(crate) at: Timestamp,
+}
+
+impl From<&Decision> for DecisionView {
+    fn from(decision: &Decision) -> Self {
+        Self {
+            step: decision.step.to_string(),
+            branch: decision.branch.to_string(),
+            action: decision.action,
+            cause: CauseView::from(&decision.cause),
+        }
+    }
+}
+
+impl From<&Cause> for CauseView {
+    fn from(cause: &Cause) -> Self {
+        Self {
+            code: cause.code(),
+            text: cause.to_string(),
+            step: cause.upstream().map(ToString::to_string),
+            claims: cause.claims().to_vec(),
+        }
+    }
+}
