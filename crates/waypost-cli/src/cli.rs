@@ -209,14 +209,14 @@ pub(crate) struct ResumeArgs {
     /// Resume every run that was interrupted or is due, oldest first
     #[arg(long, conflicts_with_all = ["restart", "with", "until", "treat_as"])]
     pub(crate) all: bool,
-    /// Adopt this workflow file; finished steps that it changes run again, with what needs them
+    /// Adopt this workflow file; changed finished steps run again, with all steps downstream
     #[arg(long, value_name = "FILE", conflicts_with = "keep_definition")]
     pub(crate) with: Option<PathBuf>,
-    /// Keep the results of finished steps that the workflow file changes: of all, or of these
+    /// Keep the results of changed finished steps: of all, or of the named steps
     #[arg(long, value_name = "STEP,...", num_args = 0..=1, require_equals = true, value_delimiter = ',',
           default_missing_value = "", conflicts_with_all = ["keep_definition", "restart", "all"])]
     pub(crate) keep_finished: Option<Vec<String>>,
-    /// Run finished steps again that the workflow file changes, with what needs them: all, or these
+    /// Run changed finished steps again, with all steps downstream: all, or the named steps
     #[arg(long, value_name = "STEP,...", num_args = 0..=1, require_equals = true, value_delimiter = ',',
           default_missing_value = "", conflicts_with_all = ["keep_definition", "restart", "all"])]
     pub(crate) rerun_changed: Option<Vec<String>>,
@@ -226,10 +226,10 @@ pub(crate) struct ResumeArgs {
     /// Decide what became of a step in doubt: it is done, with what outputs it gave before, if any, or it runs again
     #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
     pub(crate) treat_as: Option<TreatAs>,
-    /// Give an output of a failed step that `--treat-as done` settles; may be repeated
+    /// Give an output of a failed step for `--treat-as done`; may be repeated
     #[arg(long, value_name = "STEP.NAME=VALUE", value_parser = key_value, requires = "treat_as")]
     pub(crate) output: Vec<(String, String)>,
-    /// Skip this step, which is not finished; may be repeated
+    /// Skip this unfinished step; may be repeated
     #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) skip: Vec<String>,
     /// Start over from the first step; what was recorded stays

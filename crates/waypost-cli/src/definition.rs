@@ -33,7 +33,7 @@ mod adopt;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     with: Option<PathBuf>,
-    /// Which finished results stay, and which steps run again; a step named in neither, and no `with`: nobody has chosen.
+    /// The finished results to keep, and the steps to rerun. A step in neither, without `with`, has no choice yet.
     finished: FinishedChoice,
     keep: bool,
     /// Dead letters are tried again, which never goes by a changed file.

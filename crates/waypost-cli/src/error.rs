@@ -565,6 +565,7 @@ impl Error {
                 ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
             }
             Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
+            Self::Run(RunError::Unsettled { .. }) => ("internal", Exit::Internal, None),
             Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
                 ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
             }

@@ -45,7 +45,7 @@ pub(crate) async fn look_at(
     Ok(engine.look_at(&program, snapshot, (record, Occasion::Resume)).await?)
 }
 
-/// Corrects a plan by a dry run of the resume that it is about. A run that cannot be resumed has the plan of its records.
+/// Corrects a plan by a dry run of the resume. The plan of a run without a possible resume is made from the records.
 pub(crate) async fn correct(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -54,7 +54,7 @@ pub(crate) async fn correct(
 ) -> Result<(), Error> {
     let (engine, program) = to_look(store, snapshot, chosen)?;
     let options = || ResumeOptions { adopt: chosen.adoption.clone(), ..ResumeOptions::default() };
-    // What keeps a run from being resumed is told with the plan.
+    // The `stops` of the plan say why a run cannot be resumed.
     if let Ok(dry_run) = engine.dry_run(&program, &snapshot.entry.summary.run, options).await {
         dry_run.correct(&program, plan);
     }

@@ -37,7 +37,7 @@ pub enum ChangeKind {
     Altered,
     /// Only steps within it do, none of which is finished: its branches go on where they stand.
     Within,
-    /// Its list of items changed, and nothing else: items that are on both lists keep their results.
+    /// Only the list of items changed: items on both lists keep the results.
     Relisted,
     /// It leads elsewhere: to other steps, or to the end. It may do something else too, which is not told apart.
     Rerouted {
@@ -173,16 +173,16 @@ pub struct CarriedOver {
     /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the
     /// step that is the reason: the step itself if it changed, or the one before it that is not finished any more.
     pub redone: Vec<(StepId, StepId)>,
-    /// Openers that were joined, or amid their branches, and have another list of items.
+    /// Openers with branches and with another list of items.
     pub relisted: Vec<StepId>,
 }
 
-/// A position that is carried over to another graph.
+/// The input of [`carry_over`]: a position, and the graphs before and after.
 #[derive(Debug, Clone, Copy)]
 pub struct Carry<'a> {
     /// The graph of the definition so far.
     pub before: &'a Shape,
-    /// The position in that graph.
+    /// The position in the graph before.
     pub position: &'a Position,
     /// The definition so far.
     pub definition: &'a Definition,
@@ -190,20 +190,19 @@ pub struct Carry<'a> {
     pub after: &'a Shape,
     /// Openers whose branches stay, although steps of the branches changed.
     pub within: &'a BTreeSet<StepId>,
-    /// Finished steps whose results a person keeps, although the steps changed or are downstream of unfinished steps now.
+    /// Finished steps with results to keep: changed steps, and steps downstream of unfinished steps.
     pub kept: &'a BTreeSet<StepId>,
-    /// The newest ends of finished steps that the ledger lacks.
+    /// The newest ends of finished steps outside the ledger.
     pub ends: &'a BTreeMap<StepId, Settled>,
     /// A person is asked about reruns of steps with `idempotent: false`.
     pub asks: bool,
 }
 
-/// Carries a position over to another graph: a step that is finished in both, and is downstream of finished steps only, stays
-/// finished.
+/// Carries a position over to another graph: a finished step stays finished if all steps upstream are finished too.
 ///
-/// A finished step that changed is open again, and each finished step downstream of an open one. Those are a deliberate
-/// redo: they begin in a new epoch, with new keys and with attempts counted from one. A kept step stays finished; downstream of
-/// an open step its result is reusable, whatever its input.
+/// A changed finished step is open again, and each finished step downstream of an open step. This is a deliberate redo:
+/// steps begin in a new epoch, with new keys and with attempts counted from 1. A kept step stays finished. Downstream of an
+/// open step a kept result is reusable with any input.
 pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     let Carry { before, position, definition, after, within, kept, ends, asks } = *carry;
     let unfinished = Unfinished::of(before, position);
@@ -232,7 +231,7 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
             continue;
         }
         let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
-        // Downstream of a kept result, what did not change is kept too; downstream of another list, it is compared.
+        // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are compared.
         let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
         let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
         let is_kept =

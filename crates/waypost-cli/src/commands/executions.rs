@@ -1,4 +1,4 @@
-//! The executions of a step, from the records of its branch: what ran, was reused or skipped, and why.
+//! The executions of a step, from the records of the branch: runs, reuses and skips, with causes.
 
 use serde_json::Value;
 use waypost::StepId;
@@ -14,11 +14,11 @@ struct Seen {
     /// A start has no end yet.
     is_open: bool,
     has_failed: bool,
-    /// The cause of the next start, as an event told it.
+    /// The cause of the next start, from an event.
     cause: Option<CauseView>,
 }
 
-/// Lists the executions of a step, oldest first. `records`: all of its branch, oldest first.
+/// Lists the executions of a step, oldest first. `records`: all of the branch, oldest first.
 pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     let mut seen = Seen::default();
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
 }
 
 impl Seen {
-    /// Takes in a start; returns what it is, and why.
+    /// Takes in a start; returns the action and the cause.
     fn start(&mut self) -> (&'static str, CauseView) {
         let told = self.cause.take();
         let decided = match told {
@@ -129,7 +129,7 @@ fn skipped(cause: &SkipCause) -> CauseView {
     }
 }
 
-/// Makes a cause of which no more is known than its code and an upstream step.
+/// Makes a cause from a code and an upstream step.
 fn named(code: &'static str, step: Option<String>) -> CauseView {
     let text = match (code, &step) {
         ("first", _) => "first execution".to_owned(),

@@ -1,4 +1,4 @@
-//! What a changed workflow file means for the results of a run, and what a person chooses about them.
+//! The meaning of a changed workflow file for the results of a run, and the choices of a person.
 //!
 //! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the table of results
 //! at stake.
@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::surroundings;
 use crate::time;
 
-/// What happens to the result of a finished step that a file changes.
+/// The decision about the result of a changed finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decided {
     Keep,
@@ -65,7 +65,7 @@ impl FinishedChoice {
         }
     }
 
-    /// Refuses contradictions, and steps of which no finished result is at stake.
+    /// Refuses contradictions, and steps without a finished result at stake.
     fn check(&self, rows: &[Row]) -> Result<(), Error> {
         let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
         if let Some(both) = keep.intersection(&rerun).next() {
@@ -102,7 +102,7 @@ impl FinishedChoice {
 /// A changed step, and the results at stake.
 struct Row {
     change: Change,
-    /// Of an opener that differs only in steps within it: the finished steps of its branches that differ.
+    /// The changed finished steps of the branches of an opener, if only steps within the opener differ.
     within: Vec<(BranchPath, StepId)>,
     at_stake: Option<String>,
 }
@@ -112,7 +112,7 @@ impl Row {
         self.change.touches_finished || !self.within.is_empty()
     }
 
-    /// Says what changed.
+    /// Returns the change in words.
     fn what(&self, changed: &Workflow) -> String {
         let child = changed.step(self.change.step.as_str()).and_then(|step| step.work.child());
         let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
@@ -135,7 +135,7 @@ impl Row {
     }
 }
 
-/// Writes the rows as a table: step, what changed, results at stake.
+/// Writes the rows as a table: step, change, results at stake.
 fn table(rows: &[Row], changed: &Workflow) -> Vec<String> {
     let whats: Vec<String> = rows.iter().map(|row| row.what(changed)).collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
@@ -155,7 +155,7 @@ fn table(rows: &[Row], changed: &Workflow) -> Vec<String> {
     rows.iter().zip(&whats).map(line).collect()
 }
 
-/// A changed file beside the run that may adopt it.
+/// A changed file, and the run to adopt the file.
 pub(super) struct Changed<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) snapshot: &'a Snapshot,
@@ -169,8 +169,8 @@ pub(super) struct Changed<'a> {
 /// Compares the definition in force with a changed file, and adopts the file as a person chose.
 ///
 /// # Errors
-/// [`Error::Changed`]: finished results are at stake, and nobody has chosen. [`Error::Usage`]: the choice names a step of which
-/// no result is at stake.
+/// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without a
+/// result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
     let Changed { store, snapshot, position, file, choice, within } = about;
     let shape = shape_of(&changed, surroundings::cores())?;
@@ -228,7 +228,7 @@ fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
     chosen.or(of_retry).or(of_file)
 }
 
-/// Returns the older fingerprints that count as today's: those accepted so far, and those of kept steps.
+/// Returns the accepted older fingerprints: the accepted ones so far, and the fingerprints of kept steps.
 fn accepted<'r>(
     snapshot: &Snapshot,
     (before, after): (&Shape, &Shape),
@@ -269,7 +269,7 @@ fn has_step(shape: &Shape, path: &str) -> bool {
     false
 }
 
-/// Says which results of a step are at stake: finished items of an opener, and how long all of them took.
+/// Returns the results of a step at stake: finished items of an opener, and the time of all items together.
 async fn at_stake(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -299,7 +299,7 @@ async fn at_stake(
     Ok(format!("finished, {}", time::lasted(took)))
 }
 
-/// Returns how long a branch took, or one step of it.
+/// Returns the duration of a branch, or of a step on the branch.
 async fn duration_of(store: &dyn Store, newest: &Record, step: Option<&StepId>) -> Result<Duration, Error> {
     let header = newest.header();
     let history = store.history(&header.run, &header.branch, header.seq).await?;
@@ -320,7 +320,7 @@ async fn duration_of(store: &dyn Store, newest: &Record, step: Option<&StepId>) 
     Ok(took.and_then(|took| Duration::try_from(took).ok()).unwrap_or_default())
 }
 
-/// What is told about an adopted file.
+/// The words about an adopted file.
 struct Words<'a> {
     choice: &'a Choice,
     file: String,

@@ -20,7 +20,7 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
     }
 }
 
-/// Names the choices about finished results that a changed file touches.
+/// Names the choices about finished results after a change of the file.
 pub(super) fn choices_of_change(run: &RunId, file: &Path) -> String {
     format!(
         "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \

@@ -22,25 +22,25 @@ pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -
     print(draft, shared, Part::Whole)
 }
 
-/// The same of a step with steps within it, without those steps and without its list of items.
+/// The same of a step with inner steps, without the inner steps and without the list of items.
 pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
     (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, Part::Frame))
 }
 
-/// SHA-256, in hex, over the list of items of a step, if the list alone decides which items are the same: an item with a key
-/// of its own may have another value.
+/// SHA-256, in hex, over the list of items of a step. `None` for a `foreach` with a `key`: equal keys may have unequal
+/// values.
 pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
     let foreach = work.foreach().filter(|foreach| foreach.key.is_none())?;
     Some(hex(&list_of(foreach)))
 }
 
-/// What of a step is hashed.
+/// The hashed part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Whole,
-    /// Without the steps within it, and without its list of items.
+    /// Without the inner steps, and without the list of items.
     Frame,
 }
 
@@ -127,7 +127,7 @@ fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
     meaning
 }
 
-/// Which items are worked on, in which order.
+/// The items, in order.
 fn list_of(foreach: &Foreach) -> Value {
     let path = |path: &Option<JsonPath>| path.as_ref().map(ToString::to_string);
     let items = match &foreach.items {

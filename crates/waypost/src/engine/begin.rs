@@ -166,8 +166,9 @@ async fn go_on<'a, P: Program>(
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
-    if let Some(Carried { batches, repaired, unlooked }) = carried {
-        (session.batches, session.is_again, session.unlooked) = (batches, true, unlooked);
+    if let Some(Carried { batches, repaired, unlooked, idle_rounds }) = carried {
+        (session.batches, session.is_again) = (batches, true);
+        (session.unlooked, session.idle_rounds) = (unlooked, idle_rounds);
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
     }
@@ -282,12 +283,8 @@ async fn find_begin<P: Program>(
     choice::answer(&options.choices, &mut stand.questions);
     options.edit_branches.retain(|(branch, _)| !stand.unreached.contains(branch));
     if options.from.is_none() && !is_again {
-        stand.questions.extend(questions_of_lost(
-            began_with,
-            &BranchPath::main(),
-            &base.position,
-            base.lost(),
-        ));
+        let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
+        stand.questions.extend(lost);
     }
     let adopts = adopts(options, &base.snapshot.definition, program.shape());
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
@@ -302,7 +299,7 @@ async fn find_begin<P: Program>(
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let asks = !matches!(options.on_doubt, OnDoubt::Retry);
     if let Some(from) = &options.from {
-        // Branches that are under way have a state of their own: one that is changed above them, they do not see.
+        // Branches under way have a state of their own, and do not see a changed state above.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
         drafts.push(match from {

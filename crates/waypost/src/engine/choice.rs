@@ -1,6 +1,7 @@
-//! Choices of a person: a step is skipped, or counts as done, when its turn comes.
+//! Choices of a person: a step is skipped, or counts as done, at the step's turn.
 //!
-//! A choice is recorded before anything runs. It stays in the position until the step's turn, over crashes and failed evidence.
+//! A choice is recorded before anything runs. The position keeps the choice until the step's turn, over crashes and failed
+//! evidence.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use super::line::{Line, LineId};
 use super::session::Session;
 use super::{KnownOutputs, Program, RunError, Told};
 
-/// Adds choices to the position of the main branch, and removes the questions that they answer.
+/// Adds choices to the position of the main branch, and removes the answered questions.
 ///
 /// # Errors
 /// [`RunError::UnknownStep`]: the graph has no such step. [`RunError::NotSettled`]: the step is finished.
@@ -45,13 +46,13 @@ pub(super) fn choose(
     Ok(())
 }
 
-/// Removes the questions that choices answer.
+/// Removes the questions with a choice.
 pub(super) fn answer(choices: &BTreeMap<StepId, Choice>, questions: &mut Vec<Decision>) {
     questions.retain(|asked| !asked.branch.is_main() || !choices.contains_key(&asked.step));
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Settles a ready step as a person chose. Returns false if nobody chose.
+    /// Settles a ready step by choice. Returns false if the step has no choice.
     pub(super) fn settle_by_choice(&mut self, id: LineId, place: usize) -> bool {
         let program = self.program;
         let line = self.lines.get_mut(id);

@@ -4,8 +4,8 @@
 //!   records --> resume, with DryProgram over Overlay --> starts, reuses, skips, questions --> decisions
 //! ```
 //!
-//! The engine decides as in a real resume. No step is executed: its result is unknown, and differs from all results on
-//! record. So a step downstream with a reusable result is `recheck`: a real resume compares the real result.
+//! The engine decides as in a real resume. No step is executed: the result of a start is unknown, and differs from all
+//! results on record. A step downstream with a reusable result is `recheck`: a real resume compares the real result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,10 +28,10 @@ mod program;
 use overlay::Overlay;
 use program::{DryProgram, Input};
 
-/// How far the clock of a dry run is ahead: delays and sleeps are over at once.
+/// The lead of the clock of a dry run: delays and sleeps are over at once.
 const AHEAD_YEARS: i64 = 100;
 
-/// What a dry run decided.
+/// The decisions of a dry run.
 #[derive(Debug, Default)]
 pub struct DryRun {
     started: BTreeMap<(BranchPath, StepId), Input>,
@@ -42,7 +42,7 @@ pub struct DryRun {
     positions: BTreeMap<BranchPath, Position>,
 }
 
-/// A clock that is far ahead of another.
+/// A clock far ahead of another clock.
 #[derive(Debug)]
 struct ClockAhead(Arc<dyn Clock>);
 
@@ -54,7 +54,7 @@ impl Clock for ClockAhead {
 }
 
 impl Engine {
-    /// Resumes a run without executing a step or changing the store, and returns what a real resume decides.
+    /// Resumes a run without executing a step or changing the store, and returns the decisions of a real resume.
     ///
     /// # Errors
     /// Those of [`resume_program`](Self::resume_program), but [`RunError::InDoubt`]: questions are part of the result.
@@ -111,7 +111,7 @@ impl Engine {
 }
 
 impl DryRun {
-    /// Returns the steps that start. The flag: all of the input is known, so that the step starts in a real resume too.
+    /// Returns the started steps. The flag: all of the input is known, so the step starts in a real resume too.
     pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
         self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::Known))
     }
@@ -136,7 +136,7 @@ impl DryRun {
         Ok(())
     }
 
-    /// Notes the questions about steps whose turn came in the dry run.
+    /// Notes the questions about steps in turn.
     fn ask_in_turn(&mut self) {
         for (branch, position) in &self.positions {
             let asked = position.frontier.iter().filter(|entry| position.undone.contains(&entry.step));
@@ -149,7 +149,7 @@ impl DryRun {
         }
     }
 
-    /// Corrects a plan that was made from the records alone. The dry run knows what starts; the plan knows why.
+    /// Corrects a plan from the records alone. The dry run has the starts, the plan has the causes.
     pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
         let asked: BTreeSet<(&BranchPath, &StepId)> =
             self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
@@ -174,7 +174,7 @@ impl DryRun {
         }
     }
 
-    /// Returns the decision about a step where it differs from the planned one.
+    /// Returns the decision about a step if different from the planned decision.
     fn decided<P: Program>(
         &self,
         program: &P,
@@ -199,7 +199,7 @@ impl DryRun {
             };
             return (planned.action != Action::Skip).then_some((Action::Skip, cause));
         }
-        // It was not started: its end is in force, or its turn did not come.
+        // A step without a start: the end is in force, or the turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
         let position = self.positions.get(&key.0)?;
         let place = shape.place(key.1.as_str())?;

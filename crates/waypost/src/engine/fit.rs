@@ -43,7 +43,7 @@ pub(super) fn carried(
     Ok(change::carry_over(&carry))
 }
 
-/// Returns the newest ends of the steps of the main branch, if some of them are kept under another definition.
+/// Returns the newest ends of the steps of the main branch, if the adoption keeps results.
 pub(super) async fn ends_of(
     engine: &Engine,
     base: &Base,

@@ -316,7 +316,7 @@ impl<'a, S> Line<'a, S> {
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
             if !matches!(settled, Some(Settled::Skipped(_) | Settled::PassedOver(_))) {
-                // No later pass follows: the results of those are not reused any more.
+                // No later pass follows: drop the results of later passes.
                 self.position.reusable.remove(&id);
             }
         }

@@ -91,7 +91,7 @@ pub struct ResumeOptions<S> {
     pub on_damage: OnDamage<S>,
     /// What a person says became of steps that were cut and must not be repeated blindly.
     pub on_doubt: OnDoubt<S>,
-    /// What a person chose about unfinished steps of the main branch: each is settled at its turn, without an execution.
+    /// Choices of a person about unfinished steps of the main branch: each step is settled in turn, without an execution.
     pub choices: BTreeMap<StepId, Choice>,
     /// What to do where the graph is not that of the run.
     pub on_change: OnChange,
@@ -324,12 +324,11 @@ pub struct Adoption {
     pub before: Shape,
     /// The new definition; it must be that of the program's shape.
     pub definition: Definition,
-    /// Finished steps that the change touches run again, with everything after them; otherwise it is refused. Kept steps do
-    /// not.
+    /// Changed finished steps run again, with all steps downstream, except for kept steps. Otherwise the change is refused.
     pub redo: bool,
-    /// Changed finished steps whose results a person keeps, and finished steps downstream of added ones.
+    /// Finished steps with results to keep: changed steps, and steps downstream of added steps.
     pub kept: BTreeSet<StepId>,
-    /// Changed finished steps of child branches that run again, with what needs them.
+    /// Changed finished steps of child branches to rerun, with all steps downstream.
     pub rerun: Vec<(BranchPath, StepId)>,
     /// Openers whose branches stay, although steps of the branches changed: [`changed_within`](super::changed_within()).
     pub within: BTreeSet<StepId>,

@@ -102,6 +102,14 @@ pub enum RunError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The resume verified evidence again and again without a step to run: a defect of the engine. The run is resumable.
+    #[error("cannot finish run {run}: evidence was verified {rounds} times, and no step started")]
+    Unsettled {
+        /// The run.
+        run: RunId,
+        /// How often.
+        rounds: u32,
+    },
     /// A checkpoint could not be written. What was acknowledged before stands; the work since was stopped.
     #[error("cannot write checkpoint {at}; the run was stopped there")]
     Checkpoint {

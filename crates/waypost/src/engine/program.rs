@@ -198,10 +198,10 @@ pub trait Program: Send + Sync {
     async fn end(&self);
 }
 
-/// What is known of the outputs of a step that a person settles as done.
+/// The known outputs of a step for a settlement as done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KnownOutputs<'a> {
-    /// The state has them, and so has the record of an earlier end.
+    /// The outputs in the state, which the record of an earlier end has too.
     InState,
     /// These.
     Given(&'a Map<String, Value>),

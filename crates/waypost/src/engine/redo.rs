@@ -355,7 +355,7 @@ impl Chooser<'_> {
                 None => {}
             }
         }
-        // Of the passes of a step, the first: a reused pass may have an older record than a pass before it.
+        // The first pass of a step: a reused pass may have an older record than an earlier pass.
         let mut first_passes: BTreeMap<StepId, usize> = BTreeMap::new();
         for (target, child) in &joined {
             let pass = pass_of(&known.position, &target.step, child);
@@ -409,7 +409,7 @@ impl Chooser<'_> {
     }
 }
 
-/// Returns the number of the pass that a branch is the scope of; 0 if it is the scope of an item.
+/// Returns the number of the pass of a branch; 0 for the branch of an item.
 fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
     let amid =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());

@@ -116,7 +116,7 @@ pub(super) struct Session<'a, P: Program> {
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
     pub(super) unlooked: Unlooked,
-    /// Older fingerprints whose results count as made by the definition in force, by step path.
+    /// Accepted older fingerprints by step path: the results count as made by the definition in force.
     pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
     /// Ends have traces: the graph goes by needs, and has evidence.
     pub(super) keeps_traces: bool,
@@ -124,6 +124,8 @@ pub(super) struct Session<'a, P: Program> {
     /// A person said that steps in doubt run again.
     pub(super) retries: bool,
     pub(super) reusable_verdicts: ReusableVerdicts,
+    /// Verifications in a row before this session after which no step started.
+    pub(super) idle_rounds: u32,
 }
 
 /// How the work of a session ended.
@@ -140,6 +142,8 @@ pub(super) struct Carried {
     pub(super) batches: u64,
     pub(super) repaired: Vec<Damage>,
     pub(super) unlooked: Unlooked,
+    /// Verifications in a row after which no step started.
+    pub(super) idle_rounds: u32,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -206,6 +210,7 @@ impl<'a, P: Program> Session<'a, P> {
             on_unknown: OnUnknown::default(),
             retries: false,
             reusable_verdicts: ReusableVerdicts::default(),
+            idle_rounds: 0,
         })
     }
 
@@ -273,8 +278,9 @@ impl<'a, P: Program> Session<'a, P> {
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
-                let Self { batches, repaired, unlooked, .. } = self;
-                Ok(Worked::Again(Carried { batches, repaired, unlooked }))
+                let Self { batches, repaired, unlooked, jobs_started, idle_rounds, .. } = self;
+                let idle_rounds = if jobs_started == 0 { idle_rounds + 1 } else { 0 };
+                Ok(Worked::Again(Carried { batches, repaired, unlooked, idle_rounds }))
             }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.

@@ -11,6 +11,10 @@ use super::line::MAIN;
 use super::session::{Session, Worked};
 use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 
+/// Verifications in a row without a start. A resume needs one or two: more are a defect of the engine, and each one appends a
+/// checkpoint.
+const IDLE_ROUNDS_MAX: u32 = 32;
+
 /// Takes a run up where it stood.
 pub(super) async fn resumed<P: Program>(
     engine: &Engine,
@@ -47,6 +51,10 @@ pub(super) async fn resumed<P: Program>(
         }
         match session.continue_with(lease.clone()).await? {
             Worked::Done(outcome) => return Ok(*outcome),
+            Worked::Again(held) if held.idle_rounds > IDLE_ROUNDS_MAX => {
+                engine.store.release(lease, None).await?;
+                return Err(RunError::Unsettled { run: run.clone(), rounds: held.idle_rounds });
+            }
             Worked::Again(held) => carried = Some(held),
         }
         options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };

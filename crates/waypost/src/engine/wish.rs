@@ -15,7 +15,7 @@ use super::redo::opener_of;
 pub(super) struct Wishes {
     /// A step that runs again, with all that comes of it.
     pub(super) step: Option<(BranchPath, StepId)>,
-    /// Finished steps of child branches whose definition changed: they run again.
+    /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,
     /// Branches that go on where they stand, and are joined again.
     pub(super) branches: BTreeSet<BranchPath>,
@@ -45,7 +45,7 @@ impl Wishes {
         wishes
     }
 
-    /// Adds finished steps of child branches whose definition changed.
+    /// Adds finished steps of child branches with a changed definition.
     pub(super) fn rerun_changed(&mut self, changed: Vec<(BranchPath, StepId)>, shape: &Shape) {
         for (branch, step) in changed {
             self.find_way(&branch, shape);

@@ -1,5 +1,5 @@
-//! Changed steps within openers: an opener whose own definition is the same keeps its branches, and only the changed steps of
-//! the branches are at stake.
+//! Changed steps within openers: an opener with an unchanged definition of its own keeps the branches, and only the changed
+//! steps of the branches are at stake.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,21 @@ use crate::store::{Store, StoreError, StoreExt as _};
 use super::RunError;
 use super::snapshot::position_of;
 
-/// A run whose definition is compared with another one.
+/// The definition of a run in comparison with another definition.
 #[derive(Debug, Clone, Copy)]
 pub struct Compared<'a> {
     /// The graph of the definition so far.
     pub before: &'a Shape,
-    /// The position of the main branch in it.
+    /// The position of the main branch in the graph before.
     pub position: &'a Position,
     /// The other graph.
     pub after: &'a Shape,
 }
 
-/// Finds the openers of the main branch that differ only in steps within them. Returns for each the finished steps of its
-/// branches that differ.
+/// Returns the openers of the main branch with changes only in inner steps, each with the changed finished steps of the
+/// branches.
 ///
-/// Reads the newest record of each branch of such openers.
+/// Reads the newest record of each branch of these openers.
 ///
 /// # Errors
 /// Those of reading the run.
@@ -71,7 +71,7 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     })
 }
 
-/// Returns the finished steps of the branches of an opener that differ; `None` if a branch has to run added steps, or is not
+/// Returns the changed finished steps of the branches of an opener; `None` if a branch has to run added steps, or is not
 /// readable.
 async fn changed_below(
     store: &dyn Store,
@@ -108,7 +108,7 @@ async fn changed_below(
     Ok(Some(found))
 }
 
-/// Returns the finished steps of a branch that differ; `None` if it has to run added steps or an opener differs.
+/// Returns the changed finished steps of a branch; `None` if the branch has to run added steps or an opener changed.
 fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepId>> {
     let unfinished = Unfinished::of(old, position);
     let open = Unfinished::of(new, position);

@@ -78,7 +78,7 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
-    /// What a person chose about unfinished steps; each choice is applied at the turn of its step, and is removed then.
+    /// Choices of a person about unfinished steps. A choice is applied at the step's turn, and is removed then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<StepId, Choice>,
     /// Steps started so far on this branch, for the step limit; crashes do not reset it.
@@ -153,8 +153,8 @@ impl Position {
         fan.passes.iter().copied().chain([end]).collect()
     }
 
-    /// Returns the fan-out of a reusable pass with the current ends of the passes before it. While one of those has no
-    /// current end, the fan-out keeps the recorded ones.
+    /// Returns the fan-out of a reusable pass with the current ends of earlier passes. Without a current end of each earlier
+    /// pass, the fan-out keeps the recorded ends.
     pub(crate) fn after_current_passes(&self, step: &StepId, fan: Fan) -> Fan {
         let passes = self.passes_before(step);
         if fan.pass == 0 || passes.len() + 1 != fan.pass as usize {
@@ -176,7 +176,7 @@ impl Position {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
-    /// What becomes of the step at its turn.
+    /// The settlement at the step's turn.
     pub settle: SettleBy,
     /// Who chose.
     pub by: String,
@@ -188,9 +188,9 @@ pub struct Choice {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SettleBy {
-    /// It is skipped: its outputs are null.
+    /// The step is skipped: the outputs are null.
     Skip,
-    /// It counts as completed with these outputs.
+    /// The step counts as completed with these outputs.
     Done(Map<String, Value>),
 }
 
@@ -223,7 +223,7 @@ pub enum Reusable {
         /// Another pass followed it.
         #[serde(default, skip_serializing_if = "is_default")]
         follows: bool,
-        /// A person keeps the result: it is reused whatever the input of the step is, if its evidence holds.
+        /// A person keeps the result: the result is reused with any input, if the evidence holds.
         #[serde(default, skip_serializing_if = "is_default")]
         kept: bool,
     },
@@ -238,12 +238,12 @@ pub enum Reusable {
 }
 
 impl Reusable {
-    /// Makes the result of an end that counts again if the trace of its step is the same.
+    /// Makes a result for reuse by an equal trace.
     pub fn ended(settled: Settled, fan: Option<Fan>, follows: bool) -> Self {
         Self::Ended { settled, fan, follows, kept: false }
     }
 
-    /// Makes the result of an end that a person keeps.
+    /// Makes a result kept by a person.
     pub fn kept(settled: Settled, fan: Option<Fan>) -> Self {
         Self::Ended { settled, fan, follows: false, kept: true }
     }

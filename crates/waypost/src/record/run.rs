@@ -74,8 +74,8 @@ pub struct Definition {
     pub path: Option<String>,
     /// Fingerprint of each step's meaning, in order.
     pub steps: Vec<StepPrint>,
-    /// Older fingerprints whose results count as made by this definition, by step path without keys (`each/load`): a person
-    /// kept them.
+    /// Older fingerprints with kept results, by step path without keys (`each/load`). The results count as made by this
+    /// definition.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub accepted: BTreeMap<String, BTreeSet<Digest>>,
 }

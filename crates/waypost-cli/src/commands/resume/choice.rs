@@ -17,11 +17,11 @@ use crate::definition::Chosen;
 use crate::error::Error;
 use crate::looking;
 
-/// Reads the choices from the options of `resume`. `failed`: the run whose failed steps `--treat-as done` settles, unless it
-/// answers a question about a step in doubt.
+/// Reads the choices from the options of `resume`. `failed`: the run with the failed steps for `--treat-as done`; `None` if
+/// `--treat-as` answers a question about a step in doubt.
 ///
 /// # Errors
-/// [`Error::Usage`]: a step is in an item or another scope, or an output is of a step that is not settled as done.
+/// [`Error::Usage`]: a step is in an item or another scope, or an output is of a step without a settlement as done.
 pub(super) fn of(
     args: &ResumeArgs,
     failed: Option<&Snapshot>,
@@ -62,7 +62,7 @@ pub(super) fn of(
     Ok(settled.into_iter().map(choice).collect())
 }
 
-/// Takes a decision about evidence. Returns which questions the answer is for.
+/// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
 pub(super) async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,

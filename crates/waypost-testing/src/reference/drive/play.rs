@@ -170,7 +170,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Compares the executions of a round with the dry run before it. A start whose input was unknown may be a reuse.
+    /// Compares the executions of a round with the dry run before. A start with an unknown input may be a reuse.
     fn check_plan(&self, plan: &DryRun, before: usize) -> Vec<String> {
         let executed: BTreeSet<StepPath> = self.outside.lock().executed[before..].iter().cloned().collect();
         let mut allowed = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! A store of which nothing is changed: records written in a dry run stay in memory, over those of the real store.
+//! A store for dry runs: new records stay in memory, over the records of the real store.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -36,7 +36,7 @@ struct Written {
 }
 
 impl Overlay {
-    /// Makes an overlay whose lease has this token: it must be newer than all tokens of the run.
+    /// Makes an overlay with a lease of this token, newer than all tokens of the run.
     pub(super) fn over(base: Arc<dyn Store>, token: u64) -> Self {
         Self { base, token, written: Mutex::default() }
     }
@@ -86,7 +86,7 @@ impl Store for Overlay {
 
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
         let mut entry = self.base.run(run).await?;
-        // Who holds the run now does not keep it from being planned.
+        // A run under way can be planned.
         entry.summary.holder = None;
         if let Some(summary) = &self.lock().summary {
             entry.summary.status = summary.status;
@@ -150,7 +150,7 @@ impl Store for Overlay {
             return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
         }
         let mut page = match self.base.scan(scan).await {
-            // A branch that the dry run opened.
+            // The dry run opened the branch.
             Err(StoreError::NotFound { .. }) if is_first => {
                 return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
             }

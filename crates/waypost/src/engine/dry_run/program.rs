@@ -1,4 +1,4 @@
-//! A program of which no step is executed: the result of each started step is unknown.
+//! A program without executions: the result of each started step is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,12 @@ use super::super::{
     Program, Salvage, Settlement, Spot, StateError, Told, Upstream,
 };
 
-/// What is known of the input of a step at its start in a dry run.
+/// The known part of the input of a step at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Input {
-    /// All of it.
+    /// The whole input.
     Known,
-    /// All but the result of this step upstream.
+    /// The input without the result of this step upstream.
     Unknown(StepId),
 }
 
@@ -34,21 +34,21 @@ pub(super) struct DryProgram<'a, P> {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The steps that started, with what was known of their input.
+    /// The started steps, with the known part of the input.
     started: BTreeMap<(BranchPath, StepId), Input>,
-    /// The steps whose result is unknown.
+    /// The steps with an unknown result.
     unknown: BTreeSet<(BranchPath, StepId)>,
 }
 
-/// What a step does in a dry run.
+/// The work of a step in a dry run.
 pub(super) enum DryJob<J> {
-    /// Nothing: its result is unknown.
+    /// Nothing: the result is unknown.
     Unknown,
-    /// The join of children whose results are known.
+    /// The join of children with known results.
     Join(J),
 }
 
-/// What a step gives in a dry run.
+/// The result of a step in a dry run.
 pub(super) enum DryOutput<O> {
     Unknown,
     Known(O),
@@ -59,7 +59,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         Self { inner, seen: Mutex::default() }
     }
 
-    /// Returns the steps that started, with what was known of their input.
+    /// Returns the started steps, with the known part of the input.
     pub(super) fn started(self) -> BTreeMap<(BranchPath, StepId), Input> {
         self.seen.into_inner().unwrap_or_else(PoisonError::into_inner).started
     }
@@ -72,7 +72,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         self.seen().unknown.contains(&(branch.clone(), step.clone()))
     }
 
-    /// Returns what is known of the input of a step: the results upstream, and the inputs of the openers of its branch.
+    /// Returns the known part of the input of a step: results upstream, and inputs of the openers around.
     fn input_of(&self, spot: Spot<'_>) -> Input {
         let shape = self.inner.shape().of_branch(spot.branch);
         let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, spot));
@@ -80,7 +80,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         own.or_else(|| self.unknown_around(spot.branch)).map_or(Input::Known, Input::Unknown)
     }
 
-    /// Returns the steps that a step needs or reads; of a graph with routes, all that may have run before.
+    /// Returns the needed and read steps; in a graph with routes, all steps.
     fn upstream(&self, shape: &Shape, spot: Spot<'_>) -> Vec<StepId> {
         if shape.is_routed() {
             return shape.steps().iter().map(|step| step.id.clone()).collect();
@@ -195,7 +195,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.is_told_by(spot, ending)
     }
 
-    /// Returns a value for an unknown result that no real result has.
+    /// Returns for an unknown result a value unequal to all real results.
     fn gave(&self, spot: Spot<'_>, state: &P::State) -> Option<Value> {
         match self.is_unknown(spot.branch, &spot.step.id) {
             true => Some(json!({ "unknown result of": [spot.branch.as_str(), spot.step.id] })),

@@ -1,4 +1,4 @@
-//! Which records a child has already, before it is opened: of this fan-out, or of an earlier one.
+//! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use crate::record::{End, Record};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
@@ -13,8 +13,8 @@ use super::super::{Program, RunError};
 use super::{Begin, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
-    /// Finds out what there is of a child: of this fan-out, from before damage or a step back took away the record
-    /// that it was opened; or of an earlier one, whose chain the new one goes on with.
+    /// Returns the earlier records of a child: of this fan-out, if damage or a rollback took the record of the opening; or
+    /// of an earlier fan-out, to continue the chain.
     pub(super) async fn earlier(
         &mut self,
         id: LineId,
@@ -49,7 +49,7 @@ impl<P: Program> Session<'_, P> {
         let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
         if seq > 0 && since > 0 {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
-                // Its state is: the next sound one below is gone on with, as by whoever reads the heads.
+                // The next sound record below continues, as in `heads`.
                 Err(StoreError::Damaged { older, .. }) => {
                     return self.behind_damage(id, place, chain, (since, older)).await;
                 }
@@ -58,7 +58,7 @@ impl<P: Program> Session<'_, P> {
             let position = if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None };
             let is_ours = position.as_ref().is_some_and(|position| position.origin == Some(since));
             let is_retried = is_relisted && end != Some(End::Completed);
-            // An item amid children of its own is entered again.
+            // An unfinished item with open children is entered again.
             let is_amid = is_retried
                 && position.is_some_and(|position| position.open_entries().any(|entry| entry.fan.is_some()));
             if is_ours && !is_amid {
@@ -86,14 +86,14 @@ impl<P: Program> Session<'_, P> {
         Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
     }
 
-    /// Says whether a person said that a step and all its children run again.
+    /// Says whether a person asked for a rerun of a step with all children.
     pub(super) fn reruns_whole(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         line.position.rerun_whole.contains(line.step_id(place))
     }
 
-    /// Begins a child anew whose newest record has lost its state. In the epoch that it had, if it is of this fan-out:
-    /// it does again what is lost, and nobody wanted that.
+    /// Begins a child again after its newest record lost the state. A child of this fan-out keeps the epoch: a rerun of lost
+    /// work is not a deliberate redo.
     async fn behind_damage(
         &mut self,
         id: LineId,
