@@ -311,13 +311,16 @@ async fn find_begin<P: Program>(
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        let ends = fit::ends_of(engine, base, adoption).await?;
+        let ends = fit::ends_to_keep(engine, base, adoption).await?;
         let adopting = Adopting { adoption, ends: &ends, asks };
         let before = (&base.position, &base.snapshot.definition);
         let carried = fit::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         base.redone.extend(carried.relisted.into_iter().map(Forget::Join));
+    }
+    if adopts && options.adopt.is_none() && options.from.is_none() {
+        fit::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
     }
     if asks {
         let wanted =

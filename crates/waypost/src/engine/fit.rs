@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::{self, CarriedOver, Carry, Change};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Definition, Phase, Position, Record, Settled};
-use crate::shape::Shape;
+use crate::record::{Definition, FrontierEntry, Phase, Position, Record, Reusable, Settled};
+use crate::shape::{Shape, Unfinished};
 use crate::store::{Lease, StoreError, StoreExt as _};
 
+use super::anew::after;
 use super::begin::{Base, decode_state};
 use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
@@ -43,16 +44,9 @@ pub(super) fn carried(
     Ok(change::carry_over(&carry))
 }
 
-/// Returns the newest ends of the steps of the main branch, if the adoption keeps results.
-pub(super) async fn ends_of(
-    engine: &Engine,
-    base: &Base,
-    adoption: &Adoption,
-) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+/// Returns the newest ends of the steps of the main branch.
+async fn ends_of(engine: &Engine, base: &Base) -> Result<BTreeMap<StepId, Settled>, StoreError> {
     let mut ends = BTreeMap::new();
-    if adoption.kept.is_empty() {
-        return Ok(ends);
-    }
     let header = base.record.header();
     for record in engine.store.history(&header.run, &header.branch, header.seq).await? {
         let header = record.header();
@@ -111,6 +105,103 @@ pub(super) fn forget<P: Program>(
         }
     }
     Ok(())
+}
+
+/// Returns the newest ends of the steps of the main branch, if the adoption keeps results.
+pub(super) async fn ends_to_keep(
+    engine: &Engine,
+    base: &Base,
+    adoption: &Adoption,
+) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+    if adoption.kept.is_empty() { Ok(BTreeMap::new()) } else { ends_of(engine, base).await }
+}
+
+/// Adds the new steps of a graph to the position: [`with_added`]. The inner error says why the graph does not fit.
+pub(super) async fn add_steps(
+    engine: &Engine,
+    base: &mut Base,
+    shape: &Shape,
+) -> Result<Result<(), String>, StoreError> {
+    let ends = ends_of(engine, base).await?;
+    let position = std::mem::take(&mut base.position);
+    let with_added = with_added(shape, position, &base.snapshot.definition, &ends);
+    Ok(with_added.map(|position| base.position = position))
+}
+
+/// Returns the position with the added steps of a graph in the frontier. A finished step downstream of an added step keeps the
+/// result: the result is reused at the step's turn.
+///
+/// `ends`: the newest ends of the steps.
+///
+/// # Errors
+/// A step downstream of an added step has open branches.
+fn with_added(
+    shape: &Shape,
+    mut position: Position,
+    definition: &Definition,
+    ends: &BTreeMap<StepId, Settled>,
+) -> Result<Position, String> {
+    let unfinished = Unfinished::of(shape, &position);
+    let is_known = |step: &StepId| definition.steps.iter().any(|print| print.id == *step);
+    let steps = shape.steps().iter().enumerate();
+    let added = steps.filter(|(place, step)| !is_known(&step.id) && !unfinished.has(*place));
+    let added: Vec<usize> = added.map(|(place, _)| place).collect();
+    if shape.is_routed() {
+        return with_added_on_route(shape, position, &added);
+    }
+    let downstream = after(shape, &added);
+    for place in downstream.iter().filter(|place| !added.contains(place)) {
+        let step = &shape.steps()[*place].id;
+        let at = position.frontier.iter().position(|entry| entry.step == *step);
+        if let Some(entry) = at.map(|at| position.frontier.remove(at))
+            && entry.fan.is_some()
+        {
+            return Err(format!("step `{step}` has open branches, and comes after a new step"));
+        }
+        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
+        if let Some(end) = end {
+            let result = Reusable::kept(*end, position.joined.remove(step));
+            position.reusable.insert(step.clone(), BTreeMap::from([(1, result)]));
+        }
+        position.ledger.remove(step);
+    }
+    let first = added.iter().filter(|place| !downstream.contains(place));
+    position.frontier.extend(first.map(|place| FrontierEntry::ready(shape.steps()[*place].id.clone())));
+    Ok(position)
+}
+
+/// The same of a graph with routes, as far as the way through the added steps has no choice.
+///
+/// # Errors
+/// A finished step comes after an added step: the state is already the state after that step.
+fn with_added_on_route(shape: &Shape, mut position: Position, added: &[usize]) -> Result<Position, String> {
+    let only_before = |place: usize| {
+        let mut before = (0..shape.steps().len()).filter(|at| shape.routes(*at).contains(&place));
+        before.next().filter(|at| before.next().is_none() && shape.routes(*at).len() == 1)
+    };
+    let mut inserted = Vec::new();
+    for entry in position.frontier.iter_mut().filter(|entry| entry.fan.is_none()) {
+        let Some(mut first) = shape.place(entry.step.as_str()) else { continue };
+        while let Some(before) = only_before(first).filter(|before| added.contains(before)) {
+            inserted.push(before);
+            first = before;
+        }
+        if entry.step != shape.steps()[first].id {
+            *entry = FrontierEntry::ready(shape.steps()[first].id.clone());
+        }
+    }
+    let is_certain = |place: &usize| {
+        !inserted.contains(place)
+            && shape.routes(*place).len() == 1
+            && (only_before(*place).is_some() || shape.roots().contains(place))
+    };
+    match added.iter().find(|place| is_certain(place)) {
+        None => Ok(position),
+        Some(place) => {
+            let (step, next) = (&shape.steps()[*place].id, &shape.steps()[shape.routes(*place)[0]].id);
+            Err(format!("step `{step}` is new and comes before `{next}`, which is finished"))
+        }
+    }
 }
 
 /// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and

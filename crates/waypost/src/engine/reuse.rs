@@ -166,7 +166,12 @@ impl<P: Program> Session<'_, P> {
         if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
             return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
         }
-        if self.restores_state(id, candidate.place) && !self.restore_state(id, candidate, &ended).await? {
+        // A kept result never left the state.
+        let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
+        if !is_kept
+            && self.restores_state(id, candidate.place)
+            && !self.restore_state(id, candidate, &ended).await?
+        {
             return Ok(Some(RerunCause::UpstreamChanged { step: None }));
         }
         let line = self.lines.get_mut(id);

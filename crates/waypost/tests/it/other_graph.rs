@@ -200,6 +200,52 @@ async fn a_hold_that_was_kept_goes_with_its_step() {
     assert_eq!((outcome.status, outcome.state.join(" ").as_str()), (RunStatus::Completed, "a"));
 }
 
+// What happened: a step that the new graph has upstream of the position was passed over, without a word. Why: a step that is
+// neither in the frontier nor downstream of it counts as finished. What stops it now: added steps are put into the frontier.
+#[tokio::test]
+async fn an_added_step_upstream_of_the_position_runs() {
+    for (before, held, after, expect) in [
+        (&["a", "c"][..], "c", &["a", "n", "c"][..], Ok("a n c")),
+        (&["a", "c"], "c", &["a", "m", "n", "c"], Ok("a m n c")),
+        (
+            &["a", "b", "c"],
+            "c",
+            &["a", "n", "b", "c"],
+            Err("step `n` is new and comes before `b`, which is finished"),
+        ),
+        (
+            &["a", "b", "c"],
+            "c",
+            &["n", "a", "b", "c"],
+            Err("step `n` is new and comes before `a`, which is finished"),
+        ),
+    ] {
+        let engine = engine();
+        let line = |names: &[&str]| {
+            let edges = names.windows(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
+            let edges: Vec<(String, String)> = edges.collect();
+            edges.iter().fold(steps("g", names), |graph, (from, to)| graph.edge(from, to)).build().unwrap()
+        };
+        let run = engine.run(&line(before), "r", State::new()).interrupt_before([held]).await.unwrap();
+        assert_eq!(run.status, RunStatus::Interrupted);
+
+        let outcome = engine.resume(&line(after), "r").on_change(OnChange::Adopt).await;
+
+        match (outcome, expect) {
+            (Ok(held), Ok(expect)) => {
+                // The run is held before `c` once more: `c` has not started.
+                assert_eq!(held.status, RunStatus::Interrupted);
+                let outcome = engine.resume(&line(after), "r").await.unwrap();
+                assert_eq!(outcome.status, RunStatus::Completed);
+                assert_eq!(outcome.state.join(" "), expect);
+                assert!(engine.resume(&line(after), "r").await.unwrap().idle);
+            }
+            (Err(RunError::Changed { why, .. }), Err(expect)) => assert_eq!(why, expect),
+            (outcome, _) => panic!("{after:?}: {outcome:?}"),
+        }
+    }
+}
+
 /// `a`, `b`, `c`, and the same with `d` behind.
 fn short_and_long(stage: &Stage) -> (Graph<Notes>, Graph<Notes>) {
     let builder = stage.steps(Graph::builder("line"), &["a", "b", "c", "d"]);
