@@ -313,7 +313,7 @@ pub(crate) fn show(
     }
     let row = |decision: &DecisionView| {
         let branch = if decision.branch == "main" { String::new() } else { decision.branch.clone() };
-        vec![decision.step.clone(), branch, decision.action.name().to_owned(), decision.cause.text.clone()]
+        vec![decision.step.clone(), branch, decision.action.to_owned(), decision.cause.text.clone()]
     };
     let rows: Vec<Vec<String>> = decisions.iter().map(row).collect();
     Ok(context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?)

@@ -12,7 +12,7 @@ pub(crate) struct DecisionView {
     pub(crate) step: String,
     #[serde(rename = "scope")]
     pub(crate) branch: String,
-    pub(crate) action: waypost::plan::Action,
+    pub(crate) action: &'static str,
     pub(crate) cause: CauseView,
 }
 
@@ -59,7 +59,7 @@ impl From<&Decision> for DecisionView {
         Self {
             step: decision.step.to_string(),
             branch: decision.branch.to_string(),
-            action: decision.action,
+            action: decision.action_name(),
             cause: CauseView::from(&decision.cause),
         }
     }

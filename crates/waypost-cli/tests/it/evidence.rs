@@ -198,7 +198,7 @@ fn looking_tells_what_a_resume_would_go_by() {
         rig.write("box/a.txt", "y");
 
         let plan = rig.json(&["plan", "r", "--json"]);
-        assert_eq!(plan["decisions"][0]["action"], "run", "{plan}");
+        assert_eq!(plan["decisions"][0]["action"], "rerun", "{plan}");
         assert_eq!(plan["decisions"][0]["cause"]["text"], "evidence no longer holds: the box");
         let told = rig.waypost(&["why", "r", "a"]);
         assert!(told.contains("evidence no longer holds: the box"), "{told}");

@@ -106,7 +106,7 @@ fn nothing_runs_after_a_step_that_is_not_believed() {
         remove(&rig, "a");
         rig.write("b", "bad\n");
 
-        assert!(planned(&rig, "b").starts_with("run: evidence"), "{store}");
+        assert!(planned(&rig, "b").starts_with("rerun: evidence"), "{store}");
         let done = resumed(&rig, 0);
         assert!(done.ends_with("b cgood") && done.contains('a'), "{store}: {done}");
         rests(&rig);
