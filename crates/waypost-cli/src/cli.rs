@@ -201,7 +201,7 @@ pub(crate) struct RunArgs {
     pub(crate) detached: bool,
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ResumeArgs {
     /// Run, `@` for the newest, or the beginning of its name [default: the newest resumable one]
     #[arg(conflicts_with = "all")]

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::reference::plain;
 
 /// An item whose work failed for good.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct DeadLetter {
     pub(crate) branch: BranchPath,
     /// The branch that failed: that one, or one below it, on which steps of a group of it are done.

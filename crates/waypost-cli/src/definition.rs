@@ -64,7 +64,7 @@ impl Choice {
 }
 
 /// What a resume goes on with.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Chosen {
     pub(crate) workflow: Workflow,
     pub(crate) shape: Shape,
@@ -278,6 +278,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         }
         Err(error) => return Err(error.into()),
     };
+    let changed = with_first_ids(changed, &own)?;
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
         return Ok(own);
     }
@@ -334,10 +335,15 @@ pub(crate) async fn of_fork(
     position: &Position,
     file: &Path,
 ) -> Result<Chosen, Error> {
-    let changed = Workflow::read(&near_here(file))?;
+    let changed = with_first_ids(Workflow::read(&near_here(file))?, &own)?;
     let choice = &Choice { forks: true, ..Choice::default() };
     let about = Changed { store, snapshot, position, file, choice, within: BTreeMap::new() };
     adopt(about, own, changed).await
+}
+
+/// Takes the ids of the run for steps that a file has renamed.
+fn with_first_ids(changed: Workflow, own: &Chosen) -> Result<Workflow, Error> {
+    changed.with_first_ids(&own.workflow).map_err(|error| Error::File(Box::new(error)))
 }
 
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {

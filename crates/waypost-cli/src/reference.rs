@@ -102,8 +102,9 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
-/// Writes `BRANCH` or `BRANCH/STEP` as branches are named, if the key of an item stands in it as it is: `f:src/a.rs/s` is
-/// `f:src%2Fa.rs/s` where the run has that branch. What names no branch of the run is left alone.
+/// Writes `BRANCH` or `BRANCH/STEP` as branches are named, if the key of an item stands in it as it is, or as a path:
+/// `f:src/a.rs/s` and `f/src/a.rs/s` are `f:src%2Fa.rs/s` where the run has that branch. What names no branch of the run is
+/// left alone.
 ///
 /// # Errors
 /// It may mean several; the message names them.
@@ -111,7 +112,7 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
     let has = |branches: &BTreeSet<BranchPath>, text: &str| {
         StepRef::parse(text).branch.is_some_and(|branch| branches.contains(&branch))
     };
-    let branches = if text.contains(':') { store.branches(run).await? } else { BTreeSet::new() };
+    let branches = if text.contains([':', '/']) { store.branches(run).await? } else { BTreeSet::new() };
     if branches.is_empty() || has(&branches, text) {
         return Ok(text.to_owned());
     }
@@ -130,7 +131,7 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
 /// Names this branch, or a step of it, if that is what `text` may mean with the keys as they are.
 fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
     let plain = plain(branch)?;
-    let rest = text.strip_prefix(plain.as_str())?;
+    let rest = text.strip_prefix(plain.as_str()).or_else(|| text.strip_prefix(&plain.replace(':', "/")))?;
     match rest.strip_prefix('/') {
         None => rest.is_empty().then(|| branch.to_string()),
         Some(step) => StepId::new(step).is_ok().then(|| step_on(branch, step)),

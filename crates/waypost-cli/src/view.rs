@@ -137,6 +137,8 @@ impl StepStatus {
 #[derive(Debug, Serialize)]
 pub(crate) struct StepView {
     pub(crate) id: String,
+    /// The `name` in the workflow file.
+    pub(crate) name: Option<String>,
     #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) status: StepStatus,

@@ -79,7 +79,6 @@ mod unlooked;
 mod wish;
 mod within;
 
-pub use anew::opened_again;
 pub use attempt::{
     Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };

@@ -130,9 +130,8 @@ pub struct Decision {
 impl Decision {
     /// Returns the word for the action in JSON and on screens: a run of a finished step is a `rerun`.
     pub fn action_name(&self) -> &'static str {
-        let is_finished =
-            matches!(self.cause, Cause::EvidenceFailed(_) | Cause::UpstreamChanged(_) | Cause::Redefined);
-        if self.action == Action::Run && is_finished { "rerun" } else { self.action.name() }
+        let is_rerun = self.action == Action::Run && self.cause.is_of_rerun();
+        if is_rerun { "rerun" } else { self.action.name() }
     }
 
     /// Says whether the step stays as it is recorded: nothing runs, and nothing is written for it.

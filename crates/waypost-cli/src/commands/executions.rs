@@ -14,8 +14,9 @@ struct Seen {
     /// A start has no end yet.
     is_open: bool,
     has_failed: bool,
-    /// The cause of the next start, from an event.
+    /// The cause of the next start, from an event, and the person who asked.
     cause: Option<CauseView>,
+    by: Option<String>,
 }
 
 /// Lists the executions of a step, oldest first. `records`: all of the branch, oldest first.
@@ -32,6 +33,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             match name {
                 "step_invalidated" if data["step"] == step.as_str() => {
                     seen.cause = Some(from_event(&data["cause"]));
+                    seen.by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
                 }
                 "evidence_failed" if data["step"] == step.as_str() => {
                     seen.cause = Some(cause_of(&Cause::EvidenceFailed(claims(data))));
@@ -64,9 +66,12 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             }
             _ => {}
         }
-        if header.started.iter().any(|start| start.step == *step) {
+        // A join executes nothing of its own.
+        let is_join = header.reason == Reason::Join;
+        if !is_join && header.started.iter().any(|start| start.step == *step) {
+            let by = seen.by.take();
             let (action, cause) = seen.start();
-            found.push(view(action, cause));
+            found.push(ExecutionView { by, ..view(action, cause) });
         }
     }
     found
@@ -114,6 +119,10 @@ fn from_event(cause: &Value) -> CauseView {
     match cause["code"].as_str() {
         Some("evidence_failed") => cause_of(&Cause::EvidenceFailed(claims(cause))),
         Some("definition_changed") => named("definition_changed", None),
+        Some("requested") => {
+            let by = cause["by"].as_str().unwrap_or("a person");
+            CauseView { text: format!("{by} asked to run it again"), ..named("requested", None) }
+        }
         _ => named("upstream_changed", step),
     }
 }

@@ -250,7 +250,7 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
 }
 
 /// Where a run goes on from, if not from where it stands, and whether it does.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Going {
     from: Option<ResumeFrom>,
     then: Then,
@@ -258,7 +258,18 @@ struct Going {
     again: Vec<(BranchPath, Option<Value>)>,
 }
 
+impl Going {
+    fn of(workflow: &Workflow, args: &ResumeArgs) -> Result<Self, Error> {
+        let named = args.from.as_deref().map(|from| from_step(workflow, from)).transpose()?;
+        let again: Vec<_> =
+            args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
+        let from = named.or((!again.is_empty()).then_some(ResumeFrom::Branches));
+        Ok(Self { from, then: Then::GoOn, again })
+    }
+}
+
 /// A run, ready to go on.
+#[derive(Debug, Clone)]
 pub(super) struct Prepared {
     run: RunId,
     frozen: RunRecord,
@@ -282,7 +293,7 @@ impl Prepared {
     ) -> Result<Self, Error> {
         store.wait_while_dying(run).await?;
         let entry = store.run(run).await?;
-        if let Some(holder) = entry.summary.holder {
+        if let Some(holder) = entry.summary.holder.filter(|_| !args.dry_run) {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
         }
         let frozen = entry.record.record().clone();
@@ -290,11 +301,13 @@ impl Prepared {
         let (mut params, mut decides_first, mut choices) = (None, false, BTreeMap::new());
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
-                if !args.restart {
+                if !args.restart && !args.dry_run {
                     refuse_behind(store.as_ref(), &snapshot).await?;
                 }
                 let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args)).await?;
-                refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
+                if !args.dry_run {
+                    refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
+                }
                 // What is in doubt on items that are tried again is found on the way.
                 let mut asked = Asked::Nothing;
                 if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
@@ -346,13 +359,9 @@ impl Prepared {
         session: &Session<'_>,
         args: &ResumeArgs,
     ) -> Result<Exit, Error> {
-        let named = args.from.as_deref().map(|from| from_step(&self.chosen.workflow, from)).transpose()?;
-        let again: Vec<_> =
-            args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
-        let from = (!again.is_empty()).then_some(ResumeFrom::Branches);
+        let going = Going::of(&self.chosen.workflow, args)?;
         let told = self.told(context, store.as_ref(), args);
         let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
-        let going = Going { from: named.or(from), then: Then::GoOn, again };
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store, &program);
         let kept = options.session.clone();
@@ -440,6 +449,7 @@ impl Prepared {
             edit,
             on_doubt,
             choices,
+            by: Some(choice::person()),
             edit_branches,
             from: going.from,
             then: going.then,

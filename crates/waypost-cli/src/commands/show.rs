@@ -15,7 +15,7 @@ use waypost_workflow::program::{shape_of, spent};
 use super::{Context, SCRIPT, checkpoints, undo};
 use crate::among::FailedItem;
 use crate::cli::ShowArgs;
-use crate::definition::path_in_force;
+use crate::definition::{path_in_force, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::hooks;
@@ -296,6 +296,10 @@ impl Shown {
             }
         }
         for step in &mut steps {
+            let branch = BranchPath::new(&step.branch).ok();
+            let found = workflow.as_ref().zip(branch);
+            let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
+            step.name = found.and_then(|step| step.name.clone());
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }
         let checkpoint = match &self.at {
@@ -471,7 +475,10 @@ fn step_table(output: &Output, steps: &[StepView]) -> String {
     let row = |step: &StepView| {
         let lasted = step.started_at.zip(step.ended_at).map(|(start, end)| time::between(start, end));
         vec![
-            step.id.clone(),
+            match &step.name {
+                Some(name) => format!("{} ({})", step.id, shown(name)),
+                None => step.id.clone(),
+            },
             if branches { step.branch.clone() } else { String::new() },
             step.status.name().to_owned(),
             if step.attempts > 1 { step.attempts.to_string() } else { String::new() },

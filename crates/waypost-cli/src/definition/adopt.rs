@@ -7,21 +7,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::Value;
 use waypost::change::{Change, ChangeKind, changes};
 use waypost::engine::{Adoption, Snapshot, step_path};
 use waypost::record::{Definition, End, Phase, Position, Record};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{ItemSource, Workflow};
 use waypost_workflow::program::shape_of;
 
 use super::{Choice, Chosen, shown};
 use crate::cli::ResumeArgs;
 use crate::commands::near_here;
 use crate::error::Error;
+use crate::output::shown as shown_text;
 use crate::surroundings;
 use crate::time;
+
+/// Most items that a change of a list names.
+const ITEMS_NAMED_MAX: usize = 5;
 
 /// The decision about the result of a changed finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,13 +118,17 @@ impl Row {
     }
 
     /// Returns the change in words.
-    fn what(&self, changed: &Workflow) -> String {
-        let child = changed.step(self.change.step.as_str()).and_then(|step| step.work.child());
+    fn what(&self, (before, changed): (&Workflow, &Workflow)) -> String {
+        let id = self.change.step.as_str();
+        let child = changed.step(id).and_then(|step| step.work.child());
         let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
         match &self.change.kind {
             ChangeKind::Added => "is new".to_owned(),
             ChangeKind::Removed => "is gone".to_owned(),
-            ChangeKind::Altered => format!("does something else{file}"),
+            ChangeKind::Altered => match other_needs(before, changed, id) {
+                Some(needs) => needs,
+                None => format!("does something else{file}"),
+            },
             ChangeKind::Within if self.within.is_empty() => {
                 format!("does something else in what is not finished within it{file}")
             }
@@ -128,16 +137,52 @@ impl Row {
                 let steps: Vec<String> = steps.into_iter().map(ToString::to_string).collect();
                 format!("does something else in {}{file}", steps.join(", "))
             }
-            ChangeKind::Relisted => "has another list of items".to_owned(),
+            ChangeKind::Relisted => format!("has another list of items{}", other_items(before, changed, id)),
             ChangeKind::Rerouted { .. } => "leads elsewhere".to_owned(),
             ChangeKind::Reordered(before) => format!("comes after step {before} now, which is not finished"),
         }
     }
 }
 
+/// Returns the change of the needs of a step in words, if they changed.
+fn other_needs(before: &Workflow, changed: &Workflow, step: &str) -> Option<String> {
+    let needs = |workflow: &Workflow| {
+        let mut needs = workflow.step(step)?.needs.clone();
+        needs.sort_unstable();
+        Some(needs)
+    };
+    let told = |needs: Vec<String>| if needs.is_empty() { "nothing".to_owned() } else { needs.join(", ") };
+    let (then, now) = (needs(before)?, needs(changed)?);
+    (then != now).then(|| format!("needs {} now, and needed {}", told(now), told(then)))
+}
+
+/// Names the added and the dropped items of a list in the file.
+fn other_items(before: &Workflow, changed: &Workflow, step: &str) -> String {
+    let items = |workflow: &Workflow| match &workflow.step(step)?.work.foreach()?.items {
+        ItemSource::Listed(items) => {
+            let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
+            Some(items.iter().map(text).collect::<Vec<_>>())
+        }
+        _ => None,
+    };
+    let Some((then, now)) = items(before).zip(items(changed)) else { return String::new() };
+    let beyond = |these: &[String], those: &[String]| {
+        let found: Vec<&str> =
+            these.iter().filter(|item| !those.contains(item)).map(String::as_str).collect();
+        let more = found.len().saturating_sub(ITEMS_NAMED_MAX);
+        let named = found.iter().take(ITEMS_NAMED_MAX).map(|item| shown_text(item)).collect::<Vec<_>>();
+        (named.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }, found.len())
+    };
+    let told = [("adds", beyond(&now, &then)), ("drops", beyond(&then, &now))];
+    let told =
+        told.iter().filter(|(_, (_, count))| *count > 0).map(|(verb, (names, _))| format!("{verb} {names}"));
+    let told: Vec<String> = told.collect();
+    if told.is_empty() { String::new() } else { format!(": it {}", told.join(", and ")) }
+}
+
 /// Writes the rows as a table: step, change, results at stake.
-fn table(rows: &[Row], changed: &Workflow) -> Vec<String> {
-    let whats: Vec<String> = rows.iter().map(|row| row.what(changed)).collect();
+fn table(rows: &[Row], (before, changed): (&Workflow, &Workflow)) -> Vec<String> {
+    let whats: Vec<String> = rows.iter().map(|row| row.what((before, changed))).collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
     let step_width = widest(&mut rows.iter().map(|row| row.change.step.as_str().chars().count()));
     let what_width = widest(&mut whats.iter().map(|what| what.chars().count()));
@@ -186,7 +231,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
         row.at_stake = Some(at_stake(store, snapshot, (&own.shape, is_foreach), &row.change.step).await?);
     }
     choice.finished.check(&rows)?;
-    let diff = table(&rows, &changed);
+    let diff = table(&rows, (&own.workflow, &changed));
     let decided: Vec<Option<Decided>> = rows.iter().map(|row| decide(choice, row)).collect();
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());

@@ -188,7 +188,7 @@ fn who_looks_before_is_told_what_is_asked_about() {
             steps.iter().find(|one| one["step"] == step).expect("it is in the plan")["action"].clone()
         };
         let dry = ["resume", "r", "--from", "a", "--dry-run", "--json"];
-        assert_eq!((action(&dry, "a"), action(&dry, "b")), ("run".into(), "ask".into()), "{store}");
+        assert_eq!((action(&dry, "a"), action(&dry, "b")), ("rerun".into(), "ask".into()), "{store}");
 
         has_ended(&rig, &["resume", "r", "--from", "a", "--only", "-q"], 0, store);
 
@@ -321,7 +321,7 @@ fn a_step_of_the_run_before_is_done_again_in_a_fork() {
         let dry = rig.json(&["resume", "f", "--from", "a", "--dry-run", "--json"]);
         let actions: Vec<_> =
             dry["decisions"].as_array().into_iter().flatten().map(|one| one["action"].clone()).collect();
-        assert_eq!(actions, ["run", "run"], "{store}: {dry}");
+        assert_eq!(actions, ["rerun", "rerun"], "{store}: {dry}");
         has_ended(&rig, &["resume", "f", "--from", "a", "-q"], 0, store);
 
         assert_eq!(ran(&rig), ["a", "z"], "{store}");

@@ -32,16 +32,16 @@ fn a_dry_resume_goes_back_and_starts_over_in_word_only() {
     let (rig, records) = completed();
 
     let (steps, said) = would(&rig, &["--from", "three"]);
-    assert_eq!(steps, ["three run", "four run"]);
+    assert_eq!(steps, ["three rerun", "four rerun"]);
     assert!(said.contains("Step three would run again, and what needs it."), "{said}");
     assert!(!said.contains("nothing, because"), "{said}");
     let (steps, said) = would(&rig, &["--from", "two", "--only"]);
-    assert_eq!(steps, ["two run"]);
+    assert_eq!(steps, ["two rerun"]);
     assert!(said.contains("stop after step two. Left for later: three, four."), "{said}");
     let (steps, said) = would(&rig, &["--restart"]);
-    assert_eq!(steps, ["one run", "two run", "three run", "four run"]);
+    assert_eq!(steps, ["one rerun", "two rerun", "three rerun", "four rerun"]);
     assert!(said.contains("would start over"), "{said}");
-    assert_eq!(would(&rig, &["--restart", "--until", "two"]).0, ["one run", "two run"]);
+    assert_eq!(would(&rig, &["--restart", "--until", "two"]).0, ["one rerun", "two rerun"]);
     let (steps, said) = would(&rig, &[]);
     assert!(steps.is_empty() && said.contains("nothing, because every step is finished"), "{said}");
 
@@ -82,12 +82,12 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(3));
 
     let (steps, said) = would(&rig, &["--retry-failed"]);
-    assert_eq!(steps, ["f run", "g run", "k run"]);
+    assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
     assert!(said.contains("Item y would be tried again, on f:y, from step k on."), "{said}");
 
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);
-    assert_eq!(steps, ["f run", "g run", "k run"]);
-    assert!(said.contains("Step k on f:x would run again") && said.contains("not told in advance"), "{said}");
+    assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
+    assert!(said.contains("Step f:x/k would run again"), "{said}");
     for wrong in ["f:y/k", "f:z/k", "f:x/g"] {
         let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1", "--from", wrong], more].concat());
         assert_eq!(call(&["--dry-run"]), call(&[]), "{wrong}");
@@ -173,12 +173,12 @@ fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
             (text("step"), text("action"))
         })
         .collect();
-    let expect = [("a", "reuse"), ("b", "reuse"), ("c", "run"), ("d", "ask")];
+    let expect = [("a", "reuse"), ("b", "reuse"), ("c", "rerun"), ("d", "ask")];
     let expect: Vec<(String, String)> =
         expect.iter().map(|(step, action)| ((*step).to_owned(), (*action).to_owned())).collect();
     assert_eq!(actions, expect, "{text}");
     let told = String::from_utf8(planned.stderr).unwrap();
-    assert!(told.contains("Step d must not be repeated: it would be in doubt when it comes next."), "{told}");
+    assert!(told.contains("Step d must not be repeated: the resume would ask about it."), "{told}");
     assert_eq!(rig.call(&["resume", "r", "--from", "c", "-q"]).status.code(), Some(8));
     assert_eq!(rig.read("trace").lines().last(), Some("c"));
 }

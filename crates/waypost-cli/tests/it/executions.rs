@@ -66,3 +66,39 @@ fn why_tells_what_was_cut_skipped_and_passed_over() {
     assert_eq!(executions(&rig, "c"), ["run first"]);
     assert_eq!(executions(&rig, "d"), ["skip upstream_failed"]);
 }
+
+#[test]
+fn an_execution_by_choice_has_the_cause_and_the_person() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: b, needs: [a], run: 'true'}
+  - {id: c, needs: [b], run: 'true'}
+  - {id: e, needs: [a], foreach: {items: [x], as: i, steps: [{id: k, run: 'true'}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    let flow = rig.read("flow.yaml");
+    rig.write("flow.yaml", &flow.replace("id: b, needs: [a], run: 'true'", "id: b, needs: [a], run: ':'"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--rerun-changed"]), Some(0));
+    let flow = rig.read("flow.yaml");
+    rig.write("flow.yaml", &flow.replace("id: a, run: 'true'", "id: a, run: ':'"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--keep-finished"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "c"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "e/x/k"]), Some(0), "a path of a step");
+
+    let why = |step: &str| {
+        let why = rig.json(&["why", "r", step, "--json"]);
+        let executions = why["executions"].as_array().unwrap().iter();
+        let told = executions.map(|one| {
+            let by = if one["by"].is_string() { " by" } else { "" };
+            format!("{} {}{by}", one["action"].as_str().unwrap(), one["cause"]["code"].as_str().unwrap())
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(why("a"), ["run first", "reuse settled by"]);
+    assert_eq!(why("b"), ["run first", "rerun definition_changed"]);
+    assert_eq!(why("c"), ["run first", "rerun upstream_changed", "rerun requested by"]);
+    assert_eq!(why("e:x/k"), ["run first", "rerun requested by"]);
+    assert_eq!(why("e"), ["run first"], "a join executes nothing");
+}

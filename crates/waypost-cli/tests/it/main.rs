@@ -58,6 +58,7 @@ mod prodigy_values;
 mod pruning;
 mod reading;
 mod rechecking;
+mod renamed;
 mod repairing;
 mod repeating;
 mod report;

@@ -91,6 +91,21 @@ impl<'n> BodyDraft<'n> {
                 checker.problems.push(problem.help("an id is for one step of the whole file: rename one"));
             }
         }
+        let steps = self.all().into_iter().chain(more.into_iter().flat_map(Self::all));
+        for (draft, (old, node)) in steps.filter_map(|(_, draft)| Some((draft, draft.renamed_from.as_ref()?)))
+        {
+            if !draft.has_own_id {
+                checker.wrong(node, "a renamed step needs an id", "add `id:` with the new name");
+            } else if *old != draft.id && known.contains_key(old.as_str()) {
+                let message =
+                    format!("`{old}` is a step of this file, and step `{}` is renamed from it", draft.id);
+                checker.wrong(
+                    node,
+                    message,
+                    "`renamed_from` names an id that the file does not use any more",
+                );
+            }
+        }
     }
 
     /// Reports services that would live beside no later step: within others, and in the workflow's own hook.
@@ -163,6 +178,7 @@ fn assemble_one(
         evidence: draft.evidence.map(|draft| Arc::new(draft.evidence)),
         id: draft.id,
         name: draft.name,
+        renamed_from: draft.renamed_from.map(|(id, _)| id),
         shell: draft.shell,
         timeout: draft.timeout,
         retry: draft.retry,

@@ -31,6 +31,7 @@ mod problem;
 mod read;
 mod reads;
 mod remote;
+mod renamed;
 mod repeat;
 mod schema;
 mod settings;

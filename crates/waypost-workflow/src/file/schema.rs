@@ -230,6 +230,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("step", "on_exit_code") => {
             (reference("hooks"), "Steps that are done after an exit code, by that code.")
         }
+        ("step", "renamed_from") => {
+            (text(), "The id of the step in the file so far: a resume keeps the result of the step.")
+        }
         ("step", "needs") => (reference("words"), "The steps that must have ended before."),
         ("step", "if") => (condition(), "Whether it runs."),
         ("step", "outputs") => (map_of("output"), "What it gives to later steps, from files."),

@@ -30,6 +30,7 @@ pub(super) static STEP: KeySet = KeySet {
     keys: &[
         "id",
         "name",
+        "renamed_from",
         "run",
         "agent",
         "prompt",
@@ -93,6 +94,8 @@ pub(super) struct Draft<'n> {
     pub(super) id: String,
     pub(super) has_own_id: bool,
     pub(super) name: Option<String>,
+    /// The id of the step in an earlier version of the file.
+    pub(super) renamed_from: Option<(String, &'n Node)>,
     /// What it does; `None` if that is not built yet, or wrong.
     pub(super) work: Option<(Work, &'n Node)>,
     /// What it works on item by item, in the place of that.
@@ -181,6 +184,8 @@ pub(super) fn step<'n>(
     let id = fields.get("id").and_then(|node| id(checker, node).map(|id| (id, node)));
     let own_dir = template(checker, "dir").map(|(dir, node)| (dir, Some(node)));
     let id_node = id.as_ref().map_or(node, |(_, node)| *node);
+    let renamed_from =
+        fields.get("renamed_from").and_then(|node| self::id(checker, node).map(|id| (id, node)));
     let id = id.map_or_else(|| format!("{stem}-{position}"), |(id, _)| id);
     let each = fields.get("foreach").and_then(|node| foreach::foreach(checker, node, &id, defaults));
     let group = fields.get("steps").and_then(|node| repeat::group(checker, node, &id, defaults));
@@ -200,6 +205,7 @@ pub(super) fn step<'n>(
         hooks,
         repeat,
         name: fields.get("name").and_then(|node| checker.filled_text(node, "name")),
+        renamed_from,
         work: work::work(checker, node, &fields),
         needs: fields.get("needs").map(|node| checker.texts(node, "needs")),
         condition: fields

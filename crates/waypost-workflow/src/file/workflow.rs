@@ -83,7 +83,7 @@ impl Body {
     }
 
     /// All of them that stand in the same file, in its order.
-    fn of_file(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
+    pub(super) fn of_file(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
             let below = step.work.body().filter(|_| step.work.child().is_none());
             let below = below.into_iter().chain(step.hooks.iter().map(|hook| &hook.body));
@@ -362,6 +362,8 @@ pub struct Step {
     pub index: usize,
     /// What people see instead of the id.
     pub name: Option<String>,
+    /// The id of the step in an earlier version of the file.
+    pub renamed_from: Option<String>,
     /// The line in the file where it begins, from 1.
     pub line: usize,
     /// What it does.

@@ -11,8 +11,11 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::json;
+
+use crate::events::{RerunCause, STEP_INVALIDATED};
 use crate::id::StepId;
-use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
+use crate::record::{Fan, FrontierEntry, Header, Note, Phase, Position, Reason, Record, Try};
 use crate::shape::{Shape, Unfinished};
 use crate::store::StoreExt as _;
 
@@ -109,22 +112,11 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
     Anew { position, forgotten }
 }
 
-/// Returns where a branch stands once a step is to run again, with all that needs it, where the state keeps apart what each
-/// step gave: what a resume from that step goes on from, but for epochs.
+/// Returns the position with a step to run again, and the parts of the state to remove.
 ///
 /// # Errors
 /// [`RunError::InvalidStep`]: there is no such step. [`RunError::NoState`]: it comes after one that is not finished; `at` is
 /// where that is.
-pub fn opened_again(
-    shape: &Shape,
-    position: &Position,
-    step: &StepId,
-    at: &str,
-) -> Result<Position, RunError> {
-    opened(shape, position, step, at).map(|anew| anew.position)
-}
-
-/// As [`opened_again`], with the parts of the state to remove.
 pub(super) fn opened(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<Anew, RunError> {
     let place = place_of(shape, position, step, at)?;
     let iteration = shape.first_iteration(place, &[]);
@@ -192,7 +184,7 @@ pub(super) async fn from_step(
     engine: &Engine,
     shape: &Shape,
     base: &mut Base,
-    (step, asks): (&StepId, bool),
+    (step, asks, by): (&StepId, bool, Option<&str>),
 ) -> Result<Draft, RunError> {
     // Also one that ended in the run that this one began from.
     let ended =
@@ -206,7 +198,14 @@ pub(super) async fn from_step(
     let anew = anew(shape, &base.position, vec![(place, at.clone(), Again::Whole)], asks);
     base.position = anew.position;
     base.redone.extend(anew.forgotten);
-    Ok(Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at))
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
+    draft.told.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
+    Ok(draft)
+}
+
+/// Returns the note of the cause of a rerun.
+pub(super) fn invalidated(step: &StepId, cause: &RerunCause) -> Note {
+    Note::Event { name: STEP_INVALIDATED.to_owned(), data: json!({ "step": step, "cause": cause }) }
 }
 
 /// Takes a branch to where steps are about to run again: those that are named, and joins of branches that go on.

@@ -8,8 +8,8 @@ use crate::change;
 use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{
-    Ahead, Body, Definition, End, Flaw, FrontierEntry, Header, Phase, Position, Reason, Record, SealedRun,
-    Status, Try, WaitKind,
+    Ahead, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Status,
+    Try, WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
@@ -17,7 +17,7 @@ use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use super::anew;
 use super::back::go_back;
 use super::branches;
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, Draft, body_as_it_stands};
 use super::choice;
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
@@ -92,6 +92,8 @@ pub(super) struct Base {
     damaged: Vec<Damage>,
     /// What is taken out of the state, as finished steps run again.
     pub(super) redone: Vec<Forget>,
+    /// The causes of what a person chose, for the first record.
+    notes: Vec<Note>,
 }
 
 /// Finds out where a resume goes on.
@@ -272,6 +274,7 @@ async fn find_begin<P: Program>(
     let mut wishes = Wishes::take(&mut options.from, edited, program.shape());
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
     wishes.rerun_changed(changed, program.shape());
+    wishes.by = options.by.clone();
     let asked = Asked { again: is_again, ..asked(options, &wishes, lease.token()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
@@ -304,7 +307,7 @@ async fn find_begin<P: Program>(
         let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                anew::from_step(engine, began_with, base, (step, asks)).await?
+                anew::from_step(engine, began_with, base, (step, asks, options.by.as_deref())).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
@@ -315,6 +318,7 @@ async fn find_begin<P: Program>(
         let adopting = Adopting { adoption, ends: &ends, asks };
         let before = (&base.position, &base.snapshot.definition);
         let carried = fit::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
+        base.notes = fit::causes_of(adoption, &carried, options.by.as_deref());
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         base.redone.extend(carried.relisted.into_iter().map(Forget::Join));
@@ -360,7 +364,7 @@ fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), 
     let Move { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
-        by_name.stand = Some(body_of(&base.record, &base.position)?);
+        by_name.stand = Some(body_as_it_stands(&base.record, &base.position)?);
         let continues = basis.unwrap_or(record.header().seq);
         further.basis = Some(continues);
         basis = Some(base.basis.unwrap_or(base.record.header().seq));
@@ -369,20 +373,6 @@ fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), 
     (base.record, base.position, base.basis) = (record, position, basis);
     drafts.extend(more);
     Ok(())
-}
-
-/// Makes a body of the state of a record and another position.
-fn body_of(record: &Record, position: &Position) -> Result<Body, RunError> {
-    let Header { run, step, body, .. } = record.header();
-    let (Some(body), Some(state)) = (body, record.state_bytes()) else {
-        let at = record.header().reference().to_string();
-        return Err(RunError::NoState { at, why: "retention dropped its state".to_owned() });
-    };
-    Body::opaque(position, state, &body.codec, body.schema).map_err(|source| RunError::Record {
-        run: run.clone(),
-        step: step.clone(),
-        source,
-    })
 }
 
 /// Makes the main branch as it is gone on with, and the configuration in force.
@@ -436,6 +426,7 @@ async fn main_line<'a, P: Program>(
         main.position.config = Some(main.seq_of_next_draft() + drafts.len() as u64 - 1);
     }
     main.drafts.append(drafts);
+    main.notes.append(&mut base.notes);
     Ok((main, config_over.unwrap_or(config_so_far)))
 }
 
@@ -510,7 +501,16 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
         None => (newest.header().seq + 1, Vec::new()),
     };
-    Ok(Base { snapshot, record: newest, position, basis: None, next, damaged, redone: Vec::new() })
+    Ok(Base {
+        snapshot,
+        record: newest,
+        position,
+        basis: None,
+        next,
+        damaged,
+        redone: Vec::new(),
+        notes: Vec::new(),
+    })
 }
 
 /// Says that a run that has ended needs nothing.

@@ -26,7 +26,7 @@ mod overlay;
 mod program;
 
 use overlay::Overlay;
-use program::{DryProgram, Input};
+use program::{DryProgram, Input, Keyed};
 
 /// The lead of the clock of a dry run: delays and sleeps are over at once.
 const AHEAD_YEARS: i64 = 100;
@@ -34,9 +34,12 @@ const AHEAD_YEARS: i64 = 100;
 /// The decisions of a dry run.
 #[derive(Debug, Default)]
 pub struct DryRun {
-    started: BTreeMap<(BranchPath, StepId), Input>,
-    reran: BTreeMap<(BranchPath, StepId), RerunCause>,
-    skipped: BTreeMap<(BranchPath, StepId), (u64, SkipCause)>,
+    started: Keyed<Input>,
+    rejoined: Keyed<StepId>,
+    reran: Keyed<RerunCause>,
+    /// The steps with a reusable result on record: each is compared in the step's turn.
+    reusable: BTreeSet<(BranchPath, StepId)>,
+    skipped: Keyed<(u64, SkipCause)>,
     questions: Vec<Decision>,
     /// The last position of each branch of the dry run.
     positions: BTreeMap<BranchPath, Position>,
@@ -73,7 +76,9 @@ impl Engine {
         let rest = self.try_dry_run(program, run, answered).await?;
         let is_certain = |asked: &Decision| {
             let key = (asked.branch.clone(), asked.step.clone());
-            asked.cause != Cause::AskedInTurn || !matches!(rest.started.get(&key), Some(Input::Unknown(_)))
+            let is_compared =
+                matches!(rest.started.get(&key), Some(Input::Unknown(_))) && rest.reusable.contains(&key);
+            asked.cause != Cause::AskedInTurn || !is_compared
         };
         let questions = first.questions.into_iter().filter(is_certain).collect();
         Ok(DryRun { questions, ..rest })
@@ -96,7 +101,8 @@ impl Engine {
         };
         let dry = DryProgram::of(program);
         let ended = engine.resume_program(&dry, run, options).await;
-        let mut found = DryRun { started: dry.started(), ..DryRun::default() };
+        let (started, rejoined) = dry.into_seen();
+        let mut found = DryRun { started, rejoined, ..DryRun::default() };
         for record in overlay.records() {
             found.take_in(&record)?;
         }
@@ -131,7 +137,9 @@ impl DryRun {
             }
         }
         if record.state_bytes().is_some() {
-            self.positions.insert(branch.clone(), position_of(record)?);
+            let position = position_of(record)?;
+            self.reusable.extend(position.reusable.keys().map(|step| (branch.clone(), step.clone())));
+            self.positions.insert(branch.clone(), position);
         }
         Ok(())
     }
@@ -172,6 +180,18 @@ impl DryRun {
                 None => plan.decisions.push(asked.clone()),
             }
         }
+        let is_planned = |key: &(BranchPath, StepId)| {
+            plan.decisions.iter().any(|decision| decision.branch == key.0 && decision.step == key.1)
+        };
+        let more = self.started.iter().filter(|(key, _)| !is_planned(key)).map(|(key, input)| {
+            let cause = match input {
+                Input::Known => self.cause_of(key, &key.1),
+                Input::Unknown(step) => Cause::UpstreamChanged(step.clone()),
+            };
+            Decision { branch: key.0.clone(), step: key.1.clone(), action: Action::Run, cause }
+        });
+        let more: Vec<Decision> = more.collect();
+        plan.decisions.extend(more);
     }
 
     /// Returns the decision about a step if different from the planned decision.
@@ -185,12 +205,17 @@ impl DryRun {
         if let Some(input) = self.started.get(key) {
             return match input {
                 Input::Unknown(step) if !is_run => {
-                    Some((Action::Recheck, Cause::UpstreamChanged(step.clone())))
+                    // Without a result to compare, the step runs in any case.
+                    let action = if self.reusable.contains(key) { Action::Recheck } else { Action::Run };
+                    Some((action, Cause::UpstreamChanged(step.clone())))
                 }
                 Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
                 Input::Known if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
                 _ => None,
             };
+        }
+        if let Some(step) = self.rejoined.get(key).filter(|_| planned.action == Action::Reuse) {
+            return Some((Action::Run, Cause::UpstreamChanged(step.clone())));
         }
         if let Some((seq, cause)) = self.skipped.get(key) {
             let cause = match cause {
@@ -217,7 +242,7 @@ impl DryRun {
             Some(RerunCause::UpstreamChanged { step: Some(step) }) => Cause::UpstreamChanged(step.clone()),
             Some(RerunCause::UpstreamChanged { step: None }) => Cause::UpstreamChanged(step.clone()),
             Some(RerunCause::DefinitionChanged) => Cause::Redefined,
-            None => Cause::Ready,
+            Some(RerunCause::Requested { .. }) | None => Cause::Requested,
         }
     }
 }

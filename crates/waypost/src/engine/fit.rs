@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::json;
+
 use crate::change::{self, CarriedOver, Carry, Change};
+use crate::events::{RerunCause, STEP_SETTLED};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Definition, FrontierEntry, Phase, Position, Record, Reusable, Settled};
+use crate::record::{Definition, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled};
 use crate::shape::{Shape, Unfinished};
 use crate::store::{Lease, StoreError, StoreExt as _};
 
-use super::anew::after;
+use super::anew::{after, invalidated};
 use super::begin::{Base, decode_state};
 use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
@@ -42,6 +45,24 @@ pub(super) fn carried(
     }
     let carry = Carry { before, position, definition, after: shape, within, kept, ends, asks };
     Ok(change::carry_over(&carry))
+}
+
+/// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, and kept results.
+pub(super) fn causes_of(adoption: &Adoption, carried: &CarriedOver, by: Option<&str>) -> Vec<Note> {
+    let rerun = carried.redone.iter().map(|(step, reason)| {
+        let upstream = Some(reason.clone()).filter(|reason| reason != step);
+        let cause = match upstream {
+            Some(_) => RerunCause::UpstreamChanged { step: upstream },
+            None => RerunCause::DefinitionChanged,
+        };
+        invalidated(step, &cause)
+    });
+    let kept = adoption.kept.iter().map(|step| {
+        let cause = json!({ "code": "settled", "by": by });
+        let data = json!({ "step": step, "how": "kept", "cause": cause });
+        Note::Event { name: STEP_SETTLED.to_owned(), data }
+    });
+    rerun.chain(kept).collect()
 }
 
 /// Returns the newest ends of the steps of the main branch.

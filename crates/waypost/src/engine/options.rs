@@ -93,6 +93,8 @@ pub struct ResumeOptions<S> {
     pub on_doubt: OnDoubt<S>,
     /// Choices of a person about unfinished steps of the main branch: each step is settled in turn, without an execution.
     pub choices: BTreeMap<StepId, Choice>,
+    /// The name of the person who asks, for the causes on record.
+    pub by: Option<String>,
     /// What to do where the graph is not that of the run.
     pub on_change: OnChange,
     /// What to do where the evidence of a finished step cannot be checked.
@@ -115,6 +117,7 @@ impl<S> Default for ResumeOptions<S> {
             on_damage: OnDamage::FallBack,
             on_doubt: OnDoubt::Ask,
             choices: BTreeMap::new(),
+            by: None,
             on_change: OnChange::Stop,
             on_unknown: OnUnknown::Stop,
             then: Then::GoOn,

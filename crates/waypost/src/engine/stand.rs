@@ -162,7 +162,11 @@ pub(super) async fn stand<P: Program>(
             let known = &branches[&(branch.depth(), branch.clone())];
             let Some(target) = targets.first() else { continue };
             if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
-                moves.insert(branch, anew::again(engine, shape, known, (&targets, !asked.retries)).await?);
+                let mut moved = anew::again(engine, shape, known, (&targets, !asked.retries)).await?;
+                let causes = asked.wishes.causes_on(&branch);
+                let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
+                moved.drafts.iter_mut().take(1).for_each(|draft| draft.told.notes.extend(causes.clone()));
+                moves.insert(branch, moved);
                 continue;
             }
             let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
 use crate::shape::Shape;
 
@@ -15,6 +16,8 @@ use super::redo::opener_of;
 pub(super) struct Wishes {
     /// A step that runs again, with all that comes of it.
     pub(super) step: Option<(BranchPath, StepId)>,
+    /// The person who asks.
+    pub(super) by: Option<String>,
     /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,
     /// Branches that go on where they stand, and are joined again.
@@ -65,6 +68,14 @@ impl Wishes {
             }
             below = above;
         }
+    }
+
+    /// Returns the causes of the reruns on a branch.
+    pub(super) fn causes_on(&self, branch: &BranchPath) -> impl Iterator<Item = (&StepId, RerunCause)> {
+        let named = self.step.iter().map(|named| (named, RerunCause::Requested { by: self.by.clone() }));
+        let changed = self.changed.iter().map(|changed| (changed, RerunCause::DefinitionChanged));
+        let own = named.chain(changed).filter(move |((on, _), _)| on == branch);
+        own.map(|((_, step), cause)| (step, cause))
     }
 
     pub(super) fn is_empty(&self) -> bool {

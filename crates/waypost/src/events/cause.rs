@@ -22,4 +22,10 @@ pub enum RerunCause {
     },
     /// Its definition changed.
     DefinitionChanged,
+    /// A person asked for it.
+    Requested {
+        /// The name of the person, if known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
 }

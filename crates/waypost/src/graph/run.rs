@@ -515,6 +515,7 @@ impl<'a, S: State> Resume<'a, S> {
                 OnDamage::Restart(state) => OnDamage::Restart(Box::new(state) as Held),
             },
             choices: options.choices,
+            by: options.by,
             on_doubt: match options.on_doubt {
                 OnDoubt::Retry => OnDoubt::Retry,
                 _ if !settles.is_empty() => OnDoubt::Settle(held_settle(settles)),

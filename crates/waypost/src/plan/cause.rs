@@ -24,6 +24,8 @@ pub enum Cause {
     Tolerated(u64),
     /// Its needs are met and it was not started.
     Ready,
+    /// A person asked for the rerun.
+    Requested,
     /// It comes after these.
     After(Vec<StepId>),
     /// Its start is recorded and nothing after: its process was cut.
@@ -88,7 +90,7 @@ impl Cause {
             Self::Failed(_) | Self::Delayed(_) => "retry",
             Self::BranchesFailed => "dead_letter",
             Self::Waits(_) => "waiting",
-            Self::Come(_) => "requested",
+            Self::Come(_) | Self::Requested => "requested",
             Self::EvidenceFailed(_) | Self::EvidenceUndone { .. } => "evidence_failed",
             Self::EvidenceUnknown(_) => "evidence_unknown",
             Self::UpstreamChanged(_) | Self::Undone | Self::Begun | Self::AskedInTurn | Self::LeftBehind => {
@@ -118,6 +120,11 @@ impl Cause {
         }
     }
 
+    /// Says whether a run for this cause is a rerun of a finished step.
+    pub(super) fn is_of_rerun(&self) -> bool {
+        matches!(self, Self::EvidenceFailed(_) | Self::UpstreamChanged(_) | Self::Redefined | Self::Requested)
+    }
+
     /// Says why a step stands in doubt on a branch.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
         match position.undone.contains(&entry.step) {
@@ -145,6 +152,7 @@ impl fmt::Display for Cause {
             Self::NeedSkipped(need) => write!(f, "it needs `{need}`, which is skipped"),
             Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
             Self::Ready => f.write_str("all it needs is finished"),
+            Self::Requested => f.write_str("a person asked to run it again"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
             Self::Cut(at) => {
                 write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)

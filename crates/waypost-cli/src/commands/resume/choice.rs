@@ -56,10 +56,15 @@ pub(super) fn of(
         let step = StepId::new(step).map_err(Error::from_name)?;
         settled.insert(step, SettleBy::Skip);
     }
-    let by =
-        std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "a person".to_owned());
+    let by = person();
     let choice = |(step, settle)| (step, Choice { settle, by: by.clone(), at });
     Ok(settled.into_iter().map(choice).collect())
+}
+
+/// Returns the name of the user, for the causes on record.
+pub(super) fn person() -> String {
+    let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    named.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.

@@ -313,6 +313,7 @@ impl StepFacts<'_> {
         let ended = self.end.map_or(0, |header| header.at.attempt);
         StepView {
             id: step.to_string(),
+            name: None,
             branch: branch.to_string(),
             status,
             attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended),

@@ -32,10 +32,15 @@ pub(super) struct DryProgram<'a, P> {
     seen: Mutex<Seen>,
 }
 
+/// By branch and step.
+pub(super) type Keyed<T> = BTreeMap<(BranchPath, StepId), T>;
+
 #[derive(Debug, Default)]
 struct Seen {
     /// The started steps, with the known part of the input.
-    started: BTreeMap<(BranchPath, StepId), Input>,
+    started: Keyed<Input>,
+    /// The joins of children with an unknown result, each with a step of that child.
+    rejoined: Keyed<StepId>,
     /// The steps with an unknown result.
     unknown: BTreeSet<(BranchPath, StepId)>,
 }
@@ -59,9 +64,10 @@ impl<'a, P: Program> DryProgram<'a, P> {
         Self { inner, seen: Mutex::default() }
     }
 
-    /// Returns the started steps, with the known part of the input.
-    pub(super) fn started(self) -> BTreeMap<(BranchPath, StepId), Input> {
-        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner).started
+    /// Returns the started steps with the known part of the input, and the joins of children with an unknown result.
+    pub(super) fn into_seen(self) -> (Keyed<Input>, Keyed<StepId>) {
+        let seen = self.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (seen.started, seen.rejoined)
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -101,17 +107,18 @@ impl<'a, P: Program> DryProgram<'a, P> {
         }
     }
 
-    /// Says whether a step beneath the joined children has an unknown result.
-    fn joins_unknown(&self, joined: &Joined) -> bool {
+    /// Returns a step beneath the joined children with an unknown result.
+    fn unknown_below(&self, joined: &Joined) -> Option<StepId> {
         let seen = self.seen();
-        seen.unknown.iter().any(|(branch, _)| {
+        let below = |(branch, _): &&(BranchPath, StepId)| {
             let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
             let is_child = |branch: &BranchPath| {
                 branch.parent().as_ref() == Some(&joined.branch)
                     && branch.opened_by().is_some_and(|(name, _)| name == joined.name)
             };
             around.any(|branch| is_child(&branch))
-        })
+        };
+        seen.unknown.iter().find(below).map(|(_, step)| step.clone())
     }
 }
 
@@ -214,20 +221,18 @@ impl<P: Program> Program for DryProgram<'_, P> {
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure> {
         let input = self.input_of(spot);
-        match joined {
-            Some(joined) if input == Input::Known && !self.joins_unknown(&joined) => {
-                self.inner.prepare(spot, state, Some(joined)).map(DryJob::Join)
-            }
-            joined => {
-                let key = (spot.branch.clone(), spot.step.id.clone());
-                let mut seen = self.seen();
-                if joined.is_none() {
-                    seen.started.entry(key.clone()).or_insert(input);
-                }
-                seen.unknown.insert(key);
-                Ok(DryJob::Unknown)
-            }
+        let below = joined.as_ref().and_then(|joined| self.unknown_below(joined));
+        if joined.is_some() && input == Input::Known && below.is_none() {
+            return self.inner.prepare(spot, state, joined).map(DryJob::Join);
         }
+        let key = (spot.branch.clone(), spot.step.id.clone());
+        let mut seen = self.seen();
+        if joined.is_none() {
+            seen.started.entry(key.clone()).or_insert(input);
+        }
+        seen.rejoined.extend(below.map(|step| (key.clone(), step)));
+        seen.unknown.insert(key);
+        Ok(DryJob::Unknown)
     }
 
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output> {

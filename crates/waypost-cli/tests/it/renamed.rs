@@ -1,0 +1,47 @@
+//! `renamed_from`: a step with another id keeps the result.
+
+use crate::rig::{Rig, code_of};
+
+const BEFORE: &str = "steps:
+  - {id: get, run: 'echo get >> trace; echo 7', capture: text}
+  - {id: use, needs: [get], run: 'echo \"use $N\" >> trace; test -e go', env: {N: \"${{ steps.get.outputs.result }}\"}}
+  - {id: each, needs: [get], foreach: {items: [x, y], as: i, steps: [{id: k, run: 'echo k >> trace'}]}}
+";
+const AFTER: &str = "steps:
+  - id: fetch
+    renamed_from: get
+    run: 'echo get >> trace; echo 7'
+    capture: text
+  - {id: use, needs: [fetch], run: 'echo \"use $N\" >> trace; test -e go', env: {N: \"${{ steps.fetch.outputs.result }}\"}}
+  - {id: items, renamed_from: each, needs: [fetch], foreach: {items: [x, y], as: i, steps: [{id: k, run: 'echo k >> trace'}]}}
+";
+
+fn trace(rig: &Rig) -> String {
+    rig.read("trace").lines().collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn renamed_steps_keep_their_results_and_readers_stay_the_same() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(BEFORE).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{store}");
+        rig.write("trace", "");
+        rig.write("flow.yaml", AFTER);
+        rig.write("go", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}: nothing finished has changed");
+
+        assert_eq!(trace(&rig), "use 7", "{store}");
+        let show = rig.json(&["show", "r", "--json"]);
+        assert_eq!(show["steps"][0]["id"], "get", "{store}: records name it by its first id");
+        assert_eq!(show["steps"][0]["name"], "fetch", "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(trace(&rig), "use 7", "{store}: the second resume has nothing to do");
+
+        // Without the key it is a removed and an added step, and a choice.
+        let rig = Rig::with(BEFORE).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{store}");
+        rig.write("flow.yaml", &AFTER.replace("renamed_from: get\n    ", ""));
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(9), "{store}");
+    }
+}
