@@ -45,7 +45,7 @@ use crate::engine::{
 };
 use crate::id::StepId;
 use crate::path::FieldPath;
-use crate::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
+use crate::record::{Claim, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
 use crate::shape::Shape;
 use crate::store::Lease;
 
@@ -253,11 +253,6 @@ impl Program for Erased {
     fn redact(&self, _: &mut Claim) {}
 
     fn keeps_apart(&self) -> bool {
-        false
-    }
-
-    /// A record of an end has no state, and the state is the result.
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
         false
     }
 

@@ -557,8 +557,8 @@ impl BranchView<'_> {
     /// Says whether a step has a result that is reused if upstream steps give the same.
     fn may_be_reused(&self, step: &StepId) -> bool {
         let position = &self.branch.position;
-        let is_ahead = position.ahead.is_some_and(|ahead| !ahead.changed);
-        position.reusable.contains_key(step) || (is_ahead && position.ledger.contains_key(step))
+        let has_chain = position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
+        position.reusable.contains_key(step) || (has_chain && position.ledger.contains_key(step))
     }
 
     /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.

@@ -35,7 +35,8 @@ pub use header::{
     WaitKind,
 };
 pub use position::{
-    Ahead, Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, SettleBy, Settled, Status,
+    Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, SettleBy, Settled,
+    Status,
 };
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};

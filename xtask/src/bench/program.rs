@@ -195,10 +195,6 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         false
     }
 
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
-        false
-    }
-
     fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
         None
     }
@@ -336,10 +332,6 @@ impl Program for Again {
     fn redact(&self, _: &mut Claim) {}
 
     fn keeps_apart(&self) -> bool {
-        false
-    }
-
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
         false
     }
 

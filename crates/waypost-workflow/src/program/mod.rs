@@ -16,7 +16,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
     Program, Salvage, Settlement, Spot, StateError, Upstream,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
+use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -326,12 +326,6 @@ impl Program for WorkflowProgram {
 
     fn keeps_apart(&self) -> bool {
         true
-    }
-
-    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
-        let step = self.step(spot);
-        let gives_more = step.keeps_stdout || step.work.body().is_some() || step.repeat.is_some();
-        !gives_more && ending.outputs_bytes.is_none()
     }
 
     fn gave(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Value> {

@@ -6,17 +6,18 @@ use jiff::Timestamp;
 
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled, Status, Wait,
-    WaitKind,
+    EndDigests, Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled,
+    Status, Wait, WaitKind,
 };
 
 use super::fan::JoinedDigests;
 use super::line::{Caught, Found, Line, LineId, MAIN};
 use super::reuse::ReusableVerdicts;
+use super::rewind::drop_chain;
 use super::schedule::hold;
 use super::session::Session;
 use super::stop::StopLevel;
-use super::trace::{Made, digests_of, failed_digests, trace_of};
+use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, StepFailure, Told};
 
 impl<P: Program> Session<'_, P> {
@@ -70,9 +71,9 @@ impl<P: Program> Session<'_, P> {
         (output, mut ending, told): (P::Output, Ending, Told),
         joined: Option<JoinedDigests>,
     ) {
-        let (root, pins) = (joined.map(|joined| joined.root), joined.map(|joined| joined.pins));
+        let root = joined.map(|joined| joined.root);
         inline_outputs(&mut ending);
-        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        let (program, keeps_traces, keeps_chain) = (self.program, self.keeps_traces, self.keeps_chain);
         self.reusable_verdicts = ReusableVerdicts::default();
         let line = self.lines.get_mut(id);
         let joins = line.shape.steps()[place].opens_evidence();
@@ -103,10 +104,16 @@ impl<P: Program> Session<'_, P> {
         };
         let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
         let trace = keeps_traces.then(|| trace_of(program, line, place)).flatten();
-        let digests = trace.is_some().then(|| {
+        let made = |line: &Line<'_, P::State>| {
             let output = program.gave(line.spot(place), &line.state);
-            digests_of(line, place, &Made { output, evidence: told.evidence.as_ref(), children: pins })
-        });
+            Made { output, evidence: told.evidence.as_ref(), children: joined.map(|joined| joined.pins) }
+        };
+        let digests = match keeps_chain {
+            true => end_of_chain(program, line, &made(line)),
+            false => trace.is_some().then(|| digests_of(line, place, &made(line))),
+        };
+        let outcomes = joined.filter(|_| keeps_chain).map(|joined| joined.outcomes);
+        let trace = trace.or(outcomes.map(|outcomes| join_trace(&line.shape.steps()[place], outcomes)));
         line.settle(place, settled, follow);
         line.digests.remove(&step);
         line.digests.extend(digests.map(|digests| (step.clone(), digests)));
@@ -127,15 +134,14 @@ impl<P: Program> Session<'_, P> {
         let line = self.lines.get_mut(id);
         let ends = line.position.frontier.is_empty() && (id == MAIN || line.is_held_at_end);
         self.is_pausing |= is_due && !ends;
-        let position = &mut line.position;
-        if position.ahead.is_none() {
+        if line.position.chain.as_ref().is_none_or(|chain| chain.head.is_none()) {
             return;
         }
-        if !position.frontier.is_empty() {
+        if line.position.frontier.is_empty() {
+            // It stands at another end now: nothing of the one before is reused.
+            drop_chain(&mut line.position, line.shape);
+        } else {
             self.is_pausing = true;
-        } else if id == MAIN {
-            // It stands at another end now: nothing of the one before is used again.
-            position.ahead = None;
         }
         self.unlooked.is_redone = true;
     }
@@ -368,6 +374,20 @@ fn apply<P: Program>(
     let Line { chain, shape, state, .. } = line;
     let spot = Spot { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
     program.apply(state, spot, settled)
+}
+
+/// Returns the digests of an end of a chain, and takes the pins of the step into those in force; `None` if the state cannot be
+/// written, which the commit says.
+fn end_of_chain<P: Program>(
+    program: &P,
+    line: &mut Line<'_, P::State>,
+    made: &Made<'_>,
+) -> Option<EndDigests> {
+    let mut state = Vec::new();
+    program.encode(line.shape.level(), &line.state, &mut state).ok()?;
+    let digests = chain_digests(line.position.pins, &state, made);
+    line.position.pins = Some(digests.pins);
+    Some(digests)
 }
 
 fn apply_tolerated<P: Program>(

@@ -23,9 +23,9 @@ use super::back::{aim, epochs, load_with_state};
 use super::begin::Base;
 use super::chain::Draft;
 use super::fit::Forget;
-use super::given;
 use super::recheck::Known;
 use super::redo::{Move, Target};
+use super::rewind::starts;
 use super::snapshot::position_of;
 use super::{Engine, ResumeFrom, RunError};
 
@@ -107,7 +107,7 @@ pub(super) fn anew(shape: &Shape, position: &Position, steps: Vec<(usize, Try, A
     }
     position.epoch = position.epoch.max(epoch);
     position.epoch_max = position.epoch_max.max(epoch);
-    position.ahead = None;
+    position.chain = None;
     position.revisited = true;
     Anew { position, forgotten }
 }
@@ -163,7 +163,7 @@ pub(super) async fn joined_by(
         return Ok(fan.clone());
     }
     let (run, branch) = (&made.run, &made.branch);
-    let starts = |record: &Record| given::starts(record.header(), made);
+    let starts = |record: &Record| starts(record.header(), made);
     if let Some(start) = engine.store.find_back(run, branch, made.seq, &starts).await? {
         let start = load_with_state(engine, run, branch, start.header().seq).await?;
         let position = position_of(&start)?;

@@ -5,7 +5,7 @@ use crate::record::{
     Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Step, Unfinished};
-use crate::store::{Scan, StoreError, StoreExt as _};
+use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::chain::Draft;
@@ -30,7 +30,7 @@ pub(super) async fn go_back(
     let run = base.record.header().run.clone();
     let Some((seq, step)) = aim(engine, shape, base, from).await? else {
         base.position.frontier.clear();
-        base.position.ahead = None;
+        base.position.chain = None;
         return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
@@ -88,10 +88,7 @@ pub(super) async fn go_back(
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
-    if position.ahead.take().is_some() {
-        // Something was being done again there: passes that were to follow that have left in the state what they gave before.
-        base.redone.extend(passes_to_come(shape, &position).map(Forget::Step));
-    }
+    position.chain = None;
     // Steps that began since then may have rewritten what their results of then left.
     base.redone.extend(std::mem::take(&mut position.reusable).into_keys().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
@@ -305,19 +302,43 @@ pub(super) async fn load_with_state(
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }
 
-/// Names the steps of loops that are unfinished and have not begun.
-fn passes_to_come<'a>(shape: &'a Shape, position: &'a Position) -> impl Iterator<Item = StepId> + 'a {
-    let unfinished = Unfinished::of(shape, position);
-    let around = shape.passes_around(position);
-    let comes = move |(place, step): &(usize, &Step)| {
-        let entry = position.frontier.iter().find(|entry| entry.step == step.id);
-        let begins = |entry: &FrontierEntry| {
-            !step.has_begun(entry) && entry.at.iteration == shape.first_iteration(*place, around)
-        };
-        !shape.is_routed()
-            && shape.share_loop(*place, *place)
-            && unfinished.has(*place)
-            && entry.is_none_or(begins)
+/// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
+/// step ended between the two.
+pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
+    if then.state_bytes().is_some() {
+        return Ok(Some(then));
+    }
+    let header = then.header();
+    let (run, branch) = (&header.run, &header.branch);
+    let carrier = match load_with_state(engine, run, branch, header.seq).await {
+        Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => return Ok(None),
+        carrier => carrier?,
     };
-    shape.steps().iter().enumerate().filter(comes).map(|(_, step)| step.id.clone())
+    let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
+    let between = Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
+    let between = engine.store.scan(&between).await?;
+    let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
+    let keeps = |record: &Record| !changes(&record.header().phase);
+    if between.records.iter().all(keeps) {
+        return Ok(Some(carrier));
+    }
+    Ok(None)
+}
+
+/// Says whether a record that ends a step was written down again as its run began: no step can have ended before there
+/// was a first state.
+pub(super) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
+    let scan = Scan {
+        branch: Some(header.branch.clone()),
+        seq_max: Some(header.seq.saturating_sub(1)),
+        ..Scan::of(&header.run)
+    };
+    let has_ended = matches!(header.phase, Phase::Completed(_));
+    if header.seq == 1 || !has_ended {
+        return Ok(has_ended);
+    }
+    // What is copied is written at once, and no more than there are steps.
+    let before = store.scan(&scan).await?;
+    let is_bare = |record: &Record| record.header().body.is_none();
+    Ok(before.next.is_none() && before.damaged.is_empty() && before.records.iter().all(is_bare))
 }

@@ -8,8 +8,8 @@ use crate::change;
 use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{
-    Ahead, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Status,
-    Try, WaitKind,
+    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Status, Try,
+    WaitKind,
 };
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
@@ -368,7 +368,9 @@ fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), 
         let continues = basis.unwrap_or(record.header().seq);
         further.basis = Some(continues);
         basis = Some(base.basis.unwrap_or(base.record.header().seq));
-        position.ahead = position.ahead.map(|ahead| Ahead { seq: base.next, ..ahead });
+        if let Some(chain) = &mut position.chain {
+            chain.head = chain.head.map(|_| base.next);
+        }
     }
     (base.record, base.position, base.basis) = (record, position, basis);
     drafts.extend(more);
@@ -417,9 +419,6 @@ async fn main_line<'a, P: Program>(
     if main.reopens {
         reopen(&mut main);
         decide_openers(program, &mut main);
-    }
-    if let Some(step) = stand.doubts.remove(&BranchPath::main()) {
-        main.doubt(&step);
     }
     if let Some(config) = &config_over {
         last_or_by_hand(drafts).config = Some(config.clone());

@@ -295,9 +295,6 @@ async fn take_up_one<P: Program>(
     } else {
         found.questions.extend(questions);
     }
-    if let Some(step) = found.stand.doubts.remove(&branch) {
-        line.doubt(&step);
-    }
     if !line.drafts.is_empty() {
         session.mark_dirty(id);
     }

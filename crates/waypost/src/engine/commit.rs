@@ -156,10 +156,10 @@ impl<P: Program> Session<'_, P> {
             let newest = tries.map(|at| at.epoch).max().unwrap_or_default();
             line.position.epoch_max = line.position.epoch_max.max(newest);
         }
-        if let Some(ahead) = &mut line.position.ahead
-            && ahead.since == 0
+        if let Some(chain) =
+            line.position.chain.as_mut().filter(|chain| chain.head.is_some() && chain.since == 0)
         {
-            ahead.since = since;
+            chain.since = since;
         }
         let Position { frontier, failed, joined, .. } = &mut line.position;
         for entry in frontier.iter_mut().chain(failed.iter_mut()).filter(|entry| entry.since == 0) {

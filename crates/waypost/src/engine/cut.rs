@@ -10,11 +10,11 @@ use crate::shape::{Shape, Step};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::anew::joined_by;
-use super::back::epochs;
+use super::back::{epochs, with_state};
 use super::fit::Forget;
 use super::invalidate::{Cut, downstream, invalidate};
 use super::recheck::{Judged, Known};
-use super::redo::{Move, Target, redo_draft, with_state};
+use super::redo::{Move, Target, redo_draft};
 use super::trace::pass_in;
 use super::{Engine, RunError};
 

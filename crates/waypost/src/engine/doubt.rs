@@ -11,6 +11,7 @@ use super::begin::decode_state;
 use super::fit::{Forget, forget};
 use super::line::Line;
 use super::redo::opener_of;
+use super::rewind::drop_chain;
 use super::snapshot::{Snapshot, position_of};
 use super::trace::{Made, digests_of, trace_of};
 use super::{
@@ -365,8 +366,8 @@ pub(super) fn decide_as_told<P: Program>(
                 line.settle_as_told(place, settled);
                 note_trace(line, place, traced);
                 if line.position.frontier.is_empty() && line.branch().is_main() {
-                    // It stands at another end now: nothing of the one before is used again.
-                    line.position.ahead = None;
+                    // It stands at another end now: nothing of the one before is reused.
+                    drop_chain(&mut line.position, line.shape);
                 }
             }
             None => {

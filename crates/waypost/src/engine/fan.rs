@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::carry::CARRIED_ITEMS;
 use super::line::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
-use crate::record::{End, Failure, FailureKind, Flaw, FrozenItems, Record};
+use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
 use crate::shape::{Children, FailureLimits};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -168,6 +168,7 @@ impl FanOut {
         ends.unknown -= u64::from(ends.seqs[at] == 0);
         (ends.seqs[at], ends.digests[at]) = (last.header().seq, last.digest());
         ends.pins[at] = last.header().branch_pins.unwrap_or(last.digest());
+        ends.outcomes[at] = outcome_of(last);
     }
 }
 
@@ -180,7 +181,20 @@ pub(super) struct Ends {
     digests: Vec<Digest>,
     /// Likewise: what the steps of each pinned; where that was not kept, a digest that equals no other.
     pins: Vec<Digest>,
+    /// Likewise: how each ended, with its output and its pins.
+    outcomes: Vec<Digest>,
     unknown: u64,
+}
+
+/// Returns the digest of the end of a child, of its output and its pins; without these, a digest that equals no other.
+fn outcome_of(last: &Record) -> Digest {
+    let header = last.header();
+    match (header.end, header.digests, header.branch_pins) {
+        (Some(End::Completed), Some(EndDigests { output, .. }), Some(pins)) => {
+            Digest::of_parts([&b"completed"[..], output.as_bytes(), pins.as_bytes()])
+        }
+        _ => last.digest(),
+    }
 }
 
 /// The digests of the children that a step joined.
@@ -190,12 +204,14 @@ pub(super) struct JoinedDigests {
     pub(super) root: Digest,
     /// Merkle root of what they pinned.
     pub(super) pins: Digest,
+    /// Merkle root of how they ended, with outputs and pins.
+    pub(super) outcomes: Digest,
 }
 
 impl Ends {
-    fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64) -> Self {
         let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
-        Self { seqs, pins: digests.clone(), digests, unknown: total }
+        Self { seqs, pins: digests.clone(), outcomes: digests.clone(), digests, unknown: total }
     }
 
     fn get(&self, index: u64) -> Option<(u64, Digest)> {
@@ -468,11 +484,13 @@ impl Joined {
     /// Returns the digests of all children; reads those that are not known.
     pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
-            let (root, pins) = (Digest::merkle(&self.ends.digests), Digest::merkle(&self.ends.pins));
-            return Ok(JoinedDigests { root, pins });
+            let Ends { digests, pins, outcomes, .. } = &*self.ends;
+            let [root, pins, outcomes] = [digests, pins, outcomes].map(|leaves| Digest::merkle(leaves));
+            return Ok(JoinedDigests { root, pins, outcomes });
         }
         let mut leaves = Vec::with_capacity(self.total as usize);
         let mut pins = Vec::with_capacity(self.total as usize);
+        let mut outcomes = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
             let branch = self.child(&item)?;
@@ -482,8 +500,10 @@ impl Joined {
             let record = found.records.first().ok_or_else(|| StoreError::no_branch(&self.run, &branch))?;
             leaves.push(record.digest());
             pins.push(record.header().branch_pins.unwrap_or(record.digest()));
+            outcomes.push(outcome_of(record));
         }
-        Ok(JoinedDigests { root: Digest::merkle(&leaves), pins: Digest::merkle(&pins) })
+        let [root, pins, outcomes] = [leaves, pins, outcomes].map(|leaves| Digest::merkle(&leaves));
+        Ok(JoinedDigests { root, pins, outcomes })
     }
 }
 

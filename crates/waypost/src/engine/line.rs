@@ -414,6 +414,10 @@ impl<'a, S> Line<'a, S> {
         let step = self.step_id(place).clone();
         self.redecided.remove(&step);
         let tries = self.tries_at(place);
+        let visit = (step, self.entry(place).at.iteration.clone());
+        if let Some(chain) = self.position.chain.as_mut().filter(|chain| chain.head.is_some()) {
+            chain.started.insert(visit);
+        }
         let entry = self.entry_mut(place);
         entry.status = Status::Started;
         entry.at.attempt += tries;

@@ -108,10 +108,6 @@ pub trait Program: Send + Sync {
     /// the whole branch goes back to the state that the step was given.
     fn keeps_apart(&self) -> bool;
 
-    /// Says whether what is recorded of the end of a step tells all that it has given: outputs and exit code, and nothing
-    /// beside them. Then no state need be kept to compare it with what the step gives when it is done again.
-    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool;
-
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
     /// step was done again, and steps after it are used again where it is the same. Asked only of graphs by needs.
     fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value>;

@@ -1,41 +1,22 @@
-//! Doing again what evidence no longer shows: back to the state that a step was given, and forward again to where the
-//! run stood, if the step gives what it gave before.
+//! Which steps of which branches are invalid: those with failed evidence, and the joins above them.
 //!
-//! ```text
-//!   @1 started a   @2 completed a   @3 completed b | c started      a's evidence fails
-//!   @4 restored (basis 1), ahead: 3
-//!   @5 completed a: same state, same pins  -->  @6 restored (basis 3): b is used again, c goes on
-//!   @5 completed a: another state          -->  b runs; once a state is that of before, what is left is used again
-//!   @5 completed a: pinned something else  -->  nothing of what is ahead is used again
-//! ```
-//!
-//! The state of a Rust graph is opaque: what a step took from it cannot be told, so all that comes after a step depends
-//! on all that it gave. docs/decisions/0007-evidence-in-a-chain.md has the reasons.
+//! Input: the branches that count, and the finished steps whose evidence failed or that a person named. Output: for each branch
+//! the steps to rerun first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::events::EVIDENCE_FAILED;
-use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
-use crate::record::{
-    Ahead, FrontierEntry, Header, Note, Pack, Phase, Position, Reason, Record, Settled, Status, Try,
-};
+use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 use crate::shape::Shape;
-use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
-use super::alike::opened_alike;
 use super::anew::after;
-use super::back::{epochs, fanned_out_since, load_with_state};
-use super::begin::decode_state;
 use super::chain::Draft;
 use super::fit::Forget;
-use super::given::{self, Recalled};
 use super::recheck::{Branches, Judged, Known};
-use super::same::same_json;
-use super::snapshot::{accepted_on, position_of};
-use super::{Engine, Program, RunError};
 
 /// Where a branch is gone on with, if not where it stands.
 #[derive(Debug)]
@@ -48,164 +29,6 @@ pub(super) struct Move {
     pub(super) basis: Option<u64>,
     /// What is taken out of the state.
     pub(super) forgotten: Vec<Forget>,
-}
-
-/// How far a branch is that does again what was done before.
-#[derive(Debug)]
-pub(super) enum Pace {
-    /// It is not where anything of before could be used again.
-    Behind,
-    /// It is where it was before: what is ahead may be used again.
-    Level(Box<(Record, Position)>),
-    /// It has pinned something else: nothing of what is ahead is used again.
-    Changed,
-}
-
-/// Finds out whether a branch that went back has come to where it was before.
-pub(super) async fn pace<P: Program>(
-    engine: &Engine,
-    program: &P,
-    shape: &Shape,
-    (record, position): (&Record, &Position),
-) -> Result<Pace, RunError> {
-    let Some(ahead) = position.ahead.filter(|ahead| !ahead.changed) else { return Ok(Pace::Behind) };
-    let store = engine.store.as_ref();
-    let ended = before_acceptance(store, record).await?;
-    let header = ended.header();
-    let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) else { return Ok(Pace::Behind) };
-    let pass = (step, header.at.iteration.as_slice());
-    let Some((then, pack)) = done_before(store, header, pass, ahead.seq).await? else {
-        return Ok(Pace::Behind);
-    };
-    if !same_claims(header.evidence.as_ref(), pack.as_ref())
-        || !opened_alike(store, program.shape(), (then.header(), header)).await?
-    {
-        return Ok(Pace::Changed);
-    }
-    let Some(then) = with_state(engine, then).await? else { return Ok(Pace::Behind) };
-    let Some(then_state) = then.state_bytes() else { return Ok(Pace::Behind) };
-    let next = |position: &Position| -> BTreeSet<StepId> {
-        position.frontier.iter().map(|entry| entry.step.clone()).collect()
-    };
-    let is_same = next(&position_of(&then)?) == next(position)
-        && same_state(program, shape, (record, then_state), &then)?;
-    if !is_same {
-        return Ok(Pace::Behind);
-    }
-    match standing_at(store, shape, header, ahead).await? {
-        Some(stood) => Ok(Pace::Level(Box::new(stood))),
-        None => Ok(Pace::Behind),
-    }
-}
-
-/// Returns the newest record that is not about evidence that a person has accepted: that changes nothing else.
-async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
-    let mut record = newest.clone();
-    while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
-        record = store.load(&record.header().run, &record.header().branch, before).await?;
-    }
-    Ok(record)
-}
-
-/// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
-/// step ended between the two.
-pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
-    if then.state_bytes().is_some() {
-        return Ok(Some(then));
-    }
-    let header = then.header();
-    let (run, branch) = (&header.run, &header.branch);
-    let carrier = match load_with_state(engine, run, branch, header.seq).await {
-        Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => return Ok(None),
-        carrier => carrier?,
-    };
-    let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
-    let between = Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
-    let between = engine.store.scan(&between).await?;
-    let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
-    let keeps = |record: &Record| !changes(&record.header().phase);
-    if between.records.iter().all(keeps) {
-        return Ok(Some(carrier));
-    }
-    // Where the run began with that step done, only the one that it began from knows what it gave.
-    match given::ended(engine, header).await? {
-        Some(there) => Box::pin(with_state(engine, there)).await,
-        None => Ok(None),
-    }
-}
-
-/// Reads where a branch stood before it went back; nothing if that is gone, or the graph has no such step any more.
-pub(super) async fn standing_at(
-    store: &dyn Store,
-    shape: &Shape,
-    header: &Header,
-    ahead: Ahead,
-) -> Result<Option<(Record, Position)>, RunError> {
-    let record = match store.load(&header.run, &header.branch, ahead.seq).await {
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
-        record => record?,
-    };
-    if record.state_bytes().is_none() {
-        return Ok(None);
-    }
-    let position = position_of(&record)?;
-    let fits = position.frontier.iter().all(|entry| shape.place(entry.step.as_str()).is_some());
-    Ok(fits.then_some((record, position)))
-}
-
-/// Finds the record of before that finished a step in the same pass, with its evidence as it was last accepted.
-pub(super) async fn done_before(
-    store: &dyn Store,
-    header: &Header,
-    (step, iteration): (&StepId, &[u32]),
-    newest: u64,
-) -> Result<Option<(Record, Option<Pack>)>, RunError> {
-    let is_it = |record: &Record| {
-        let found = record.header();
-        found.step.as_ref() == Some(step)
-            && found.at.iteration == iteration
-            && matches!(found.phase, Phase::Completed(_))
-    };
-    let found = store.find_back(&header.run, &header.branch, newest, &is_it).await?;
-    let Some(found) = found.as_ref().map(Record::header) else { return Ok(None) };
-    let accepted = accepted_on(store, header).await?.remove(&found.seq);
-    let pack = accepted.or_else(|| found.evidence.clone());
-    match store.load(&header.run, &header.branch, found.seq).await {
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
-        record => Ok(Some((record?, pack))),
-    }
-}
-
-/// Says whether two packs expect the same of the same things, of one machine where they are of any.
-pub(super) fn same_claims(one: Option<&Pack>, other: Option<&Pack>) -> bool {
-    fn expected(pack: Option<&Pack>) -> Vec<(&String, &String, &Value, &Option<String>)> {
-        let claims = pack.into_iter().flat_map(|pack| &pack.claims);
-        claims.map(|claim| (&claim.kind, &claim.subject, &claim.expect, &claim.host)).collect()
-    }
-    expected(one) == expected(other)
-}
-
-/// Says whether a record has the state of another one, as this program writes both.
-pub(super) fn same_state<P: Program>(
-    program: &P,
-    shape: &Shape,
-    (record, then_state): (&Record, &[u8]),
-    then: &Record,
-) -> Result<bool, RunError> {
-    let schema =
-        |record: &Record| record.header().body.as_ref().map(|body| (body.schema, body.codec.clone()));
-    let Some(state) = record.state_bytes() else { return Ok(false) };
-    if schema(record) == schema(then) {
-        return Ok(state == then_state || same_json(state, then_state));
-    }
-    let mut written = [Vec::new(), Vec::new()];
-    for (record, bytes) in [record, then].into_iter().zip(&mut written) {
-        let state = decode_state(program, shape.level(), record)?;
-        if program.encode(shape.level(), &state, bytes).is_err() {
-            return Ok(false);
-        }
-    }
-    Ok(same_json(&written[0], &written[1]))
 }
 
 /// What a branch is to do again, and why.
@@ -225,7 +48,7 @@ pub(super) struct Target {
 impl Target {
     /// Says whether the branches that the step opens are opened anew: where it is named, or its own work comes before them.
     /// One whose evidence does not hold joins them again.
-    fn is_opened_anew(&self, shape: &Shape, branch: &BranchPath) -> bool {
+    pub(super) fn is_opened_anew(&self, shape: &Shape, branch: &BranchPath) -> bool {
         let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
         let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
         let children = children.and_then(|step| step.children.as_ref());
@@ -235,7 +58,7 @@ impl Target {
     }
 
     /// Stands where the step is to begin: one that joins what its work opened does again what came after that.
-    fn begin(&self, entry: &mut FrontierEntry) {
+    pub(super) fn begin(&self, entry: &mut FrontierEntry) {
         if entry.step == self.step && !self.joins_after {
             entry.back_to_work();
         }
@@ -448,78 +271,6 @@ fn opened_after(shape: &Shape, branch: &BranchPath) -> bool {
     found.is_some_and(|(_, children)| children.afterwards)
 }
 
-/// Takes a branch back to where a step was about to run, in a new epoch.
-///
-/// # Errors
-/// [`RunError::NoState`]: the state that it was given is not kept any more.
-pub(super) async fn back_to(
-    engine: &Engine,
-    shape: &Shape,
-    (known, ahead): (&Known, Option<Ahead>),
-    (target, judged): (&Target, &Judged),
-) -> Result<Move, RunError> {
-    let header = known.record.header();
-    let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
-    let made = store.load(run, branch, target.seq).await?;
-    let made = made.header();
-    let starts = |record: &Record| given::starts(record.header(), made);
-    let gone = |why: &str| {
-        let step = &target.step;
-        let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
-        let why = match is_broken {
-            true => format!(
-                "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
-            ),
-            false => format!(
-                "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
-            ),
-        };
-        RunError::NoState { at: made.reference().to_string(), why }
-    };
-    let (record, mut position, basis) = match store.find_back(run, branch, header.seq, &starts).await? {
-        Some(start) => match load_with_state(engine, run, branch, start.header().seq).await {
-            Err(RunError::NoState { .. }) => {
-                return Err(gone("the state that it was given is not kept any more"));
-            }
-            record => {
-                let record = record?;
-                let position = position_of(&record)?;
-                (record, position, None)
-            }
-        },
-        None => match given::given(engine, known, made).await? {
-            // What was written down of it before the step counts on.
-            Recalled::As((record, position)) => (record, position, Some(made.seq - 1)),
-            Recalled::Not(why) => return Err(gone(&why)),
-        },
-    };
-    if !position.frontier.iter().any(|entry| entry.step == target.step) {
-        return Err(gone("the state that it was given was not kept"));
-    }
-    let epoch = epochs(engine, run, branch).await? + 1;
-    for entry in &mut position.frontier {
-        target.begin(entry);
-        let is_left = match &entry.fan {
-            Some(_) if entry.step == target.step && target.is_opened_anew(shape, branch) => true,
-            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
-            None => false,
-        };
-        if let Some(fan) = entry.fan.take_if(|_| is_left) {
-            // How they ended is not counted twice.
-            position.dead = position.dead.saturating_sub(fan.dead);
-        }
-        (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
-        entry.passed = false;
-        entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
-        entry.waits.clear();
-    }
-    carry(&mut position, &known.position);
-    let ahead = ahead.unwrap_or(Ahead { seq: header.seq, since: 0, changed: false });
-    position.ahead = Some(Ahead { since: 0, ..ahead });
-    let draft = redo_draft(made, branch, (target, judged), epoch);
-    Ok(Move { record, position, drafts: vec![draft], basis, forgotten: Vec::new() })
-}
-
 /// What is written where a step is to be done again.
 pub(super) fn redo_draft(
     made: &Header,
@@ -547,36 +298,4 @@ pub(super) fn broken_by(header: &Header) -> Option<Vec<String>> {
     })?;
     let claims = data["claims"].as_array()?.iter();
     Some(claims.filter_map(|claim| Some(claim.as_str()?.to_owned())).collect())
-}
-
-/// Says whether a record takes its branch back to a step, and not forward again.
-pub(super) fn is_wish(header: &Header) -> bool {
-    broken_by(header).is_some() || header.notes.is_empty()
-}
-
-/// Takes a branch forward to where it stood before it went back.
-pub(super) fn forward(newest: &Position, at: Try, step: Option<StepId>, stood: (Record, Position)) -> Move {
-    let (record, mut position) = stood;
-    carry(&mut position, newest);
-    position.ahead = None;
-    let draft = forward_draft(record.header().reference(), at, step);
-    Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
-}
-
-/// What is written where results are used again, up to a checkpoint of before.
-pub(super) fn forward_draft(up_to: CheckpointRef, at: Try, step: Option<StepId>) -> Draft {
-    let mut draft = Draft::new(Phase::Restored, Reason::Redo, step, at);
-    draft.about = Some(up_to.seq);
-    let data = json!({ "up_to": up_to.to_string() });
-    draft.told.notes.push(Note::Event { name: "results_reused".to_owned(), data });
-    draft
-}
-
-/// Takes over what does not go back with a position.
-fn carry(position: &mut Position, newest: &Position) {
-    position.definition = newest.definition;
-    position.config = newest.config;
-    position.steps_started = position.steps_started.max(newest.steps_started);
-    position.epoch = position.epoch.max(newest.epoch);
-    position.revisited = true;
 }

@@ -200,9 +200,10 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Asks about a step that was done before something that it needs was, and that must not be repeated blindly.
     fn doubts(&mut self, id: LineId, place: usize) -> bool {
+        let retries = self.retries;
         let line = self.lines.get_mut(id);
         let step = line.step_id(place).clone();
-        let is_undone = line.position.undone.contains(&step);
+        let is_undone = line.position.undone.contains(&step) || (!retries && line.asks_about(place));
         if is_undone {
             line.doubt(&step);
             self.mark_dirty(id);
@@ -348,7 +349,10 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         };
         line.is_counted_out = true;
-        let pins = keeps_traces.then(|| scope_pins(line.shape, &line.digests)).flatten();
+        let pins = match keeps_traces {
+            true => scope_pins(line.shape, &line.digests),
+            false => line.position.pins,
+        };
         if let Some(last) = line.drafts.last_mut() {
             last.branch_pins = pins;
         }
@@ -373,8 +377,7 @@ impl<'a, P: Program> Session<'a, P> {
         // Whether it is joined again is another question, where its opener has gone back for its sake and may use again what
         // it had, or must not repeat the join blindly.
         let above = self.lines.get(opener.line);
-        let is_careful = !above.shape.steps()[opener.place].idempotent;
-        self.is_pausing |= above.position.ahead.is_some_and(|ahead| !ahead.changed || is_careful);
+        self.is_pausing |= above.position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         self.touched.insert(opener.line);
         self.stop_at_limit(opener.line, opener.place);
     }

@@ -120,6 +120,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
     /// Ends have traces: the graph goes by needs, and has evidence.
     pub(super) keeps_traces: bool,
+    /// Ends have digests of the whole state: the graph has routes, and has evidence.
+    pub(super) keeps_chain: bool,
     pub(super) on_unknown: OnUnknown,
     /// A person said that steps in doubt run again.
     pub(super) retries: bool,
@@ -162,7 +164,9 @@ impl<'a, P: Program> Session<'a, P> {
             }
             None => None,
         };
-        let keeps_traces = !main.shape.is_routed() && main.shape.has_evidence();
+        let has_evidence = main.shape.has_evidence();
+        let (keeps_traces, keeps_chain) =
+            (!main.shape.is_routed() && has_evidence, main.shape.is_routed() && has_evidence);
         // Its progress is told with each commit.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
@@ -207,6 +211,7 @@ impl<'a, P: Program> Session<'a, P> {
             unlooked: Unlooked::default(),
             accepted: BTreeMap::new(),
             keeps_traces,
+            keeps_chain,
             on_unknown: OnUnknown::default(),
             retries: false,
             reusable_verdicts: ReusableVerdicts::default(),

@@ -1,18 +1,16 @@
 //! Where a resume begins: on each branch that counts, from where it stands, further back, or further on.
 //!
-//! One function asks three questions in their order: has a branch that went back come to where it was before
-//! ([`pace`](super::redo::pace)); does the evidence of all that is finished then hold ([`judge`]); and if not, from
+//! One function asks three questions in their order: does a chain join the results of before a rewind
+//! ([`rejoin`](super::rewind::rejoin)); does the evidence of all that is finished then hold ([`judge`]); and if not, from
 //! which step on is each branch done again ([`targets`]). It reads and checks, and writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Broken, Decision, LeftOut};
-use crate::record::{End, Position, Record, Settled, Status, Try};
-use crate::shape::{Shape, Step};
+use crate::record::{End, Position, Record, Settled};
+use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
-
-mod joints;
 
 use super::anew;
 use super::begin::Base;
@@ -21,17 +19,14 @@ use super::doubt::salvageable;
 use super::failure::position_for_retry;
 use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
 use super::recheck::{
-    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
+    Branches, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
 };
-use super::redo::{
-    Move, Pace, Target, Targets, back_to, done_before, forward, is_joined, opener_of, pace, targets,
-};
-use super::reopen::still_ahead;
+use super::redo::{Move, Target, Targets, is_joined, opener_of, targets};
+use super::rewind::{Rejoined, drop_chain, forward, rejoin, rewind};
 use super::snapshot::position_of;
 use super::turns::undone;
 use super::wish::Wishes;
 use super::{Engine, Program, RunError};
-use joints::Joint;
 
 /// Where a resume begins.
 #[derive(Debug, Default)]
@@ -40,8 +35,6 @@ pub(super) struct Stand {
     pub(super) questions: Vec<Decision>,
     /// Branches that are not gone on with where they stand.
     pub(super) moves: BTreeMap<BranchPath, Move>,
-    /// Steps that would run again as what they are given has changed, but must not be repeated blindly.
-    pub(super) doubts: BTreeMap<BranchPath, StepId>,
     /// Steps of the main branch that were cut and are done, as their evidence shows, with what was asked about each.
     pub(super) settled: Vec<Decision>,
     /// The evidence of all that is finished was looked at.
@@ -55,7 +48,7 @@ pub(super) struct Stand {
 impl Stand {
     /// Says whether every branch is simply gone on with.
     pub(super) fn is_unmoved(&self) -> bool {
-        self.questions.is_empty() && self.moves.is_empty() && self.doubts.is_empty()
+        self.questions.is_empty() && self.moves.is_empty()
     }
 }
 
@@ -99,104 +92,92 @@ pub(super) async fn stand<P: Program>(
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
         return Ok(Stand { questions: judged.questions, ..Stand::default() });
     }
-    let mut scout = Scout::new(engine, program, shape);
+    let mut scout = Scout::new(engine, shape);
     scout.wishes = Some(asked.wishes);
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
-    loop {
-        let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
-        let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
-        let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
-        let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
-        if scout.gives_up(base, &moves, &judged).await? {
+    let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
+    let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
+    let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
+    let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
+    if asked.retries {
+        judged.release();
+    }
+    let mut settled = Vec::new();
+    if asked.salvages {
+        let asked = judged.questions.clone();
+        settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
+        judged.questions.retain(|question| !settled.contains(question));
+    }
+    if asked.by_hand {
+        judged.ask();
+    }
+    if !judged.questions.is_empty() {
+        return Ok(Stand { questions: judged.questions, ..Stand::default() });
+    }
+    let broken = std::mem::take(&mut judged.broken);
+    judged.broken = match shape.is_routed() {
+        true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
+        false => broken,
+    };
+    if let Some(named) = &asked.wishes.step {
+        judged.broken.push(scout.named(&run.run, &branches, named).await?);
+    }
+    for (branch, step) in &asked.wishes.changed {
+        judged.broken.extend(scout.ended_on(&branches, branch, step).await?);
+    }
+    scout.note_joins(&mut branches).await?;
+    let apart = program.keeps_apart() && !asked.wishes.is_empty();
+    let Targets { targets, unreached } =
+        targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
+    if asked.again {
+        let questions = undone(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
+        if !questions.is_empty() {
+            return Ok(Stand { questions, ..Stand::default() });
+        }
+    }
+    let joins_again = |branch: &BranchPath| {
+        let above = branch.parent().and_then(|parent| targets.get(&parent));
+        let opener = opener_of(shape, branch);
+        let is_join = |target: &Target| {
+            (target.claims.is_none() || target.rejoins) && Some(&target.step) == opener.as_ref()
+        };
+        above.is_some_and(|targets| targets.iter().any(is_join))
+    };
+    let strays = std::mem::take(&mut scout.strays).into_iter();
+    moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
+    for (branch, targets) in targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let Some(target) = targets.first() else { continue };
+        if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
+            let mut moved = anew::again(engine, shape, known, (&targets, !asked.retries)).await?;
+            let causes = asked.wishes.causes_on(&branch);
+            let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
+            moved.drafts.iter_mut().take(1).for_each(|draft| draft.told.notes.extend(causes.clone()));
+            moves.insert(branch, moved);
             continue;
         }
-        if asked.retries {
-            judged.release();
-        }
-        let mut settled = Vec::new();
-        if asked.salvages {
-            let asked = judged.questions.clone();
-            settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
-            judged.questions.retain(|question| !settled.contains(question));
-        }
-        if asked.by_hand {
-            judged.ask();
-        }
-        if !judged.questions.is_empty() {
-            return Ok(Stand { questions: judged.questions, ..Stand::default() });
-        }
-        let broken = std::mem::take(&mut judged.broken);
-        judged.broken = match shape.is_routed() {
-            true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
-            false => broken,
-        };
-        if let Some(named) = &asked.wishes.step {
-            judged.broken.push(scout.named(&run.run, &branches, named).await?);
-        }
-        for (branch, step) in &asked.wishes.changed {
-            judged.broken.extend(scout.ended_on(&branches, branch, step).await?);
-        }
-        scout.note_joins(&mut branches).await?;
-        let apart = program.keeps_apart() && !asked.wishes.is_empty();
-        let Targets { targets, unreached } =
-            targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
-        if asked.again {
-            let questions = undone(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
-            if !questions.is_empty() {
-                return Ok(Stand { questions, ..Stand::default() });
-            }
-        }
-        let joins_again = |branch: &BranchPath| {
-            let above = branch.parent().and_then(|parent| targets.get(&parent));
-            let opener = opener_of(shape, branch);
-            let is_join = |target: &Target| {
-                (target.claims.is_none() || target.rejoins) && Some(&target.step) == opener.as_ref()
-            };
-            above.is_some_and(|targets| targets.iter().any(is_join))
-        };
-        let strays = std::mem::take(&mut scout.strays).into_iter();
-        moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
-        let mut opened = BTreeSet::new();
-        for (branch, targets) in targets {
-            let known = &branches[&(branch.depth(), branch.clone())];
-            let Some(target) = targets.first() else { continue };
-            if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
-                let mut moved = anew::again(engine, shape, known, (&targets, !asked.retries)).await?;
-                let causes = asked.wishes.causes_on(&branch);
-                let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
-                moved.drafts.iter_mut().take(1).for_each(|draft| draft.told.notes.extend(causes.clone()));
-                moves.insert(branch, moved);
-                continue;
-            }
-            let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
+        let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
+        let mut moved = if is_routed {
             let is_joined = is_joined(shape, &branches, known);
-            let mut moved = if is_routed {
-                let ahead = match is_joined {
-                    true => None,
-                    false => still_ahead(engine, program, known, &target.step).await?,
-                };
-                back_to(engine, shape, (known, ahead), (target, &judged)).await?
-            } else {
-                let retries = asked.retries;
-                let opening = Opening { engine, root: program.shape(), judged: &judged, retries };
-                match open_again(opening, known, &targets).await? {
-                    Some(moved) => moved,
-                    // What comes before them is done again first, and then they are looked at.
-                    None => continue,
-                }
-            };
-            opened.insert(branch.clone());
-            if let Some(ahead) = moved.position.ahead.as_mut().filter(|_| !asked.wishes.is_empty()) {
-                // Whoever wants it done again wants what comes of it, not what came of it before.
-                ahead.changed = true;
+            rewind(engine, shape, (known, is_joined), (target, &judged)).await?
+        } else {
+            let retries = asked.retries;
+            let opening = Opening { engine, root: program.shape(), judged: &judged, retries };
+            match open_again(opening, known, &targets).await? {
+                Some(moved) => moved,
+                // What comes before them is done again first, and then they are looked at.
+                None => continue,
             }
-            moves.insert(branch, moved);
+        };
+        if let Some(shape) = shape.of_branch(&branch).filter(|_| !asked.wishes.is_empty()) {
+            // Whoever wants it done again wants what comes of it, not what came of it before.
+            drop_chain(&mut moved.position, shape);
         }
-        let doubts = scout.doubts(&branches, &moves, &opened).await?;
-        let (looked, left) = (trust != Trust::Blind, judged.left);
-        return Ok(Stand { questions: Vec::new(), moves, doubts, settled, looked, left, unreached });
+        moves.insert(branch, moved);
     }
+    let (looked, left) = (trust != Trust::Blind, judged.left);
+    return Ok(Stand { questions: Vec::new(), moves, settled, looked, left, unreached });
 }
 
 /// Finds the branches that count, as they would be gone on with.
@@ -206,33 +187,24 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut scout = Scout::new(engine, program, shape);
+    let mut scout = Scout::new(engine, shape);
     Ok(scout.survey(main).await?.0)
 }
 
 /// Looks around in a run.
-struct Scout<'a, P> {
+struct Scout<'a> {
     engine: &'a Engine,
-    program: &'a P,
     shape: &'a Shape,
-    /// Branches that went back and are not taken forward again: a step broke again that was done again.
-    stays: BTreeSet<BranchPath>,
-    /// Branches taken forward past a join, as all that it joins has come out as before.
-    joins: BTreeMap<BranchPath, (Record, Position)>,
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
     strays: BTreeMap<BranchPath, Move>,
-    /// Branches that went back and have failed on the way.
-    fallen: BTreeSet<BranchPath>,
     /// Branches that are to be found, and those above them, whether or not they have anything to show for themselves.
     wishes: Option<&'a Wishes>,
 }
 
-impl<'a, P: Program> Scout<'a, P> {
-    fn new(engine: &'a Engine, program: &'a P, shape: &'a Shape) -> Self {
-        let (stays, joins, strays) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let fallen = BTreeSet::new();
-        Self { engine, program, shape, stays, joins, strays, fallen, wishes: None }
+impl<'a> Scout<'a> {
+    fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
+        Self { engine, shape, strays: BTreeMap::new(), wishes: None }
     }
 
     /// Says whether a branch is one that is to be found, or above it.
@@ -246,15 +218,10 @@ impl<'a, P: Program> Scout<'a, P> {
         &mut self,
         (record, position): (&Record, &Position),
     ) -> Result<(Branches, BTreeMap<BranchPath, Move>), RunError> {
-        loop {
-            let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
-            self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
-            self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
-            match self.joins_the_same(&branches, &moves).await? {
-                None => return Ok((branches, moves)),
-                Some((branch, stood)) => drop(self.joins.insert(branch, stood)),
-            }
-        }
+        let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
+        self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
+        self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
+        Ok((branches, moves))
     }
 
     async fn meet_children(
@@ -264,7 +231,6 @@ impl<'a, P: Program> Scout<'a, P> {
         moves: &mut BTreeMap<BranchPath, Move>,
     ) -> Result<(), RunError> {
         self.strays.clear();
-        self.fallen.clear();
         let opens = |known: &Known| {
             !known.joined.is_empty()
                 || !known.left.is_empty()
@@ -317,16 +283,13 @@ impl<'a, P: Program> Scout<'a, P> {
             };
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
             if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
-                if position.ahead.is_some() {
-                    self.fallen.insert(name);
-                }
                 continue;
             }
             if stands.header().seq != record.header().seq {
-                let at = Try { attempt: 0, ..record.header().at.clone() };
-                let stood = (stands.clone(), position.clone());
-                let moved = forward(&newest, at, record.header().step.clone(), stood);
-                self.strays.insert(name, moved);
+                let Some(own) = self.shape.of_branch(&name) else { continue };
+                let stood =
+                    Rejoined { record: stands.clone(), position: position.clone(), reused: Vec::new() };
+                self.strays.insert(name, forward(own, (record.header(), &newest), stood));
             }
             self.meet((stands, position), branches, moves).await?;
         }
@@ -355,35 +318,14 @@ impl<'a, P: Program> Scout<'a, P> {
     ) -> Result<(), RunError> {
         let branch = record.header().branch.clone();
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
-        let (at, step) = (record.header().at.clone(), record.header().step.clone());
-        let at = Try { attempt: 0, ..at };
-        let pace = match self.joins.get(&branch) {
-            Some(stood) => Pace::Level(Box::new(stood.clone())),
-            None if self.stays.contains(&branch) => Pace::Changed,
-            None => pace(self.engine, self.program, shape, (&record, &position)).await?,
-        };
         let mut known = (record, position);
-        match pace {
-            // What has ended stands at its end, whatever it was ahead of.
-            Pace::Level(stood) if known.0.header().end.is_none() => {
-                let moved = forward(&known.1, at, step, *stood);
-                known = (moved.record.clone(), moved.position.clone());
-                moves.insert(branch.clone(), moved);
-            }
-            Pace::Changed => {
-                if let Some(ahead) = &mut known.1.ahead {
-                    ahead.changed = true;
-                }
-                if known.0.header().end.is_none() {
-                    let (record, position) = known.clone();
-                    let forgotten = Vec::new();
-                    moves.insert(
-                        branch.clone(),
-                        Move { record, position, drafts: Vec::new(), basis: None, forgotten },
-                    );
-                }
-            }
-            Pace::Level(_) | Pace::Behind => {}
+        // What has ended stands at its end.
+        if known.0.header().end.is_none()
+            && let Some(stood) = rejoin(&self.engine.store, shape, (&known.0, &known.1)).await?
+        {
+            let moved = forward(shape, (known.0.header(), &known.1), stood);
+            known = (moved.record.clone(), moved.position.clone());
+            moves.insert(branch.clone(), moved);
         }
         let (record, position) = known;
         let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
@@ -392,43 +334,6 @@ impl<'a, P: Program> Scout<'a, P> {
         let left = left_on(store, self.shape, (record.header(), &position)).await?;
         branches.insert((branch.depth(), branch), Known { record, position, joined, left });
         Ok(())
-    }
-
-    /// Sees to it that a step that was done again and does not hold all the same is not done again for ever: its branch
-    /// goes on from there.
-    async fn gives_up(
-        &mut self,
-        base: &Base,
-        moves: &BTreeMap<BranchPath, Move>,
-        judged: &Judged,
-    ) -> Result<bool, RunError> {
-        let store = self.engine.store.as_ref();
-        let mut gave_up = false;
-        for Broken { branch, seq, step, .. } in &judged.broken {
-            let forwards = moves.get(branch).is_some_and(|moved| !moved.drafts.is_empty());
-            if !forwards || self.stays.contains(branch) {
-                continue;
-            }
-            let run = &base.record.header().run;
-            let newest = store.newest(run, branch).await?;
-            let Some(ahead) = position_of(&newest)?.ahead else { continue };
-            let made = store.load(run, branch, *seq).await?;
-            let again = |record: &Record| {
-                let header = record.header();
-                header.step.as_ref() == Some(step)
-                    && header.at.iteration == made.header().at.iteration
-                    && matches!(header.phase, crate::record::Phase::Completed(_))
-            };
-            // No further back than to where it went back.
-            let wanted = |record: &Record| record.header().seq <= ahead.since || again(record);
-            let found = store.find_back(run, branch, newest.header().seq, &wanted).await?;
-            if found.is_some_and(|record| record.header().seq > ahead.since) {
-                self.stays.insert(branch.clone());
-                self.joins.remove(branch);
-                gave_up = true;
-            }
-        }
-        Ok(gave_up)
     }
 
     /// Finds the end of a step of a branch, if the branch counts and the step is finished there.
@@ -490,44 +395,5 @@ impl<'a, P: Program> Scout<'a, P> {
             }
         }
         Ok(())
-    }
-
-    /// Finds steps that come next on branches that went back, were finished before, and must not be repeated blindly.
-    async fn doubts(
-        &self,
-        branches: &Branches,
-        moves: &BTreeMap<BranchPath, Move>,
-        opened: &BTreeSet<BranchPath>,
-    ) -> Result<BTreeMap<BranchPath, StepId>, RunError> {
-        let store = self.engine.store.as_ref();
-        let mut doubts = BTreeMap::new();
-        for ((_, branch), known) in branches {
-            let Some(ahead) = known.position.ahead else { continue };
-            let Some(shape) = self.shape.of_branch(branch) else { continue };
-            let is_moved = moves.get(branch).is_some_and(|moved| !moved.drafts.is_empty());
-            // One of a graph by needs that went forward stands at the steps that come next.
-            if is_moved && (shape.is_routed() || opened.contains(branch)) {
-                continue;
-            }
-            for entry in &known.position.frontier {
-                let opens_anew = |step: &Step| entry.fan.is_none() && step.opens_careful();
-                let careful = |step: &Step| !step.idempotent || opens_anew(step);
-                let careful = shape.step(entry.step.as_str()).is_some_and(careful);
-                // Who has decided about the first pass has decided about all.
-                let is_later_pass =
-                    shape.step(entry.step.as_str()).is_some_and(|step| step.is_later_pass(entry));
-                let comes_next = entry.status != Status::Started && entry.at.attempt == 0;
-                let waits = entry.fan.is_some()
-                    && self.outcome_of((branches, moves), branch, entry).await? == Joint::Open;
-                if !careful || !comes_next || waits || is_later_pass {
-                    continue;
-                }
-                let pass = (&entry.step, entry.at.iteration.as_slice());
-                if done_before(store, known.record.header(), pass, ahead.seq).await?.is_some() {
-                    doubts.insert(branch.clone(), entry.step.clone());
-                }
-            }
-        }
-        Ok(doubts)
     }
 }

@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::Program;
 use super::fan::Item;
 use super::line::Line;
 use crate::id::{BranchPath, Digest, StepId};
-use crate::record::{EndDigests, Pack, Trace};
+use crate::record::{Claim, EndDigests, Pack, Trace};
 use crate::shape::{Shape, Step};
 
 /// The input of a scope without an opener.
@@ -80,24 +81,54 @@ pub(super) struct Made<'a> {
 
 /// Returns the digests of a completed end.
 pub(super) fn digests_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
-    let output = made.output.as_ref().map_or_else(String::new, canonical);
+    let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
     let output = Digest::of_parts([b"completed", output.as_bytes()]);
     EndDigests { output, pins: pins_of(line, place, made) }
 }
 
-/// Writes a JSON value with sorted keys.
-fn canonical(value: &Value) -> String {
-    match value {
-        Value::Object(map) => {
-            let sorted: BTreeMap<&String, String> =
-                map.iter().map(|(key, value)| (key, canonical(value))).collect();
-            let members = sorted.iter().map(|(key, value)| format!("{}:{value}", Value::from(key.as_str())));
-            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
-        }
-        Value::Array(items) => {
-            format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(","))
-        }
-        value => value.to_string(),
+/// Returns the digests of an end of a chain: of the whole state, and of the pins in force of all steps so far.
+pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &Made<'_>) -> EndDigests {
+    let state =
+        std::str::from_utf8(state).map_or_else(|_| state.to_vec(), |text| canonical(text).into_bytes());
+    // In a dry run, the result of the step is not in the state.
+    let output = made.output.as_ref().map(Value::to_string).unwrap_or_default();
+    let output = Digest::of_parts([&b"state"[..], &state, output.as_bytes()]);
+    let claims = claims_of(made);
+    let claims = claims.iter().map(|claim| claim.as_bytes());
+    let before = pins_so_far.iter().chain(&made.children).map(|pins| &pins.as_bytes()[..]);
+    let is_any = made.children.is_some() || claims.len() > 0;
+    let pins = match is_any {
+        true => Digest::of_parts(claims.chain([&b"above"[..]]).chain(before)),
+        false => pins_so_far.unwrap_or_else(no_input),
+    };
+    EndDigests { output, pins }
+}
+
+/// Returns the trace of a join of a chain. The state that the join is given is that of the opening.
+pub(super) fn join_trace(step: &Step, outcomes: Digest) -> Trace {
+    Trace { definition: step.fingerprint, input: outcomes, needs: BTreeMap::new(), previous_pass: None }
+}
+
+/// Writes a JSON text with sorted keys, and scalars as in the text, so that no digit of a number is lost. Not JSON: the text.
+fn canonical(text: &str) -> String {
+    match text.as_bytes().first() {
+        Some(b'{') => match serde_json::from_str::<BTreeMap<String, &RawValue>>(text) {
+            Ok(members) => {
+                let member = |(key, value): (String, &RawValue)| {
+                    format!("{}:{}", Value::from(key), canonical(value.get()))
+                };
+                format!("{{{}}}", members.into_iter().map(member).collect::<Vec<_>>().join(","))
+            }
+            Err(_) => text.to_owned(),
+        },
+        Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
+            Ok(items) => {
+                let items = items.into_iter().map(|item| canonical(item.get()));
+                format!("[{}]", items.collect::<Vec<_>>().join(","))
+            }
+            Err(_) => text.to_owned(),
+        },
+        _ => text.to_owned(),
     }
 }
 
@@ -113,11 +144,15 @@ pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
     EndDigests { output: unique, pins: unique }
 }
 
-fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+/// Returns the pins of a step: each claim with what is expected of it, and on which machine.
+fn claims_of(made: &Made<'_>) -> Vec<String> {
     let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
-    let claims: Vec<String> = claims
-        .map(|claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]).to_string())
-        .collect();
+    let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);
+    claims.map(|claim| pin(claim).to_string()).collect()
+}
+
+fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+    let claims = claims_of(made);
     let needs = line.shape.needs(place).iter().map(|need| &line.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(line.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
@@ -137,4 +172,21 @@ pub(super) fn scope_pins(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -
 pub(super) fn sinks(shape: &Shape) -> impl Iterator<Item = &Step> {
     let is_sink = |(place, _): &(usize, &Step)| shape.followers(*place).is_empty();
     shape.steps().iter().enumerate().filter(is_sink).map(|(_, step)| step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn the_order_of_members_makes_no_other_state_and_digits_do() {
+        let same = |one: &str, other: &str| canonical(one) == canonical(other);
+
+        assert!(same(r#"{"a":1,"b":[{"c":null,"d":"x"}]}"#, r#"{"b":[{"d":"x","c":null}],"a":1}"#));
+        let [one, other] =
+            ["340282366920938463463374607431768211455", "340282366920938463463374607431768211454"];
+        assert!(!same(&format!("{{\"a\":{one}}}"), &format!("{{\"a\":{other}}}")));
+        assert!(!same(r#"{"a":[1,2]}"#, r#"{"a":[2,1]}"#));
+        assert!(!same(r#"{"a":"1"}"#, r#"{"a":1}"#));
+    }
 }

@@ -456,7 +456,7 @@ pub(super) fn begun_anew(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();
-    position.ahead = None;
+    position.chain = None;
     position.reusable.clear();
     for entry in &mut position.frontier {
         entry.status = Status::Ready;

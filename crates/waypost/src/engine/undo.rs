@@ -27,12 +27,10 @@ use crate::store::{
 };
 
 use super::attempt::Attempt;
-use super::back::{check_left, is_left_behind, load_with_state};
+use super::back::{check_left, is_copied, is_left_behind, load_with_state, with_state};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::given::is_copied;
 use super::passes::life_of;
-use super::redo::with_state;
 use super::snapshot::{Snapshot, position_of};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, Spot, StopHandle, StopLevel};
 

@@ -62,9 +62,12 @@ pub struct Position {
     /// goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<u64>,
-    /// What may be used again once the steps that run again give what they gave before.
+    /// On a chain, a graph with routes: the digest of the pinned evidence in force of all steps so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ahead: Option<Ahead>,
+    pub pins: Option<Digest>,
+    /// On a chain after a rewind: the results out of force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Box<ReusableChain>>,
     /// Results out of force that count again if their step is given the same, by step and pass; of a step without passes, as
     /// pass 1.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -194,18 +197,30 @@ pub enum SettleBy {
     Done(Map<String, Value>),
 }
 
-/// Where a branch stood before it went back to a step whose evidence no longer held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The results of a chain out of force after a rewind. The state of a chain is opaque, so that all results behind a step
+/// depend on the step. They count again as a whole, from an end on with the same state and the same pins in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ahead {
-    /// The record at which it stood.
-    pub seq: u64,
-    /// The record with which it went back.
-    pub since: u64,
-    /// A step that ran again pinned something else than before: what is ahead was made of what is not there any more,
-    /// and is not used again.
+pub struct ReusableChain {
+    /// The newest record before the rewind. `None`: the results are not reused any more, and `started` and `careful` remain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<u64>,
+    /// The record of the rewind.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub changed: bool,
+    pub since: u64,
+    /// The steps begun since, each with its iteration: their results of before are not reused.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub started: BTreeSet<(StepId, Vec<u32>)>,
+    /// The finished steps that must not be repeated, each with its iteration: a person is asked about them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub careful: BTreeSet<(StepId, Vec<u32>)>,
+}
+
+impl ReusableChain {
+    /// Says whether a person must be asked before a careful step in this iteration.
+    pub(crate) fn asks_about(&self, visit: &(StepId, Vec<u32>)) -> bool {
+        self.careful.contains(visit) || self.started.contains(visit)
+    }
 }
 
 /// A result out of force: an upstream step was invalidated. The result counts again, without an execution, if the step's

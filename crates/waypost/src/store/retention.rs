@@ -61,8 +61,9 @@ impl Mark {
         let mut mark = Self::of(record.header());
         mark.needs.extend(mark.basis);
         if let Ok(position) = record.position() {
-            // The one that may be used again, and the one that says that it was not undone for good.
-            mark.needs.extend(position.ahead.iter().flat_map(|ahead| [ahead.seq, ahead.since]));
+            // The head that may be reused, and the record of the rewind: the head is not undone for good.
+            let chain = position.chain.iter().filter_map(|chain| Some([chain.head?, chain.since]));
+            mark.needs.extend(chain.flatten());
             let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
             mark.needs.extend(fans.map(|fan| fan.since));
             mark.needs.extend(position.undoing);

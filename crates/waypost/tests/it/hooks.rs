@@ -181,10 +181,6 @@ impl Program for Hooked {
         false
     }
 
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
-        false
-    }
-
     fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
         None
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use waypost::file::FileStore;
 use waypost::record::{
-    Ahead, Body, Claim, FailureKind, Header, Pack, Phase, Position, Record, SkipCause, Verdict,
+    Body, Claim, FailureKind, Header, Pack, Phase, Position, Record, ReusableChain, SkipCause, Verdict,
 };
 use waypost::recorder::{Begin, Commit, Label, Options, Recorder, run_record};
 use waypost::store::retention::{Mark, kept};
@@ -22,7 +22,7 @@ struct History {
     headers: Vec<Header>,
     /// Those that have their state.
     whole: BTreeSet<u64>,
-    ahead: Option<Ahead>,
+    ahead: Option<(u64, u64)>,
 }
 
 impl History {
@@ -97,7 +97,7 @@ impl History {
             }
             _ => {
                 // Steps are done again: where it stood may be used again.
-                self.ahead = Some(Ahead { seq: self.newest(), since: header.seq, changed: false });
+                self.ahead = Some((self.newest(), header.seq));
                 (header.phase, header.basis) = (Phase::Restored, Some(self.place()));
             }
         }
@@ -118,7 +118,10 @@ impl History {
 
     fn marks(&self) -> Vec<Mark> {
         let newest = self.header(self.newest()).clone();
-        let position = Position { ahead: self.ahead, ..Position::default() };
+        let chain = self.ahead.map(|(head, since)| {
+            Box::new(ReusableChain { head: Some(head), since, ..ReusableChain::default() })
+        });
+        let position = Position { chain, ..Position::default() };
         let body = Body::json(&position, &json!(null), 0).unwrap();
         let newest = Record::seal(newest, Some(body)).unwrap();
         let older = self.whole.iter().rev().skip(1).map(|seq| Mark::of(self.header(*seq)));
@@ -136,7 +139,7 @@ impl History {
         assert!(self.whole.contains(&self.newest()), "the newest");
         let basis = self.header(self.newest()).basis();
         assert!(basis.filter(had).is_none_or(|basis| self.whole.contains(&basis)), "its basis {basis:?}");
-        let ahead = self.ahead.map(|ahead| ahead.seq).filter(had);
+        let ahead = self.ahead.map(|(head, _)| head).filter(had);
         assert!(ahead.is_none_or(|ahead| self.whole.contains(&ahead)), "what may be used again {ahead:?}");
         let verified = effective.iter().copied().filter(had).find(|seq| self.holds(*seq));
         let told = || {

@@ -270,10 +270,6 @@ impl Program for Toy {
         false
     }
 
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
-        false
-    }
-
     fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
         None
     }

@@ -243,10 +243,6 @@ impl Program for Driven {
         true
     }
 
-    fn is_told_by(&self, _: Spot<'_>, _: &Ending) -> bool {
-        true
-    }
-
     fn gave(&self, spot: Spot<'_>, state: &State) -> Option<Value> {
         state.outputs.get(spot.step.id.as_str()).map(|output| json!(output))
     }

@@ -198,10 +198,6 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.keeps_apart()
     }
 
-    fn is_told_by(&self, spot: Spot<'_>, ending: &Ending) -> bool {
-        self.inner.is_told_by(spot, ending)
-    }
-
     /// Returns for an unknown result a value unequal to all real results.
     fn gave(&self, spot: Spot<'_>, state: &P::State) -> Option<Value> {
         match self.is_unknown(spot.branch, &spot.step.id) {

@@ -16,6 +16,26 @@ impl<S> Line<'_, S> {
         self.put_in_doubt(step, by.to_owned());
     }
 
+    /// Says whether a person must be asked about a ready step of a chain: it was done before a rewind, and must not be repeated.
+    pub(in crate::engine) fn asks_about(&self, place: usize) -> bool {
+        let Some(chain) = self.position.chain.as_deref() else { return false };
+        let (step, entry) = (&self.shape.steps()[place], self.entry(place));
+        let visit = (entry.step.clone(), entry.at.iteration.clone());
+        let opens_anew = entry.fan.is_none() && step.opens_careful();
+        let comes_next = entry.at.attempt == 0 && !entry.passed && !step.is_later_pass(entry);
+        comes_next && (!step.idempotent || opens_anew) && chain.asks_about(&visit)
+    }
+
+    /// Forgets that a step was done before a rewind: a person has decided about it.
+    fn decide_visit(&mut self, place: usize) {
+        let entry = self.entry(place);
+        let visit = (entry.step.clone(), entry.at.iteration.clone());
+        if let Some(chain) = &mut self.position.chain {
+            chain.careful.remove(&visit);
+            chain.started.remove(&visit);
+        }
+    }
+
     /// Marks a step as in doubt that was cut in another run, also where the graph of now does not say so.
     pub(in crate::engine) fn doubt_cut(&mut self, step: &StepId, by: String) {
         if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
@@ -41,6 +61,7 @@ impl<S> Line<'_, S> {
     /// Settles a step that was cut, or done before, as a person says that it is done: with what the program knows of that, and
     /// with what comes after it.
     pub(in crate::engine) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
+        self.decide_visit(place);
         let seq = self.seq_of_next_draft();
         let settled = match &mut phase {
             Phase::Failed(failure) => {
@@ -90,6 +111,7 @@ impl<S> Line<'_, S> {
 
     /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
     pub(in crate::engine) fn redo_as_told(&mut self, place: usize) {
+        self.decide_visit(place);
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
         let epoch = newest.max(self.position.epoch) + 1;
         let entry = self.entry_mut(place);

@@ -1,0 +1,340 @@
+//! Chains, graphs with routes: back to the state that a step was given, and forward again to the results of before.
+//!
+//! ```text
+//!   @1 started a   @2 completed a   @3 completed b | c started      a's evidence fails
+//!   @4 restored (basis 1), reusable chain: head 3
+//!   @5 completed a: same state, same pins  -->  @6 restored (basis 3): b is reused, c goes on
+//!   @5 completed a: another state          -->  b runs; after each end, state and pins are compared again
+//! ```
+//!
+//! The state of a chain is opaque: all that comes after a step depends on the step. Input: a branch and its position. Output:
+//! the record and the position from which the branch goes on. docs/decisions/0007-evidence-in-a-chain.md has the reasons.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::events::STEP_REUSED;
+use crate::id::StepId;
+use crate::record::{
+    FrontierEntry, Header, Note, Phase, Position, Reason, Record, ReusableChain, Status, Try,
+};
+use crate::shape::{Shape, Step};
+use crate::store::{Store, StoreError, StoreExt as _};
+
+use super::back::{epochs, fanned_out_since, is_copied, load_with_state};
+use super::chain::Draft;
+use super::fan::{Ends, Items, Joined, named_items};
+use super::passes::is_end;
+use super::recheck::{Judged, Known};
+use super::redo::{Move, Target, redo_draft};
+use super::snapshot::position_of;
+use super::trace::pass_in;
+use super::{Engine, RunError};
+
+/// A step in one iteration of the loops around it.
+type Visit = (StepId, Vec<u32>);
+
+/// The record before the rewind from which a chain goes on.
+#[derive(Debug, Clone)]
+pub(super) struct Rejoined {
+    pub(super) record: Record,
+    pub(super) position: Position,
+    /// The reused ends, for the event.
+    pub(super) reused: Vec<Value>,
+}
+
+/// Finds where a chain joins the results of before the rewind: after an end with the same state and the same pins in force,
+/// or before a join of children with the same outcomes. Steps of the reusable results must not have begun since.
+pub(super) async fn rejoin(
+    store: &Arc<dyn Store>,
+    shape: &Shape,
+    (record, position): (&Record, &Position),
+) -> Result<Option<Rejoined>, RunError> {
+    let Some(chain) = position.chain.as_deref() else { return Ok(None) };
+    let Some(head) = chain.head.filter(|_| shape.is_routed()) else { return Ok(None) };
+    let ended = before_acceptance(store.as_ref(), record).await?;
+    let header = ended.header();
+    let (run, branch) = (&header.run, &header.branch);
+    let history = store.history(run, branch, head).await?;
+    let kept = |step: &StepId, iteration: &[u32]| {
+        history.iter().position(|record| {
+            let found = record.header();
+            let is_it = found.step.as_ref() == Some(step) && found.at.iteration == iteration;
+            is_it && matches!(found.phase, Phase::Completed(_))
+        })
+    };
+    let behind = match (&header.phase, &header.step, header.digests) {
+        (Phase::Completed(_), Some(step), Some(digests)) => {
+            let kept = kept(step, &header.at.iteration);
+            kept.filter(|at| history[*at].header().digests == Some(digests)).map(|at| &history[..at])
+        }
+        _ => match position.frontier.first().filter(|entry| entry.fan.is_some() && entry.at.attempt == 0) {
+            Some(entry) => match kept(&entry.step, &entry.at.iteration) {
+                Some(at) if joins_the_same(store, shape, (header, entry), history[at].header()).await? => {
+                    Some(&history[..=at])
+                }
+                _ => None,
+            },
+            None => None,
+        },
+    };
+    let Some(behind) = behind else { return Ok(None) };
+    // Evidence that a person accepted is in force in place of the pins in the digests.
+    let joined = history.get(behind.len()).map_or(0, |joined| joined.header().seq);
+    let mut accepted = history.iter().map(Record::header).filter(|header| header.reason == Reason::Accept);
+    if accepted.any(|accepted| accepted.about.is_some_and(|about| about <= joined)) {
+        return Ok(None);
+    }
+    let Some((record, stood)) = standing_at(store.as_ref(), shape, header, head).await? else {
+        return Ok(None);
+    };
+    // Oldest first: the routes of both lead to the oldest.
+    let ends: Vec<&Header> = behind.iter().rev().map(Record::header).filter(|end| is_end(end)).collect();
+    let visits = ends.iter().filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
+    let visits: Vec<Visit> = visits.chain(stood.frontier.iter().map(visit_of)).collect();
+    let next = position.frontier.first().map(visit_of);
+    let was_begun = visits.iter().any(|visit| chain.started.contains(visit));
+    if next.as_ref() != visits.first() || was_begun {
+        return Ok(None);
+    }
+    let reused = ends.iter().map(|end| json!({ "step": end.step, "of": end.reference().to_string() }));
+    Ok(Some(Rejoined { reused: reused.collect(), record, position: stood }))
+}
+
+/// Says whether the children that a step waits for have all ended, with the outcomes that the end of before joined.
+async fn joins_the_same(
+    store: &Arc<dyn Store>,
+    shape: &Shape,
+    (header, entry): (&Header, &FrontierEntry),
+    then: &Header,
+) -> Result<bool, RunError> {
+    let Some((place, fan)) = shape.place(entry.step.as_str()).zip(entry.fan.as_ref()) else {
+        return Ok(false);
+    };
+    let children = shape.steps()[place].opened(fan);
+    let (Some(children), Some(trace)) = (children.filter(|_| then.about == Some(fan.since)), &then.trace)
+    else {
+        return Ok(false);
+    };
+    let named = || named_items(children, pass_in(shape, place, &entry.at.iteration)).map(Items::Named);
+    let frozen =
+        fan.items.as_ref().map(|at| Items::Frozen { run: header.run.clone(), at: Arc::new(at.clone()) });
+    let Some(source) = frozen.or_else(named) else { return Ok(false) };
+    let joined = Joined {
+        store: Arc::clone(store),
+        run: header.run.clone(),
+        branch: header.branch.clone(),
+        name: children.name.clone(),
+        source,
+        total: fan.total,
+        ends: Arc::new(Ends::new(fan.total)),
+        is_after: false,
+        passes: children.passes,
+    };
+    match joined.digests().await {
+        Ok(digests) => Ok(digests.outcomes == trace.input),
+        Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn visit_of(entry: &FrontierEntry) -> Visit {
+    (entry.step.clone(), entry.at.iteration.clone())
+}
+
+/// Returns the newest record that is not about evidence that a person has accepted: that changes nothing else.
+async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
+    let mut record = newest.clone();
+    while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
+        record = store.load(&record.header().run, &record.header().branch, before).await?;
+    }
+    Ok(record)
+}
+
+/// Reads the head of a reusable chain; `None` if the state is gone, or the graph lacks a step.
+async fn standing_at(
+    store: &dyn Store,
+    shape: &Shape,
+    header: &Header,
+    head: u64,
+) -> Result<Option<(Record, Position)>, RunError> {
+    let record = match store.load(&header.run, &header.branch, head).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
+        record => record?,
+    };
+    if record.state_bytes().is_none() {
+        return Ok(None);
+    }
+    let position = position_of(&record)?;
+    let fits = position.frontier.iter().all(|entry| shape.place(entry.step.as_str()).is_some());
+    Ok(fits.then_some((record, position)))
+}
+
+/// Takes a branch back to where a step was about to run, in a new epoch. The results of before become a reusable chain.
+///
+/// # Errors
+/// [`RunError::NoState`]: the state that it was given is not kept any more, or is that of another run.
+pub(super) async fn rewind(
+    engine: &Engine,
+    shape: &Shape,
+    (known, is_joined): (&Known, bool),
+    (target, judged): (&Target, &Judged),
+) -> Result<Move, RunError> {
+    let header = known.record.header();
+    let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
+    let made = store.load(run, branch, target.seq).await?;
+    let made = made.header();
+    let starts = |record: &Record| starts(record.header(), made);
+    let gone = |why: &str| {
+        let step = &target.step;
+        let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
+        let why = match is_broken {
+            true => format!(
+                "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
+            ),
+            false => format!(
+                "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
+            ),
+        };
+        RunError::NoState { at: made.reference().to_string(), why }
+    };
+    let Some(start) = store.find_back(run, branch, header.seq, &starts).await? else {
+        return Err(gone(&where_started(store, made).await?));
+    };
+    let record = match load_with_state(engine, run, branch, start.header().seq).await {
+        Err(RunError::NoState { .. }) => {
+            return Err(gone("the state that it was given is not kept any more"));
+        }
+        record => record?,
+    };
+    let mut position = position_of(&record)?;
+    if !position.frontier.iter().any(|entry| entry.step == target.step) {
+        return Err(gone("the state that it was given was not kept"));
+    }
+    let epoch = epochs(engine, run, branch).await? + 1;
+    for entry in &mut position.frontier {
+        target.begin(entry);
+        let is_left = match &entry.fan {
+            Some(_) if entry.step == target.step && target.is_opened_anew(shape, branch) => true,
+            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
+            None => false,
+        };
+        if let Some(fan) = entry.fan.take_if(|_| is_left) {
+            // How they ended is not counted twice.
+            position.dead = position.dead.saturating_sub(fan.dead);
+        }
+        (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
+        entry.passed = false;
+        entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
+        entry.waits.clear();
+    }
+    carry(&mut position, &known.position);
+    position.chain =
+        Some(Box::new(set_aside(store, shape, (known, is_joined), (made, target.claims.is_some())).await?));
+    let draft = redo_draft(made, branch, (target, judged), epoch);
+    Ok(Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
+}
+
+/// Says where a step was started whose start is not in this run.
+async fn where_started(store: &dyn Store, made: &Header) -> Result<String, StoreError> {
+    let parent = store.run(&made.run).await?.record.record().parent.clone();
+    Ok(match parent {
+        Some(parent) if is_copied(store, made).await? => {
+            format!("it was started in run {}, from which this one began: resume that one", parent.run)
+        }
+        _ => "where it was started is not recorded".to_owned(),
+    })
+}
+
+/// Returns the results of a branch behind a step as a reusable chain. One chain is enough: what ran since an earlier rewind runs
+/// again.
+async fn set_aside(
+    store: &dyn Store,
+    shape: &Shape,
+    (known, is_joined): (&Known, bool),
+    (made, is_invalid): (&Header, bool),
+) -> Result<ReusableChain, RunError> {
+    let own = shape.of_branch(&made.branch).unwrap_or(shape);
+    let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(is_careful);
+    let before = known.position.chain.as_deref().cloned().unwrap_or_default();
+    let mut chain = match before.head.filter(|_| !is_joined) {
+        Some(_) => ReusableChain { since: 0, ..before },
+        None => ReusableChain { head: Some(known.record.header().seq), since: 0, ..before },
+    };
+    if own.steps().iter().any(self::is_careful) {
+        let header = known.record.header();
+        let history = store.history(&header.run, &header.branch, header.seq).await?;
+        let since = history.iter().map(Record::header).filter(|end| end.seq >= made.seq);
+        let ends = since.filter(|end| matches!(end.phase, Phase::Completed(_)));
+        let done = ends.filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
+        let begun = known.position.frontier.iter().filter(|entry| entry.is_unsettled()).map(visit_of);
+        chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));
+    }
+    // The step itself is invalid: no reuse begins with it, and nobody is asked about it.
+    if let Some(step) = made.step.clone().filter(|_| is_invalid) {
+        let visit = (step, made.at.iteration.clone());
+        chain.careful.remove(&visit);
+        if !is_careful(&visit.0) {
+            chain.started.insert(visit);
+        }
+    }
+    Ok(chain)
+}
+
+/// Says whether a person must be asked before a rerun of a step.
+pub(super) fn is_careful(step: &Step) -> bool {
+    !step.idempotent || step.opens_careful()
+}
+
+/// Takes the results of a chain out of use. Steps that must not be repeated are still asked about.
+pub(super) fn drop_chain(position: &mut Position, shape: &Shape) {
+    let Some(chain) = &mut position.chain else { return };
+    let is_careful = |visit: &Visit| shape.step(visit.0.as_str()).is_some_and(is_careful);
+    let started: BTreeSet<Visit> = std::mem::take(&mut chain.started);
+    chain.careful.extend(started.into_iter().filter(is_careful));
+    (chain.head, chain.since) = (None, 0);
+    if chain.careful.is_empty() {
+        position.chain = None;
+    }
+}
+
+/// Says whether a record starts the try whose end another one tells.
+pub(super) fn starts(header: &Header, made: &Header) -> bool {
+    let (iteration, epoch) = (&made.at.iteration, made.at.epoch);
+    let is_it = |at: &Try| (&at.iteration, at.epoch) == (iteration, epoch);
+    header.seq <= made.seq
+        && header.started.iter().any(|start| Some(&start.step) == made.step.as_ref() && is_it(&start.at))
+}
+
+/// Takes a branch forward to where it stood before the rewind.
+pub(super) fn forward(shape: &Shape, newest: (&Header, &Position), stood: Rejoined) -> Move {
+    let (header, newest) = newest;
+    let Rejoined { record, mut position, reused } = stood;
+    let mut before = newest.clone();
+    drop_chain(&mut before, shape);
+    drop_chain(&mut position, shape);
+    let careful = before.chain.into_iter().chain(position.chain.take()).flat_map(|chain| chain.careful);
+    let careful: BTreeSet<Visit> = careful.collect();
+    if !careful.is_empty() {
+        position.chain = Some(Box::new(ReusableChain { careful, ..ReusableChain::default() }));
+    }
+    carry(&mut position, newest);
+    let at = Try { attempt: 0, ..header.at.clone() };
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, header.step.clone(), at);
+    draft.about = Some(record.header().seq);
+    // A branch may end with it.
+    draft.digests = record.header().digests;
+    draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
+    Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
+}
+
+/// Takes over what does not go back with a position.
+fn carry(position: &mut Position, newest: &Position) {
+    position.definition = newest.definition;
+    position.config = newest.config;
+    position.steps_started = position.steps_started.max(newest.steps_started);
+    position.epoch = position.epoch.max(newest.epoch);
+    position.revisited = true;
+}
