@@ -24,6 +24,8 @@ enum Level {
     Groups,
     /// Groups of several passes too
     Passes,
+    /// Chains: graphs with routes, whose steps share one state
+    Chains,
 }
 
 impl Level {
@@ -33,6 +35,7 @@ impl Level {
             Self::Items => drive::Level::Items,
             Self::Groups => drive::Level::Groups,
             Self::Passes => drive::Level::Passes,
+            Self::Chains => drive::Level::Chains,
         }
     }
 

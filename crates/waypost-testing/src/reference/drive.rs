@@ -4,9 +4,11 @@
 //! gives the workflow to the engine. `outside` is the world that its steps read and write, with the oracles. `play`
 //! runs a script undisturbed and then with crashes. Only the public interface of the engine is used.
 
+mod command;
 mod outside;
 mod play;
 mod program;
 mod script;
 
-pub use play::{Defect, Level, find};
+pub use command::{CommandScript, CommandWorld, Effects, Event};
+pub use play::{Crash, Defect, Level, find};

@@ -178,7 +178,7 @@ async fn go_on<'a, P: Program>(
         let mut left = std::mem::take(&mut begin.stand.left);
         // At the end, nothing that is left can end any more.
         left.retain(|_, _| !session.main().position.frontier.is_empty());
-        session.unlooked = Unlooked { left, ..Unlooked::default() };
+        session.unlooked = Unlooked { left, is_due: begin.stand.rewinds, ..Unlooked::default() };
     }
     if session.keeps_traces {
         let has_moves = !begin.stand.moves.is_empty() || !session.main().position.reusable.is_empty();

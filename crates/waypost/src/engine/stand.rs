@@ -19,7 +19,7 @@ use super::doubt::salvageable;
 use super::failure::position_for_retry;
 use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
 use super::recheck::{
-    Branches, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
+    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
 };
 use super::redo::{Move, Target, Targets, is_joined, opener_of, targets};
 use super::rewind::{Rejoined, drop_chain, forward, rejoin, rewind};
@@ -41,6 +41,9 @@ pub(super) struct Stand {
     pub(super) looked: bool,
     /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
     pub(super) left: LeftOut,
+    /// Chains go back. A later claim of the results out of force stood for an earlier one, for this look only: all evidence is
+    /// looked at again after the next end.
+    pub(super) rewinds: bool,
     /// Branches that were to be worked on again, and are left behind as one above them goes further back.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
@@ -128,6 +131,7 @@ pub(super) async fn stand<P: Program>(
     }
     scout.note_joins(&mut branches).await?;
     let apart = program.keeps_apart() && !asked.wishes.is_empty();
+    let strays = std::mem::take(&mut scout.strays);
     let Targets { targets, unreached } =
         targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
     if asked.again {
@@ -144,40 +148,16 @@ pub(super) async fn stand<P: Program>(
         };
         above.is_some_and(|targets| targets.iter().any(is_join))
     };
-    let strays = std::mem::take(&mut scout.strays).into_iter();
-    moves.extend(strays.filter(|(branch, _)| joins_again(branch)));
-    for (branch, targets) in targets {
+    moves.extend(strays.into_iter().filter(|(branch, _)| joins_again(branch)));
+    let mut rewinds = false;
+    for (branch, targets) in &targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let Some(target) = targets.first() else { continue };
-        if let Some(shape) = shape.of_branch(&branch).filter(|_| apart) {
-            let mut moved = anew::again(engine, shape, known, (&targets, !asked.retries)).await?;
-            let causes = asked.wishes.causes_on(&branch);
-            let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
-            moved.drafts.iter_mut().take(1).for_each(|draft| draft.told.notes.extend(causes.clone()));
-            moves.insert(branch, moved);
-            continue;
-        }
-        let is_routed = shape.of_branch(&branch).is_none_or(Shape::is_routed);
-        let mut moved = if is_routed {
-            let is_joined = is_joined(shape, &branches, known);
-            rewind(engine, shape, (known, is_joined), (target, &judged)).await?
-        } else {
-            let retries = asked.retries;
-            let opening = Opening { engine, root: program.shape(), judged: &judged, retries };
-            match open_again(opening, known, &targets).await? {
-                Some(moved) => moved,
-                // What comes before them is done again first, and then they are looked at.
-                None => continue,
-            }
-        };
-        if let Some(shape) = shape.of_branch(&branch).filter(|_| !asked.wishes.is_empty()) {
-            // Whoever wants it done again wants what comes of it, not what came of it before.
-            drop_chain(&mut moved.position, shape);
-        }
-        moves.insert(branch, moved);
+        let taken = scout.take_back(program, (known, targets), (&branches, &judged), asked).await?;
+        rewinds |= taken.as_ref().is_some_and(|(_, moved)| moved.position.chain.is_some());
+        moves.extend(taken);
     }
     let (looked, left) = (trust != Trust::Blind, judged.left);
-    return Ok(Stand { questions: Vec::new(), moves, settled, looked, left, unreached });
+    Ok(Stand { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
 }
 
 /// Finds the branches that count, as they would be gone on with.
@@ -222,6 +202,38 @@ impl<'a> Scout<'a> {
         self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
         self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
         Ok((branches, moves))
+    }
+
+    /// Takes a branch back to where steps are about to run; `None` if what comes before them is open already.
+    async fn take_back<P: Program>(
+        &self,
+        program: &P,
+        (known, targets): (&Known, &[Target]),
+        (branches, judged): (&Branches, &Judged),
+        asked: Asked<'_>,
+    ) -> Result<Option<(BranchPath, Move)>, RunError> {
+        let (engine, branch) = (self.engine, known.record.header().branch.clone());
+        let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
+        if program.keeps_apart() && !asked.wishes.is_empty() {
+            let mut moved = anew::again(engine, own, known, (targets, !asked.retries)).await?;
+            let causes = asked.wishes.causes_on(&branch);
+            let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
+            if let Some(draft) = moved.drafts.first_mut() {
+                draft.told.notes.extend(causes);
+            }
+            return Ok(Some((branch, moved)));
+        }
+        if !own.is_routed() {
+            let opening = Opening { engine, root: program.shape(), judged, retries: asked.retries };
+            return Ok(open_again(opening, known, targets).await?.map(|moved| (branch, moved)));
+        }
+        let is_joined = is_joined(self.shape, branches, known);
+        let mut moved = rewind(engine, self.shape, (known, is_joined), (target, judged)).await?;
+        if !asked.wishes.is_empty() {
+            // Whoever wants it done again wants what comes of it, not what came of it before.
+            drop_chain(&mut moved.position, own);
+        }
+        Ok(Some((branch, moved)))
     }
 
     async fn meet_children(

@@ -12,7 +12,7 @@ const IDS: [&str; 4] = ["a", "b", "c", "d"];
 const ATTEMPTS_MAX: u32 = 12;
 const CRASHING_ATTEMPTS: u32 = 6;
 /// From this retention on, no state of a short chain is dropped: then no run is needless.
-const RETENTION_OF_ALL: usize = 20;
+pub(super) const RETENTION_OF_ALL: usize = 20;
 
 /// Plays one random chain, and returns its defects.
 pub fn play(seed: u64, rules: &Rules, statistics: &mut Statistics) -> Vec<String> {
@@ -33,7 +33,7 @@ pub fn play(seed: u64, rules: &Rules, statistics: &mut Statistics) -> Vec<String
     Vec::new()
 }
 
-fn nodes(random: &mut Seeded) -> Vec<Node> {
+pub(super) fn nodes(random: &mut Seeded) -> Vec<Node> {
     let ids = &IDS[..2 + random.below(3) as usize];
     let node = |id: &&str| Node {
         id: Name::from(*id),

@@ -9,7 +9,7 @@ use super::super::rule::{Rule, Rules};
 use super::super::world::{Execution, World};
 
 /// A chain ends after so many steps.
-const LENGTH_MAX: u64 = 9;
+pub(super) const LENGTH_MAX: u64 = 9;
 /// How often a resume looks at evidence before it is a defect of the model.
 const LOOKS_MAX: usize = 60;
 

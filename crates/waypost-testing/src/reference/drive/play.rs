@@ -32,6 +32,8 @@ pub enum Level {
     Groups,
     /// Groups of several passes too.
     Passes,
+    /// Chains: steps with one state, which choose the next step.
+    Chains,
 }
 
 /// A defect of the engine, with the play that shows it.
@@ -73,6 +75,9 @@ impl fmt::Display for Defect {
 ///
 /// `crashes_max`: an even sample of calls where a round has more of them.
 pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
+    if level == Level::Chains {
+        return super::super::chains::drive::find(seed, crashes_max).await;
+    }
     let script = match Script::of(seed, level) {
         Ok(script) => script,
         Err(halt) => {

@@ -39,6 +39,20 @@ impl Script {
     pub(super) fn of(seed: u64, level: Level) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
+        Self::of_steps(seed, random, steps)
+    }
+
+    /// Returns the script of a seed for the built command: a file reads only outputs of leaves.
+    ///
+    /// # Errors
+    /// [`Halt`]: a defect of the model.
+    pub(super) fn of_command(seed: u64, level: Level) -> Result<Self, Halt> {
+        let mut random = Seeded::new(seed);
+        let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
+        Self::of_steps(seed, random, for_command(&steps, false))
+    }
+
+    fn of_steps(seed: u64, mut random: Seeded, steps: Steps) -> Result<Self, Halt> {
         let mut model =
             Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
         model.confirm_percent = 0;
@@ -101,6 +115,18 @@ fn normalized(steps: &Steps, level: Level) -> Steps {
         found.push(Arc::new(new));
     }
     found.into()
+}
+
+/// Returns the steps as a workflow file can have them: outputs are those of leaves, and only the outermost group has passes.
+fn for_command(steps: &Steps, in_passes: bool) -> Steps {
+    let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
+    let written = |step: &Arc<Step>| {
+        let reads = step.reads.iter().filter(|id| is_leaf(id)).cloned().collect();
+        let passes = if in_passes { 1 } else { step.passes };
+        let body = for_command(&step.body, in_passes || passes > 1);
+        Arc::new(Step { reads, passes, body, ..Step::clone(step) })
+    };
+    steps.iter().map(written).collect()
 }
 
 /// Returns how many steps a script has, nested ones included.

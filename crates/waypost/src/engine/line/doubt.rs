@@ -22,7 +22,7 @@ impl<S> Line<'_, S> {
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
         let visit = (entry.step.clone(), entry.at.iteration.clone());
         let opens_anew = entry.fan.is_none() && step.opens_careful();
-        let comes_next = entry.at.attempt == 0 && !entry.passed && !step.is_later_pass(entry);
+        let comes_next = entry.at.attempt == 0 && !entry.passed;
         comes_next && (!step.idempotent || opens_anew) && chain.asks_about(&visit)
     }
 
@@ -124,8 +124,10 @@ impl<S> Line<'_, S> {
             self.position.rerun_whole.insert(step.clone());
         }
         if self.position.undone.contains(&step) {
-            let first = self.shape.first_iteration(place, &self.around);
-            self.entry_mut(place).at.iteration = first;
+            if !self.shape.is_routed() {
+                let first = self.shape.first_iteration(place, &self.around);
+                self.entry_mut(place).at.iteration = first;
+            }
             let begun = self.position.ask_no_more(&step).and_then(|entry| entry.fan);
             // What it gave counted until now, and so did what had failed of it.
             let left = self.position.joined.remove(&step).or(begun).map_or(0, |fan| fan.dead_in_all());

@@ -1,0 +1,246 @@
+//! A script as a workflow file for the built command. Each step of the file executes in a world that is a log of events, so
+//! that a killed process loses nothing but its own event.
+//!
+//! Input: a seed, and the events so far. Output: the workflow file, the effects of one execution, and the defects at rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::super::definition::{Definition, Kind, Name, Step, StepPath, Steps};
+use super::super::engine::Halt;
+use super::super::position::Content;
+use super::outside::{Given, Outside};
+use super::play::Level;
+use super::script::Script;
+
+/// Something that happened in the world.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A step was executed, and read these outputs.
+    Executed {
+        /// The scope.
+        scope: String,
+        /// The step.
+        step: String,
+        /// The outputs that it read.
+        outputs: BTreeMap<String, i64>,
+    },
+    /// Files were lost.
+    Lost(Vec<String>),
+    /// Hidden inputs changed.
+    Hidden(BTreeMap<String, i64>),
+    /// A person decided whether steps in doubt run again.
+    Retries(bool),
+}
+
+/// The effects of an execution.
+#[derive(Debug, Clone)]
+pub struct Effects {
+    /// The output.
+    pub output: i64,
+    /// The file that it writes, and the content.
+    pub file: Option<(String, i64)>,
+}
+
+/// A script for the command.
+#[derive(Debug, Clone)]
+pub struct CommandScript {
+    script: Script,
+}
+
+impl CommandScript {
+    /// Returns the script of a seed.
+    ///
+    /// # Errors
+    /// [`Halt`]: a defect of the model.
+    pub fn of(seed: u64, level: Level) -> Result<Self, Halt> {
+        Script::of_command(seed, level).map(|script| Self { script })
+    }
+
+    /// Returns how many rounds it has.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.script.rounds.len()
+    }
+
+    /// Returns the events before a round.
+    #[must_use]
+    pub fn before(&self, round: usize) -> [Event; 3] {
+        let round = &self.script.rounds[round];
+        let lost = round.lost.iter().map(ToString::to_string).collect();
+        let hidden = round.hidden.iter().map(|(step, value)| (step.to_string(), *value)).collect();
+        [Event::Lost(lost), Event::Hidden(hidden), Event::Retries(false)]
+    }
+
+    /// Returns the workflow file; `execute` is the command of each step.
+    #[must_use]
+    pub fn workflow(&self, execute: &str) -> String {
+        let steps = list(&self.script.steps, &[], execute);
+        json!({ "name": "reference", "max_parallel": 2, "steps": steps }).to_string()
+    }
+
+    /// Returns the world after these events.
+    #[must_use]
+    pub fn world(&self, events: &[Event]) -> CommandWorld {
+        let mut world = CommandWorld {
+            steps: self.script.steps.clone(),
+            outside: Outside::new(self.script.steps.clone()),
+        };
+        for event in events {
+            world.take_in(event);
+        }
+        world
+    }
+
+    /// Compares the executions of a round with those of the model.
+    #[must_use]
+    pub fn compare(&self, round: usize, executed: &[StepPath]) -> Vec<String> {
+        let mut ran = executed.to_vec();
+        ran.sort();
+        let expected = &self.script.rounds[round].expected;
+        if ran == *expected {
+            Vec::new()
+        } else {
+            vec![format!("{ran:?} ran, and in the model {expected:?}")]
+        }
+    }
+}
+
+/// The world of a script, after some events.
+#[derive(Debug)]
+pub struct CommandWorld {
+    steps: Steps,
+    outside: Outside,
+}
+
+impl CommandWorld {
+    fn take_in(&mut self, event: &Event) {
+        match event {
+            Event::Executed { scope, step, outputs } => {
+                self.execute(scope, step, outputs);
+            }
+            Event::Lost(files) => {
+                let lost: BTreeSet<&str> = files.iter().map(String::as_str).collect();
+                self.outside.lock().files.retain(|file, _| !lost.contains(&**file));
+            }
+            Event::Hidden(hidden) => {
+                let hidden = hidden.iter().map(|(step, value)| (Name::from(step.as_str()), *value));
+                self.outside.lock().hidden.extend(hidden);
+            }
+            Event::Retries(retries) => self.outside.lock().retries_all = *retries,
+        }
+    }
+
+    /// Executes a step; `None` if the script has no such step.
+    pub fn execute(&mut self, scope: &str, step: &str, outputs: &BTreeMap<String, i64>) -> Option<Effects> {
+        let steps = Definition::new(self.steps.clone()).steps_of(scope);
+        let step: Arc<Step> = steps.iter().find(|found| &*found.id == step)?.clone();
+        let outputs = outputs.iter().map(|(id, output)| (Name::from(id.as_str()), *output)).collect();
+        let path = StepPath::new(scope, &step.id);
+        let input = 0;
+        let mut world = self.outside.lock();
+        let output = world.execute(&Given { path, step: step.clone(), input, outputs });
+        let file = step.file_in(scope).and_then(|file| match world.files.get(&file) {
+            Some(Content::Number(content)) => Some((self.file_name(scope, &step), *content)),
+            _ => None,
+        });
+        Some(Effects { output, file })
+    }
+
+    /// Returns the files that should be on the disk, by the name there.
+    #[must_use]
+    pub fn files(&self) -> BTreeMap<String, i64> {
+        let world = self.outside.lock();
+        let content = |(file, content): (&Name, &Content)| match content {
+            Content::Number(number) => Some((self.on_disk(file)?, *number)),
+            _ => None,
+        };
+        world.files.iter().filter_map(content).collect()
+    }
+
+    /// Returns all executions, in their order.
+    #[must_use]
+    pub fn executed(&self) -> Vec<StepPath> {
+        self.outside.lock().executed.clone()
+    }
+
+    /// Returns the defects of a run at rest. What ran needlessly is found by comparison with the model.
+    #[must_use]
+    pub fn check(&self) -> Vec<String> {
+        let mut found = self.outside.lock().check();
+        found.retain(|found| !found.ends_with("needlessly"));
+        found
+    }
+
+    /// Returns the name on the disk of a file of the model, `STEP-SCOPE`.
+    fn on_disk(&self, file: &str) -> Option<String> {
+        let (step, scope) = file.split_once('-')?;
+        let steps = Definition::new(self.steps.clone()).steps_of(scope);
+        let step = steps.iter().find(|found| &*found.id == step)?;
+        Some(self.file_name(scope, step))
+    }
+
+    fn file_name(&self, scope: &str, step: &Step) -> String {
+        let mut name = step.id.to_string();
+        let mut steps = self.steps.clone();
+        for part in scope.split('/').skip(1) {
+            let opener = part.split(['~', ':']).next().unwrap_or(part);
+            let Some(opener) = steps.iter().find(|found| &*found.id == opener).cloned() else { break };
+            match part.split_once(['~', ':']) {
+                Some((_, pass)) if opener.kind == Kind::Group && opener.passes == 1 => drop(pass),
+                Some((_, key)) => name.push_str(&format!("-{key}")),
+                None => {}
+            }
+            steps = opener.body.clone();
+        }
+        name
+    }
+}
+
+/// Writes steps as a list of the workflow file. `around`: the expressions that tell the scope apart.
+fn list(steps: &Steps, around: &[String], execute: &str) -> Vec<Value> {
+    let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
+    let written = |step: &Arc<Step>| {
+        let needs: Vec<&str> = step.needs.iter().map(|need| &**need).collect();
+        let mut node = json!({ "id": &*step.id, "needs": needs });
+        match step.kind {
+            Kind::Leaf => {
+                let read = step.upstream().filter(|id| is_leaf(id));
+                let env: BTreeMap<String, String> =
+                    read.map(|id| (format!("P_{id}"), format!("${{{{ steps.{id}.outputs.v }}}}"))).collect();
+                (node["run"], node["env"]) = (json!(execute), json!(env));
+                if !step.idempotent {
+                    node["idempotent"] = json!(false);
+                }
+                if step.file.is_some() {
+                    let name: Vec<String> =
+                        std::iter::once(step.id.to_string()).chain(around.to_vec()).collect();
+                    node["evidence"] = json!([{ "sha256": format!("files/{}", name.join("-")) }]);
+                }
+            }
+            Kind::Group => {
+                let pass = (step.passes > 1).then(|| "${{ iteration }}".to_owned());
+                let around: Vec<String> = around.iter().cloned().chain(pass).collect();
+                node["steps"] = json!(list(&step.body, &around, execute));
+                if step.passes > 1 {
+                    let until = format!("iteration >= {}", step.passes);
+                    node["repeat"] = json!({ "until": until, "max": step.passes });
+                }
+            }
+            Kind::ForEach => {
+                let item = format!("i_{}", step.id);
+                let around: Vec<String> =
+                    around.iter().cloned().chain([format!("${{{{ {item} }}}}")]).collect();
+                let items: Vec<&str> = step.items.iter().map(|item| &**item).collect();
+                let steps = list(&step.body, &around, execute);
+                node["foreach"] = json!({ "items": items, "as": item, "steps": steps });
+            }
+        }
+        node
+    };
+    steps.iter().map(written).collect()
+}
