@@ -58,6 +58,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Be a step of a generated workflow; for `prove` only
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    ProveStep(prove::StepOptions),
     /// Behave as `waypost` does, with a planted mistake; for `prove` only
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
@@ -73,6 +77,8 @@ fn main() -> ExitCode {
         Command::BenchPart(options) => bench::part(&options),
         #[cfg(target_os = "linux")]
         Command::Prove(options) => prove::run(&options),
+        #[cfg(target_os = "linux")]
+        Command::ProveStep(options) => prove::step(&options),
         #[cfg(target_os = "linux")]
         Command::TraceMe { command } => prove::trace_me(&command),
         #[cfg(target_os = "linux")]

@@ -5,6 +5,7 @@
 //! seen. What a kill cannot show (a missing sync) is the business of the simulated disk in `waypost-testing`.
 
 mod calls;
+mod command;
 mod full;
 mod promise;
 mod resume;
@@ -26,6 +27,7 @@ use crate::{output, repo};
 use rig::{Played, Subject, Workflow, play};
 use tracer::{Kill, Victim, When};
 
+pub(crate) use command::{StepOptions, step};
 pub(crate) use toy::{Options as ToyOptions, run as toy};
 pub(crate) use tracer::trace_me;
 

@@ -9,13 +9,13 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use waypost_testing::reference::drive::{self, Defect};
+use waypost_testing::reference::drive;
 
 use crate::output;
 
 /// Which steps a workflow has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Level {
+pub(super) enum Level {
     /// Steps with needs and evidence
     Leaves,
     /// Fan-outs too
@@ -29,7 +29,7 @@ enum Level {
 }
 
 impl Level {
-    fn to_drive(self) -> drive::Level {
+    pub(super) fn to_drive(self) -> drive::Level {
         match self {
             Self::Leaves => drive::Level::Leaves,
             Self::Items => drive::Level::Items,
@@ -39,7 +39,7 @@ impl Level {
         }
     }
 
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
@@ -71,6 +71,9 @@ pub(crate) struct Options {
     /// Most crashes in each round of a workflow, an even sample of its calls to the store
     #[arg(long, default_value_t = 12)]
     crashes: u64,
+    /// Play the workflows through the built command, each so many times with a `kill -9` in each round
+    #[arg(long, value_name = "PLAYS", num_args = 0..=1, default_missing_value = "1")]
+    command: Option<u64>,
     /// Stop after so many defects of a level
     #[arg(long, default_value_t = 10)]
     defects: usize,
@@ -85,7 +88,7 @@ impl Options {
     /// The seeds that are part of all proofs.
     pub(super) fn of_proof(is_full: bool) -> Self {
         let seeds = Seeds(0..if is_full { FULL_SEEDS } else { SHORT_SEEDS });
-        Self { seeds, level: Vec::new(), crashes: if is_full { 4 } else { 2 }, defects: 10 }
+        Self { seeds, level: Vec::new(), crashes: if is_full { 4 } else { 2 }, command: None, defects: 10 }
     }
 }
 
@@ -95,14 +98,23 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let levels = if options.level.is_empty() { Level::value_variants() } else { &options.level };
     let mut count = 0;
     for level in levels {
-        let mut found: Vec<Defect> = Vec::new();
+        let mut found: Vec<String> = Vec::new();
         let mut played = 0;
         for seed in options.seeds.0.clone() {
             if found.len() == options.defects {
                 break;
             }
             played += 1;
-            let defect = runtime.block_on(drive::find(seed, level.to_drive(), options.crashes));
+            let defect = match options.command {
+                Some(_) if *level == Level::Chains => None,
+                Some(kills) => {
+                    super::command::find(seed, *level, kills)?.map(|defect| format!("seed {seed}, {defect}"))
+                }
+                None => {
+                    let defect = runtime.block_on(drive::find(seed, level.to_drive(), options.crashes));
+                    defect.map(|defect| defect.to_string())
+                }
+            };
             if let Some(defect) = &defect {
                 output::say(format!("{defect}\n  again: {}", again(options, *level, seed)));
             }
@@ -120,5 +132,6 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
 /// Returns the command that plays one workflow again.
 fn again(options: &Options, level: Level, seed: u64) -> String {
     let (level, next, crashes) = (level.name(), seed + 1, options.crashes);
-    format!("cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes}")
+    let command = options.command.map(|kills| format!(" --command {kills}")).unwrap_or_default();
+    format!("cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes}{command}")
 }

@@ -24,7 +24,7 @@ params: {day: {type: string}, regions: {type: json}, tries: {type: integer}, mor
 env: {NAME: "${{ params.day }}"}
 on_failure: [{run: 'echo "file failed at $S" >> ../trace', env: {S: "${{ run.failed_step }}"}}]
 steps:
-  - {id: first, run: 'echo "$NAME $WAYPOST_BRANCH" >> ../trace; touch here'}
+  - {id: first, run: 'echo "$NAME $WAYPOST_SCOPE" >> ../trace; touch here'}
   - {id: hold, run: 'echo holding >> ../trace; while [ -e hold ]; do sleep 0.02; done; [ ! -e bad ]'}
   - id: count
     run: 'echo "rows=$N" >> "$WAYPOST_OUTPUT"'
@@ -146,7 +146,7 @@ steps: [{id: in, workflow: deep/inner.yaml, params: {name: "x${{ params.name }}"
     let inner = r#"
 params: {name: {type: string}}
 secrets: [TOKEN]
-steps: [{run: 'echo "$NAME ${PWD##*/} $WAYPOST_BRANCH" >> ../../trace; echo "$TOKEN"', env: {NAME: "${{ params.name }}"}}]
+steps: [{run: 'echo "$NAME ${PWD##*/} $WAYPOST_SCOPE" >> ../../trace; echo "$TOKEN"', env: {NAME: "${{ params.name }}"}}]
 "#;
     rig.write("lib/deep/inner.yaml", inner);
     let pass = r#"steps: [{id: count, run: 'echo x >> n; echo "n=$(wc -l < n)" >> "$WAYPOST_OUTPUT"'}]"#;

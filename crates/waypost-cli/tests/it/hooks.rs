@@ -17,7 +17,7 @@ steps:
     retry: {max: 1, delay: 10ms}
     on_exit_code: {3: [{run: 'echo "three is $C" >> trace', env: {C: "${{ steps.bad.exit_code }}"}}], 4: [{run: 'echo never >> trace'}]}
     on_failure:
-      - {run: 'echo "clean $WAYPOST_BRANCH" >> trace; while [ -e hold ]; do sleep 0.02; done'}
+      - {run: 'echo "clean $WAYPOST_SCOPE" >> trace; while [ -e hold ]; do sleep 0.02; done'}
       - {run: 'echo cleaner >> trace'}
   - {id: end, run: 'echo end >> trace'}
 "#;

@@ -158,7 +158,7 @@ impl WorkflowProgram {
         }
         let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
         // What does not die now, the next holder of the run meets again, before its first step.
-        let _ = kill_leftovers(&[(MARK, mark), ("WAYPOST_STEP", step), ("WAYPOST_BRANCH", branch)]);
+        let _ = kill_leftovers(&[(MARK, mark), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", branch)]);
     }
 
     fn environment(
@@ -173,7 +173,7 @@ impl WorkflowProgram {
         let mut set = |name: &str, value: OsString| drop(env.insert(name.into(), value));
         set("WAYPOST_RUN_ID", attempt.run.as_str().into());
         set("WAYPOST_STEP", attempt.step.as_str().into());
-        set("WAYPOST_BRANCH", attempt.branch.as_str().into());
+        set("WAYPOST_SCOPE", attempt.branch.as_str().into());
         set("WAYPOST_ATTEMPT", attempt.at.attempt.to_string().into());
         let key = if job.undoes { attempt.undo_key() } else { attempt.idempotency_key() };
         set("WAYPOST_IDEMPOTENCY_KEY", key.into());

@@ -133,6 +133,9 @@ impl DryRun {
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
             let cause = serde_json::from_value(data["cause"].clone()).ok();
             if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
+                if matches!(cause, RerunCause::UpstreamChanged { .. }) && header.definition.is_none() {
+                    self.reusable.insert((branch.clone(), step.clone()));
+                }
                 self.reran.insert((branch.clone(), step), cause);
             }
         }
@@ -184,11 +187,11 @@ impl DryRun {
             plan.decisions.iter().any(|decision| decision.branch == key.0 && decision.step == key.1)
         };
         let more = self.started.iter().filter(|(key, _)| !is_planned(key)).map(|(key, input)| {
-            let cause = match input {
-                Input::Known => self.cause_of(key, &key.1),
-                Input::Unknown(step) => Cause::UpstreamChanged(step.clone()),
+            let (action, cause) = match input {
+                Input::Known => (Action::Run, self.cause_of(key, &key.1)),
+                Input::Unknown(step) => self.compared(key, step),
             };
-            Decision { branch: key.0.clone(), step: key.1.clone(), action: Action::Run, cause }
+            Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
         });
         let more: Vec<Decision> = more.collect();
         plan.decisions.extend(more);
@@ -204,11 +207,7 @@ impl DryRun {
         let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
         if let Some(input) = self.started.get(key) {
             return match input {
-                Input::Unknown(step) if !is_run => {
-                    // Without a result to compare, the step runs in any case.
-                    let action = if self.reusable.contains(key) { Action::Recheck } else { Action::Run };
-                    Some((action, Cause::UpstreamChanged(step.clone())))
-                }
+                Input::Unknown(step) if !is_run => Some(self.compared(key, step)),
                 Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
                 Input::Known if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
                 _ => None,
@@ -234,6 +233,12 @@ impl DryRun {
         let seq = position.ledger.get(&key.1).map(|settled| settled.seq());
         (is_leaf && is_finished && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
             .then_some((Action::Reuse, Cause::Finished(seq)))
+    }
+
+    /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.
+    fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId) -> (Action, Cause) {
+        let action = if self.reusable.contains(key) { Action::Recheck } else { Action::Run };
+        (action, Cause::UpstreamChanged(upstream.clone()))
     }
 
     fn cause_of(&self, key: &(BranchPath, StepId), step: &StepId) -> Cause {

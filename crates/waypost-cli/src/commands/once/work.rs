@@ -146,7 +146,7 @@ fn process(work: &Work<'_>) -> StepProcess {
     let (mark, value) = run_mark(work.store.as_ref(), work.lease.run());
     let own: [(&str, OsString); 6] = [
         ("WAYPOST_RUN_ID", work.lease.run().as_str().into()),
-        ("WAYPOST_BRANCH", BranchPath::main().as_str().into()),
+        ("WAYPOST_SCOPE", BranchPath::main().as_str().into()),
         ("WAYPOST_STEP", work.begun.step().as_str().into()),
         ("WAYPOST_ATTEMPT", work.begun.at().attempt.to_string().into()),
         ("WAYPOST_IDEMPOTENCY_KEY", work.begun.idempotency_key().into()),

@@ -139,10 +139,13 @@ impl CommandWorld {
     pub fn execute(&mut self, scope: &str, step: &str, outputs: &BTreeMap<String, i64>) -> Option<Effects> {
         let steps = Definition::new(self.steps.clone()).steps_of(scope);
         let step: Arc<Step> = steps.iter().find(|found| &*found.id == step)?.clone();
-        let outputs = outputs.iter().map(|(id, output)| (Name::from(id.as_str()), *output)).collect();
         let path = StepPath::new(scope, &step.id);
-        let input = 0;
         let mut world = self.outside.lock();
+        let input = world.value_of(scope);
+        // The file gives the outputs of leaves; those of openers are of the world.
+        let mut read = world.outputs_read(scope, &step);
+        read.extend(outputs.iter().map(|(id, output)| (Name::from(id.as_str()), *output)));
+        let outputs = read;
         let output = world.execute(&Given { path, step: step.clone(), input, outputs });
         let file = step.file_in(scope).and_then(|file| match world.files.get(&file) {
             Some(Content::Number(content)) => Some((self.file_name(scope, &step), *content)),
@@ -191,9 +194,10 @@ impl CommandWorld {
             let opener = part.split(['~', ':']).next().unwrap_or(part);
             let Some(opener) = steps.iter().find(|found| &*found.id == opener).cloned() else { break };
             match part.split_once(['~', ':']) {
-                Some((_, pass)) if opener.kind == Kind::Group && opener.passes == 1 => drop(pass),
-                Some((_, key)) => name.push_str(&format!("-{key}")),
-                None => {}
+                Some((_, key)) if opener.kind != Kind::Group || opener.passes > 1 => {
+                    name.push_str(&format!("-{key}"));
+                }
+                _ => {}
             }
             steps = opener.body.clone();
         }
