@@ -7,6 +7,7 @@
 mod calls;
 mod command;
 mod full;
+mod mutants;
 mod promise;
 mod resume;
 mod rig;
@@ -83,6 +84,8 @@ impl Store {
 enum Rig {
     /// Compare resumes of generated workflows with the reference model
     Resume(resume::Options),
+    /// Switch off one rule of the engine after the other: the plays of `resume` must find a defect each time
+    Mutants(mutants::Options),
 }
 
 /// Kill `waypost` at every system call and check its promises
@@ -200,8 +203,10 @@ const RIGS: [(&str, &str); 3] =
 
 /// Runs the proof.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    if let Some(Rig::Resume(options)) = &options.rig {
-        return resume::run(options);
+    match &options.rig {
+        Some(Rig::Resume(options)) => return resume::run(options),
+        Some(Rig::Mutants(options)) => return mutants::run(options),
+        None => {}
     }
     let counts = if options.full { FULL } else { SHORT };
     if options.kill.is_empty() {
@@ -213,6 +218,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let is_all = options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty();
     if is_all {
         resume::run(&resume::Options::of_proof(options.full))?;
+        resume::run(&resume::Options::of_command(options.full))?;
     }
     if options.full && is_all {
         for (package, rig) in RIGS {
@@ -256,13 +262,18 @@ fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
     if let Some(program) = &options.program {
         return Ok(vec![program.canonicalize().context("no such program")?.into()]);
     }
+    Ok(vec![built_waypost()?.into()])
+}
+
+/// Builds `waypost`, and returns the path of the program.
+fn built_waypost() -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo).args(["build", "--quiet", "--package", "waypost-cli"]).status()?;
     if !built.success() {
         bail!("`waypost` could not be built");
     }
     let this = std::env::current_exe().context("cannot tell which program this is")?;
-    Ok(vec![this.with_file_name("waypost").into()])
+    Ok(this.with_file_name("waypost"))
 }
 
 /// Shows that the rig sees each planted mistake, and nothing where there is none.

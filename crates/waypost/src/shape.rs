@@ -137,9 +137,9 @@ impl Step {
         self.children.as_ref().is_some_and(|children| !children.afterwards && children.shape.is_careful())
     }
 
-    /// Says whether the branches that come after the work of its branches have steps with evidence.
-    pub fn leaves_evidence(&self) -> bool {
-        self.after.as_ref().is_some_and(|children| children.shape.has_evidence())
+    /// Says whether the branches that it opens first are hooks: they come after its work.
+    pub(crate) fn opens_hooks(&self) -> bool {
+        self.children.as_ref().is_some_and(|children| children.afterwards)
     }
 
     /// Says whether the branches that it opens first have steps with evidence.
@@ -352,7 +352,12 @@ impl Shape {
 
     /// Says whether this shape or one below it has steps with evidence.
     pub fn has_evidence(&self) -> bool {
-        self.steps.iter().any(|step| step.has_evidence() || step.opens_evidence() || step.leaves_evidence())
+        self.steps.iter().any(|step| {
+            let after = step.after.as_ref();
+            step.has_evidence()
+                || step.opens_evidence()
+                || after.is_some_and(|children| children.shape.has_evidence())
+        })
     }
 
     /// Says whether its steps come one after the other, from a start on, as routes lead: then each is given the state of

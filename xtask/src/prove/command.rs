@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -121,9 +121,6 @@ impl<'a> Play<'a> {
         let folder = tempfile::tempdir()?;
         let own = env::current_exe()?;
         let waypost = own.with_file_name("waypost");
-        if !waypost.exists() {
-            bail!("{} is not there: `cargo build -p waypost-cli`", waypost.display());
-        }
         fs::create_dir(folder.path().join("files"))?;
         let execute = format!(
             "'{}' prove-step --seed {seed} --level {} --folder '{}'",

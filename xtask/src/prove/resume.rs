@@ -92,10 +92,26 @@ impl Options {
     }
 }
 
+/// Seeds of each level for plays through the built command.
+const COMMAND_SEEDS: (u64, u64) = (4, 250);
+
+impl Options {
+    /// The seeds through the built command that are part of all proofs.
+    pub(super) fn of_command(is_full: bool) -> Self {
+        let (short, full) = COMMAND_SEEDS;
+        let seeds = Seeds(0..if is_full { full } else { short });
+        let level = vec![Level::Leaves, Level::Items, Level::Groups, Level::Passes];
+        Self { seeds, level, crashes: 0, command: Some(1), defects: 10 }
+    }
+}
+
 /// Plays all workflows, and fails if there is a defect.
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let levels = if options.level.is_empty() { Level::value_variants() } else { &options.level };
+    if options.command.is_some() {
+        super::built_waypost()?;
+    }
     let mut count = 0;
     for level in levels {
         let mut found: Vec<String> = Vec::new();

@@ -147,19 +147,16 @@ fn a_step_over_items_keeps_its_own_evidence_when_one_of_them_is_done_again() {
   - id: f
     foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; echo i > i; echo own > own', evidence: [{sha256: i}]}]}
     evidence: [{file: own}]
-  - {id: z, run: 'echo z >> trace', on_success: [{id: h, run: 'echo h >> trace; echo h > h', evidence: [{sha256: h}]}], evidence: [{file: z}]}
+  - {id: z, run: 'echo z >> trace; touch z', evidence: [{file: z}]}
 ";
-    let flow = flow.replace("'echo z >> trace', on", "'echo z >> trace; touch z', on");
     for store in STORES {
-        let rig = ran(&flow, store, 0);
-        for (file, done) in [("i", "i"), ("h", "h")] {
-            remove(&rig, file);
-            assert_eq!(resumed(&rig, 0), done, "{store}");
-            let found = rig.json(&["verify", "r", "--json"]);
-            let summaries = found["checkpoints"].as_array().unwrap().iter();
-            let ok: u64 = summaries.map(|one| one["summary"]["ok"].as_u64().unwrap()).sum();
-            assert!(ok >= 4, "{store}: {found}");
-        }
+        let rig = ran(flow, store, 0);
+        remove(&rig, "i");
+        assert_eq!(resumed(&rig, 0), "i", "{store}");
+        let found = rig.json(&["verify", "r", "--json"]);
+        let summaries = found["checkpoints"].as_array().unwrap().iter();
+        let ok: u64 = summaries.map(|one| one["summary"]["ok"].as_u64().unwrap()).sum();
+        assert!(ok >= 3, "{store}: {found}");
         for file in ["own", "z"] {
             remove(&rig, file);
             assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {file}");
@@ -355,9 +352,7 @@ fn a_step_is_done_again_before_what_comes_after_its_work() {
             assert_eq!(rig.read("h"), "good\n", "{store}: {flow}");
             rests(&rig);
             remove(&rig, "h");
-            let did = resumed(&rig, 0);
-            assert!(did.trim_end_matches(" z").ends_with('h'), "{store}: {flow}: {did}");
-            rests(&rig);
+            assert_eq!(resumed(&rig, 0), "", "{store}: {flow}: a hook is over with its step");
         }
     }
 }
@@ -412,7 +407,6 @@ fn branches_that_were_left_behind_hide_none_that_count() {
     let openers = [
         "{id: w, workflow: child.yaml}",
         "{id: w, foreach: {items: [u], steps: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]}}",
-        "{id: w, run: 'true', on_success: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]}",
     ];
     for opener in openers {
         let flow = format!(
@@ -449,50 +443,31 @@ steps:
     }
 }
 
-// What happened: nobody looked at the evidence of hooks of a group, of items or of another file once those were done, and what
-// they left was not compared: a run said that there was nothing to do, and what came behind was used again over another file.
 #[test]
-fn hooks_of_what_works_by_branches_are_believed_by_their_evidence() {
+fn the_evidence_of_a_hook_is_not_looked_at_after_its_step() {
     let step = "{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}";
     let openers = [
-        (format!("repeat: {{until: iteration >= 2, max: 3}}, steps: [{step}]"), "b"),
-        (format!("foreach: {{items: [u], steps: [{step}]}}"), "b"),
-        ("workflow: child.yaml".to_owned(), "b"),
+        format!("repeat: {{until: iteration >= 2, max: 3}}, steps: [{step}]"),
+        format!("foreach: {{items: [u], steps: [{step}]}}"),
+        "run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]".to_owned(),
     ];
-    for (opener, again) in openers {
+    for opener in openers {
         let flow = format!(
-            "checkpoints: {{retention: 100}}
-steps:
-  - {{id: g, {opener}, on_success: [{{id: h, run: 'echo h >> trace; cat src > h', evidence: [{{sha256: h}}]}}]}}
-  - {{id: z, run: 'echo z >> trace; cat h > z'}}
+            "steps:
+  - {{id: g, {opener}, on_success: [{{id: h, run: 'echo h >> trace; echo h > h', evidence: [{{sha256: h}}]}}]}}
+  - {{id: z, run: 'echo z >> trace'}}
 "
         );
         for store in STORES {
-            let rig = Rig::with(&flow).at(store);
-            rig.write("child.yaml", &format!("steps: [{step}]\n"));
-            rig.write("src", "1");
-            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
-            rests(&rig);
+            let rig = ran(&flow, store, 0);
+            let checked = rig.waypost(&["check", "flow.yaml"]);
+            assert!(checked.contains("the evidence of step `h` is verified when the step ends"), "{checked}");
 
             remove(&rig, "h");
-            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {opener}");
-            assert_eq!(resumed(&rig, 0), "h", "{store}: {opener}");
-            rests(&rig);
+            assert_eq!(resumed(&rig, 0), "", "{store}: {opener}");
             remove(&rig, "b");
             let did = resumed(&rig, 0);
-            assert!([again.to_owned(), format!("{again} h")].contains(&did), "{store}: {opener}: {did}");
-            rests(&rig);
-            rig.write("src", "2");
-            remove(&rig, "h");
-            assert_eq!(resumed(&rig, 0), "h z", "{store}: {opener}");
-            assert_eq!(rig.read("z"), "2", "{store}: {opener}");
-            rests(&rig);
-            rig.write("src", "3");
-            remove(&rig, "h");
-            remove(&rig, "b");
-            let did = resumed(&rig, 0);
-            assert!(did.ends_with("b h z"), "{store}: {opener}: {did}");
-            assert_eq!(rig.read("z"), "3", "{store}: {opener}");
+            assert!(did.starts_with('b'), "{store}: {opener}: {did}");
             rests(&rig);
         }
     }

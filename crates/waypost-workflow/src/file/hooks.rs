@@ -90,5 +90,16 @@ pub(super) fn list<'n>(
     if body.order.as_ref().is_some_and(|order| order.mode == Mode::Graph) {
         checker.wrong(node, format!("the steps of `{key}` run one after the other"), "remove `needs`");
     }
+    for (_, draft) in body.all() {
+        let Some(node) = draft.evidence.as_ref().and_then(|_| draft.node.get("evidence")) else { continue };
+        let message = format!(
+            "the evidence of step `{}` is verified when the step ends, and not on a resume",
+            draft.id
+        );
+        let help = "a hook is over with its step: give the step itself evidence of what the hook does";
+        if !checker.warnings.is_full() {
+            checker.warnings.push(checker.source.problem(&node.span, message).help(help));
+        }
+    }
     Some((on, body))
 }

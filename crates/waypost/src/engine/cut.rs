@@ -4,7 +4,6 @@
 //! invalidation. The state of a scope keeps the results of invalidated steps until the steps end again.
 
 use crate::id::BranchPath;
-use crate::plan::{Action, Cause, Decision};
 use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Record, Try};
 use crate::shape::{Shape, Step};
 use crate::store::{StoreError, StoreExt as _};
@@ -26,8 +25,6 @@ pub(super) struct Opening<'a> {
     pub(super) root: &'a Shape,
     /// Verdicts, for the records.
     pub(super) judged: &'a Judged,
-    /// A person said that steps in doubt run again.
-    pub(super) retries: bool,
 }
 
 /// Invalidates steps of a scope, none of which is downstream of another; `None` if all of them are open already.
@@ -66,7 +63,7 @@ pub(super) async fn open_again(
     let below = below.into_iter().filter(|step| in_pass || (is_repeated(step) && !has_result(step)));
     forgotten.extend(below.map(Forget::Step));
     // What its children made is what the opener's own evidence is about.
-    let own = targets.iter().filter(|target| target.claims.is_some() && !target.rejoins);
+    let own = targets.iter().filter(|target| target.claims.is_some());
     let openers = own.filter(|target| {
         shape
             .step(target.step.as_str())
@@ -83,7 +80,7 @@ async fn cut_of(
     target: &Target,
     epoch: u32,
 ) -> Result<Option<(Cut, Option<Forget>)>, RunError> {
-    let Opening { engine, retries, .. } = opening;
+    let engine = opening.engine;
     let header = known.record.header();
     let (run, branch) = (&header.run, &header.branch);
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
@@ -103,7 +100,7 @@ async fn cut_of(
     };
     // One of whose branches something is done again joins them; all else opens them anew.
     let joining = match target.claims {
-        _ if iteration == made.at.iteration && (target.claims.is_none() || target.rejoins) => {
+        _ if iteration == made.at.iteration && target.claims.is_none() => {
             match fan_of_pass(&known.position, (shape, place), made) {
                 Some(fan) => Some(fan),
                 None => joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?,
@@ -111,12 +108,6 @@ async fn cut_of(
         }
         _ => None,
     };
-    // Hooks are opened anew, and nobody is asked about their steps.
-    let is_careful =
-        shape.steps()[place].after.as_ref().is_some_and(|after| target.rejoins && after.shape.is_careful());
-    if is_careful && !retries {
-        return Err(must_not_be_opened(made, branch, target));
-    }
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
     Ok(Some((Cut { place, entry }, forgotten)))
@@ -129,13 +120,6 @@ fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Head
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
     let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
-}
-
-fn must_not_be_opened(made: &Header, branch: &BranchPath, target: &Target) -> RunError {
-    let cause = Cause::EvidenceFailed(target.claims.clone().unwrap_or_default());
-    let (branch, step) = (branch.clone(), target.step.clone());
-    let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
-    RunError::InDoubt { run: made.run.clone(), questions }
 }
 
 /// Says whether a branch is that of a pass: of steps that may read what they gave in the pass before.

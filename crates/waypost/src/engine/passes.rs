@@ -15,7 +15,7 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;
-use super::recheck::{Branches, Left, Wanted};
+use super::recheck::{Branches, Wanted};
 use super::redo::opener_of;
 use super::snapshot::position_of;
 
@@ -58,20 +58,6 @@ async fn find_end(
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(None),
         }
-    }
-}
-
-/// Returns the newest end of a branch that came after other branches of a step.
-pub(super) async fn life_left(
-    store: &dyn Store,
-    head: &Header,
-    left: Left,
-) -> Result<Option<(Record, u64)>, StoreError> {
-    let is_between = |origin: u64| left.behind < origin && origin <= left.end;
-    let found = find_end(store, head, &|_, origin| origin.flatten().is_some_and(is_between)).await?;
-    match found {
-        Some(record) => Ok(position_of(&record)?.origin.map(|origin| (record, origin))),
-        None => Ok(None),
     }
 }
 

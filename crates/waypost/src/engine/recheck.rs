@@ -31,15 +31,6 @@ pub(super) struct Known {
     pub(super) position: Position,
     /// The joins on it that have run, with the record of the fan-out that each joined.
     pub(super) joined: HashMap<StepId, u64>,
-    /// The ends of steps after whose branches others came, with evidence.
-    pub(super) left: HashMap<StepId, Left>,
-}
-
-/// Where the branches were opened that came after those of a step: behind the one record, and not behind the other.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Left {
-    pub(super) behind: u64,
-    pub(super) end: u64,
 }
 
 /// The branches that count, parents before their children.
@@ -76,8 +67,6 @@ pub(super) struct Wanted {
     pub(super) origin: u64,
     /// Its parent has joined it, and does not wait for it.
     pub(super) is_joined: bool,
-    /// It came after other branches of the step, and was opened somewhere in there.
-    pub(super) left: Option<Left>,
 }
 
 /// Says whether the steps of a branch have one of this name.
@@ -106,19 +95,15 @@ pub(super) fn wanted(
         let fan = amid.or_else(|| above.position.joined.get(&step.id))?;
         let pass = name.opened_by()?.1.parse().ok()?;
         let is_joined = amid.is_none() || pass < fan.pass;
-        return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined, left: None });
+        return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined });
     }
-    let came_after = step.after.as_ref().is_some_and(|after| after.name == children.name);
+    // The evidence of hooks is not looked at after their end.
+    let is_hook = children.afterwards || step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
     match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
-        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false, left: None }),
-        None if came_after => {
-            let left = *above.left.get(&step.id)?;
-            Some(Wanted { origin: left.end, is_joined: true, left: Some(left) })
-        }
-        None => {
-            above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true, left: None })
-        }
+        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
+        None if is_hook => None,
+        None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
     }
 }
 
@@ -152,7 +137,8 @@ pub(super) async fn joined_on(
     let mut joined = HashMap::new();
     let Some(own) = shape.of_branch(&header.branch) else { return Ok(joined) };
     let unfinished = Unfinished::of(own, position);
-    let is_looked_at = |step: &Step| step.opens_evidence() || also.contains(&step.id);
+    let is_looked_at =
+        |step: &Step| (step.opens_evidence() && !step.opens_hooks()) || also.contains(&step.id);
     for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
         // Also of one that was not joined anew, as all its branches had come out as before.
         if let Some(fan) = position.joined.get(&step.id).filter(|_| !unfinished.has(place)) {
@@ -179,24 +165,6 @@ pub(super) async fn joined_on(
         joined.extend(since.map(|since| ((*step).clone(), since)));
     }
     Ok(joined)
-}
-
-/// Finds the ends of steps of a branch after whose branches others came, with evidence.
-pub(super) async fn left_on(
-    store: &dyn Store,
-    shape: &Shape,
-    (header, position): (&Header, &Position),
-) -> Result<HashMap<StepId, Left>, StoreError> {
-    let mut left = HashMap::new();
-    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
-    for step in steps.iter().filter(|step| step.leaves_evidence()) {
-        let ended = ended_on(store, shape, (header, position), &step.id).await?;
-        let ended = ended.as_ref().map(Record::header);
-        let ended = ended.filter(|ended| matches!(ended.phase, Phase::Completed(_)));
-        let told = ended.map(|ended| Left { behind: ended.about.unwrap_or_default(), end: ended.seq });
-        left.extend(told.map(|told| (step.id.clone(), told)));
-    }
-    Ok(left)
 }
 
 /// Finds out which record opened the branches that a step has joined, where that was in the run which this one began from:

@@ -39,10 +39,6 @@ pub(super) struct Target {
     pub(super) step: StepId,
     /// Its own evidence; none for a join whose branches do something again.
     pub(super) claims: Option<Vec<String>>,
-    /// It is such a join, of branches that came after the work of the step.
-    pub(super) joins_after: bool,
-    /// It joins its branches again, as they are, to do anew what came after them: these claims do not hold.
-    pub(super) rejoins: bool,
 }
 
 impl Target {
@@ -59,7 +55,7 @@ impl Target {
 
     /// Stands where the step is to begin: one that joins what its work opened does again what came after that.
     pub(super) fn begin(&self, entry: &mut FrontierEntry) {
-        if entry.step == self.step && !self.joins_after {
+        if entry.step == self.step {
             entry.back_to_work();
         }
     }
@@ -131,48 +127,25 @@ impl Chooser<'_> {
         after(shape, &places)
     }
 
-    /// Says whether a branch came after other branches of its step.
-    fn came_after(&self, branch: &BranchPath) -> bool {
-        let found = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
-            let shape = self.shape.of_branch(&parent)?;
-            shape.steps()[shape.opener(&name)?].after.as_ref().map(|after| after.name == name)
-        });
-        found.unwrap_or_default()
-    }
-
     fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
         // One that is not known ended with one below it, and goes on with that.
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
             let step = broken.step.clone();
-            Target { seq: broken.seq, step, claims, joins_after: false, rejoins: false }
+            Target { seq: broken.seq, step, claims }
         });
         let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
-        let (mut waiting, mut joined, mut again) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut waiting, mut joined) = (Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
             let Some(step) = opener_of(self.shape, child) else { continue };
             let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
-            let came_after = self.came_after(child);
             let is_passed = pass_end(&known.position, &step, child).is_some();
             match known.position.ledger.get(&step) {
                 _ if waits && !is_passed => waiting.push(child.clone()),
-                _ if came_after => {
-                    let ours = |broken: &&Broken| {
-                        std::iter::successors(Some(broken.branch.clone()), BranchPath::parent)
-                            .any(|up| up == *child)
-                    };
-                    let claims = self.broken.iter().filter(ours).flat_map(|broken| broken.claims.clone());
-                    let (claims, left) = (Some(claims.collect()), known.left.get(&step));
-                    again.extend(left.map(|left| {
-                        let seq = left.end;
-                        Target { seq, step, claims, joins_after: false, rejoins: true }
-                    }));
-                }
                 Some(settled) => {
-                    let joins_after = opened_after(self.shape, child);
                     let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq();
-                    let target = Target { seq, step, claims: None, joins_after, rejoins: false };
+                    let target = Target { seq, step, claims: None };
                     joined.push((target, child.clone()));
                 }
                 None => {}
@@ -191,11 +164,9 @@ impl Chooser<'_> {
             first_passes[&target.step] == pass_of(&known.position, &target.step, child)
         };
         joined.retain(|(target, child)| is_routed || is_first(target, child));
-        // Of one step, its branches come first; what came after its work is done once more if that is.
+        // Of one step, the children come first.
         let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
-        let (after, work): (Vec<_>, Vec<_>) =
-            joined.iter().map(|(target, _)| target.clone()).partition(|target| target.joins_after);
-        for target in work.into_iter().chain(own).chain(again).chain(after) {
+        for target in joined.iter().map(|(target, _)| target.clone()).chain(own) {
             chosen.entry(target.seq).or_insert(target);
         }
         let behind = self.behind(branch, chosen.values().map(|target| &target.step));
@@ -211,9 +182,7 @@ impl Chooser<'_> {
             chosen.retain(|seq, _| *seq == first);
         }
         for (target, child) in joined {
-            let is_joined =
-                |chosen: &Target| chosen.claims.is_none() && chosen.joins_after == target.joins_after;
-            if chosen.get(&target.seq).is_some_and(is_joined) {
+            if chosen.get(&target.seq).is_some_and(|chosen| chosen.claims.is_none()) {
                 self.choose(&child, targets);
             }
         }
@@ -262,13 +231,6 @@ pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
     let parent = shape.of_branch(&branch.parent()?)?;
     let place = parent.opener(&branch.opened_by()?.0)?;
     Some(parent.steps()[place].id.clone())
-}
-
-/// Says whether a branch was opened after the work of its step.
-fn opened_after(shape: &Shape, branch: &BranchPath) -> bool {
-    let found = branch.parent().zip(branch.opened_by());
-    let found = found.and_then(|(parent, (name, _))| shape.of_branch(&parent)?.children_named(&name));
-    found.is_some_and(|(_, children)| children.afterwards)
 }
 
 /// What is written where a step is to be done again.

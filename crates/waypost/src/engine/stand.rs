@@ -17,9 +17,9 @@ use super::begin::Base;
 use super::cut::{Opening, open_again};
 use super::doubt::salvageable;
 use super::failure::position_for_retry;
-use super::passes::{Joins, has_state, in_pass, life_left, of_whole_passes};
+use super::passes::{Joins, has_state, in_pass, of_whole_passes};
 use super::recheck::{
-    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, left_on, wanted,
+    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::redo::{Move, Target, Targets, is_joined, opener_of, targets};
 use super::rewind::{Rejoined, drop_chain, forward, rejoin, rewind};
@@ -89,7 +89,7 @@ pub(super) async fn stand<P: Program>(
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
-        let known = Known { record, position, joined: HashMap::new(), left: HashMap::new() };
+        let known = Known { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
@@ -143,9 +143,7 @@ pub(super) async fn stand<P: Program>(
     let joins_again = |branch: &BranchPath| {
         let above = branch.parent().and_then(|parent| targets.get(&parent));
         let opener = opener_of(shape, branch);
-        let is_join = |target: &Target| {
-            (target.claims.is_none() || target.rejoins) && Some(&target.step) == opener.as_ref()
-        };
+        let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
         above.is_some_and(|targets| targets.iter().any(is_join))
     };
     moves.extend(strays.into_iter().filter(|(branch, _)| joins_again(branch)));
@@ -224,7 +222,7 @@ impl<'a> Scout<'a> {
             return Ok(Some((branch, moved)));
         }
         if !own.is_routed() {
-            let opening = Opening { engine, root: program.shape(), judged, retries: asked.retries };
+            let opening = Opening { engine, root: program.shape(), judged };
             return Ok(open_again(opening, known, targets).await?.map(|moved| (branch, moved)));
         }
         let is_joined = is_joined(self.shape, branches, known);
@@ -244,11 +242,9 @@ impl<'a> Scout<'a> {
     ) -> Result<(), RunError> {
         self.strays.clear();
         let opens = |known: &Known| {
-            !known.joined.is_empty()
-                || !known.left.is_empty()
-                || known.position.frontier.iter().any(|entry| entry.fan.is_some())
+            !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
-        let any = self.shape.steps().iter().any(|step| step.opens_evidence() || step.leaves_evidence());
+        let any = self.shape.steps().iter().any(|step| step.opens_evidence());
         if (!any && self.wishes.is_none_or(Wishes::is_empty)) || !branches.values().any(opens) {
             return Ok(());
         }
@@ -271,9 +267,6 @@ impl<'a> Scout<'a> {
                 false => Some(record.clone()),
             };
             let stands = match stands {
-                Some(stands) if let Some(left) = wanted.left => {
-                    life_left(store, stands.header(), left).await?
-                }
                 Some(stands) => in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?,
                 None => None,
             };
@@ -343,8 +336,7 @@ impl<'a> Scout<'a> {
         let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
         let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
-        let left = left_on(store, self.shape, (record.header(), &position)).await?;
-        branches.insert((branch.depth(), branch), Known { record, position, joined, left });
+        branches.insert((branch.depth(), branch), Known { record, position, joined });
         Ok(())
     }
 
