@@ -260,7 +260,15 @@ async fn set_aside(
     let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(is_careful);
     let before = known.position.chain.as_deref().cloned().unwrap_or_default();
     let mut chain = match before.head.filter(|_| !is_joined) {
-        Some(_) => ReusableChain { since: 0, ..before },
+        Some(_) => {
+            // What is under way has begun since: children of it may have other results by now.
+            let frontier = &known.position.frontier;
+            let begun = frontier.iter().filter(|entry| {
+                entry.fan.is_some() || own.step(entry.step.as_str()).is_some_and(|step| step.has_begun(entry))
+            });
+            let started = before.started.iter().cloned().chain(begun.map(visit_of)).collect();
+            ReusableChain { since: 0, started, ..before }
+        }
         None => ReusableChain { head: Some(known.record.header().seq), since: 0, ..before },
     };
     if own.steps().iter().any(self::is_careful) {

@@ -151,7 +151,11 @@ pub(super) async fn stand<P: Program>(
     for (branch, targets) in &targets {
         let known = &branches[&(branch.depth(), branch.clone())];
         let taken = scout.take_back(program, (known, targets), (&branches, &judged), asked).await?;
-        rewinds |= taken.as_ref().is_some_and(|(_, moved)| moved.position.chain.is_some());
+        // Children that run again are joined first.
+        let is_own = targets.first().is_some_and(|target| target.claims.is_some());
+        rewinds |= branch.is_main()
+            && is_own
+            && taken.as_ref().is_some_and(|(_, moved)| moved.position.chain.is_some());
         moves.extend(taken);
     }
     let (looked, left) = (trust != Trust::Blind, judged.left);

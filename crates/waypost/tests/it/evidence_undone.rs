@@ -350,8 +350,8 @@ async fn what_a_branch_undoes_is_seen_before_the_run_ends() {
     let outcome = resumed.await.unwrap().unwrap();
 
     assert_eq!(
-        (outcome.status, &desk.stage.said()[..2]),
-        (RunStatus::Completed, &["x", "plan"].map(String::from)[..])
+        (outcome.status, &desk.stage.said()[..3]),
+        (RunStatus::Completed, &["x", "merge", "plan"].map(String::from)[..])
     );
     assert_eq!(std::fs::read_to_string(desk.folder.path().join("plan.txt")).unwrap(), "of plan");
     assert_eq!(outcome.state.done, ["plan", "x=other", "y=y"]);
