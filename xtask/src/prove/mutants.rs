@@ -117,7 +117,7 @@ const RULES: [Rule; 13] = [
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Seeds to play for each rule
-    #[arg(long, default_value = "0..400")]
+    #[arg(long, default_value = "0..2000")]
     seeds: String,
     /// Only rules whose name has this text
     #[arg(long)]

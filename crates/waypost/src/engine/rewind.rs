@@ -81,7 +81,7 @@ pub(super) async fn rejoin(
         },
     };
     let Some(behind) = behind else { return Ok(None) };
-    // Evidence that a person accepted is in force in place of the pins in the digests.
+    // Accepted evidence replaces pins, and the digests have the old pins.
     let joined = history.get(behind.len()).map_or(0, |joined| joined.header().seq);
     let mut accepted = history.iter().map(Record::header).filter(|header| header.reason == Reason::Accept);
     if accepted.any(|accepted| accepted.about.is_some_and(|about| about <= joined)) {
@@ -144,7 +144,7 @@ fn visit_of(entry: &FrontierEntry) -> Visit {
     (entry.step.clone(), entry.at.iteration.clone())
 }
 
-/// Returns the newest record that is not about evidence that a person has accepted: that changes nothing else.
+/// Returns the newest record, without records of accepted evidence.
 async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
     let mut record = newest.clone();
     while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
@@ -175,7 +175,7 @@ async fn standing_at(
 /// Takes a branch back to where a step was about to run, in a new epoch. The results of before become a reusable chain.
 ///
 /// # Errors
-/// [`RunError::NoState`]: the state that it was given is not kept any more, or is that of another run.
+/// [`RunError::NoState`]: retention dropped the input state of the step, or another run has the state.
 pub(super) async fn rewind(
     engine: &Engine,
     shape: &Shape,
@@ -222,7 +222,7 @@ pub(super) async fn rewind(
             None => false,
         };
         if let Some(fan) = entry.fan.take_if(|_| is_left) {
-            // How they ended is not counted twice.
+            // A failure of a child is not counted twice.
             position.dead = position.dead.saturating_sub(fan.dead);
         }
         (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
@@ -248,8 +248,8 @@ async fn where_started(store: &dyn Store, made: &Header) -> Result<String, Store
     })
 }
 
-/// Returns the results of a branch behind a step as a reusable chain. One chain is enough: what ran since an earlier rewind runs
-/// again.
+/// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps begun since the
+/// first rewind run again.
 async fn set_aside(
     store: &dyn Store,
     shape: &Shape,
@@ -308,7 +308,7 @@ pub(super) fn drop_chain(position: &mut Position, shape: &Shape) {
     }
 }
 
-/// Says whether a record starts the try whose end another one tells.
+/// Says whether a record has the start of the attempt that ended with `made`.
 pub(super) fn starts(header: &Header, made: &Header) -> bool {
     let (iteration, epoch) = (&made.at.iteration, made.at.epoch);
     let is_it = |at: &Try| (&at.iteration, at.epoch) == (iteration, epoch);
@@ -338,7 +338,7 @@ pub(super) fn forward(shape: &Shape, newest: (&Header, &Position), stood: Rejoin
     Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
 }
 
-/// Takes over what does not go back with a position.
+/// Copies the parts of a position that a rewind does not change.
 fn carry(position: &mut Position, newest: &Position) {
     position.definition = newest.definition;
     position.config = newest.config;

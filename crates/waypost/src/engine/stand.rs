@@ -232,7 +232,7 @@ impl<'a> Scout<'a> {
         let is_joined = is_joined(self.shape, branches, known);
         let mut moved = rewind(engine, self.shape, (known, is_joined), (target, judged)).await?;
         if !asked.wishes.is_empty() {
-            // Whoever wants it done again wants what comes of it, not what came of it before.
+            // A person asked for the rerun: no result downstream is reused.
             drop_chain(&mut moved.position, own);
         }
         Ok(Some((branch, moved)))

@@ -197,8 +197,8 @@ pub enum SettleBy {
     Done(Map<String, Value>),
 }
 
-/// The results of a chain out of force after a rewind. The state of a chain is opaque, so that all results behind a step
-/// depend on the step. They count again as a whole, from an end on with the same state and the same pins in force.
+/// The results of a chain out of force after a rewind. The state of a chain is opaque: all results downstream of a step depend on
+/// the step. The results are reused together, after an end with the same state and the same pins in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReusableChain {
