@@ -182,3 +182,31 @@ fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
     assert_eq!(rig.call(&["resume", "r", "--from", "c", "-q"]).status.code(), Some(8));
     assert_eq!(rig.read("trace").lines().last(), Some("c"));
 }
+
+#[test]
+fn a_dry_resume_knows_what_a_person_settles() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: b, needs: [a], run: 'false'}
+  - {id: c, needs: [b], run: 'true'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let would = |args: &[&str]| {
+        let plan = rig.json(&[&["resume", "r", "--dry-run", "--json"], args].concat());
+        let decisions = plan["decisions"].as_array().unwrap().iter();
+        let told = decisions.map(|one| {
+            let code = one["cause"]["code"].as_str().unwrap();
+            format!("{} {} {code}", one["step"].as_str().unwrap(), one["action"].as_str().unwrap())
+        });
+        told.collect::<Vec<_>>()
+    };
+
+    assert_eq!(would(&["--skip", "b"]), ["a reuse finished", "b skip settled", "c skip condition_false"]);
+    assert_eq!(would(&["--treat-as", "done"]), ["a reuse finished", "b reuse settled", "c run first"]);
+
+    let said = rig.waypost(&["resume", "r", "--dry-run", "--skip", "b"]);
+    assert!(!said.contains("nothing, because"), "{said}");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "b"]), Some(0));
+}

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use jiff::{Span, Timestamp};
 
 use crate::clock::Clock;
-use crate::events::{RerunCause, STEP_INVALIDATED};
+use crate::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Decision, Plan};
 use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status};
@@ -39,7 +39,9 @@ pub struct DryRun {
     reran: Keyed<RerunCause>,
     /// The steps with a reusable result on record: each is compared in the step's turn.
     reusable: BTreeSet<(BranchPath, StepId)>,
-    skipped: Keyed<(u64, SkipCause)>,
+    skipped: Keyed<SkipCause>,
+    /// The steps that a person settles, with the name of the person.
+    settled: Keyed<String>,
     questions: Vec<Decision>,
     /// The last position of each branch of the dry run.
     positions: BTreeMap<BranchPath, Position>,
@@ -126,11 +128,15 @@ impl DryRun {
         let header = record.header();
         let branch = &header.branch;
         if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
-            self.skipped.insert((branch.clone(), step.clone()), (header.seq, cause.clone()));
+            self.skipped.insert((branch.clone(), step.clone()), cause.clone());
         }
         for note in &header.notes {
             let Note::Event { name, data } = note else { continue };
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
+            if let (STEP_SETTLED, Some(step)) = (name.as_str(), &step) {
+                let by = data["cause"]["by"].as_str().unwrap_or("a person").to_owned();
+                self.settled.insert((branch.clone(), step.clone()), by);
+            }
             let cause = serde_json::from_value(data["cause"].clone()).ok();
             if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
                 if matches!(cause, RerunCause::UpstreamChanged { .. }) && header.definition.is_none() {
@@ -216,10 +222,12 @@ impl DryRun {
         if let Some(step) = self.rejoined.get(key).filter(|_| planned.action == Action::Reuse) {
             return Some((Action::Run, Cause::UpstreamChanged(step.clone())));
         }
-        if let Some((seq, cause)) = self.skipped.get(key) {
-            let cause = match cause {
-                SkipCause::Need(need) => Cause::NeedSkipped(need.clone()),
-                _ => Cause::Skipped(*seq),
+        if let Some(cause) = self.skipped.get(key) {
+            let cause = match cause.clone() {
+                SkipCause::Need(need) => Cause::NeedSkipped(need),
+                SkipCause::Condition(condition) => Cause::ConditionFalse(condition),
+                SkipCause::UpstreamFailed(step) => Cause::UpstreamFailed(step),
+                SkipCause::ByHand(by) => Cause::Settled(by),
             };
             return (planned.action != Action::Skip).then_some((Action::Skip, cause));
         }
@@ -231,8 +239,9 @@ impl DryRun {
         let is_finished = !Unfinished::of(shape, position).has(place)
             && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
         let seq = position.ledger.get(&key.1).map(|settled| settled.seq());
+        let by = self.settled.get(key).cloned();
         (is_leaf && is_finished && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
-            .then_some((Action::Reuse, Cause::Finished(seq)))
+            .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
     }
 
     /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.

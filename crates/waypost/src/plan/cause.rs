@@ -26,6 +26,12 @@ pub enum Cause {
     Ready,
     /// A person asked for the rerun.
     Requested,
+    /// This person settles the step.
+    Settled(String),
+    /// The condition of the step is false.
+    ConditionFalse(String),
+    /// This step upstream failed.
+    UpstreamFailed(StepId),
     /// It comes after these.
     After(Vec<StepId>),
     /// Its start is recorded and nothing after: its process was cut.
@@ -83,7 +89,8 @@ impl Cause {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Finished(_) | Self::BranchEnded => "finished",
-            Self::Skipped(_) | Self::NeedSkipped(_) => "condition_false",
+            Self::Skipped(_) | Self::NeedSkipped(_) | Self::ConditionFalse(_) => "condition_false",
+            Self::UpstreamFailed(_) => "upstream_failed",
             Self::Tolerated(_) => "tolerated",
             Self::Ready | Self::After(_) => "first",
             Self::Cut(_) | Self::Stopped(_) | Self::InDoubt(_) | Self::Unbelieved(_) => "cut",
@@ -98,14 +105,14 @@ impl Cause {
             }
             Self::Redefined => "definition_changed",
             Self::InLost(_) => "lost_record",
-            Self::EvidenceSettles => "settled",
+            Self::EvidenceSettles | Self::Settled(_) => "settled",
         }
     }
 
     /// Returns the upstream step that is the cause.
     pub fn upstream(&self) -> Option<&StepId> {
         match self {
-            Self::NeedSkipped(step) | Self::UpstreamChanged(step) => Some(step),
+            Self::NeedSkipped(step) | Self::UpstreamChanged(step) | Self::UpstreamFailed(step) => Some(step),
             _ => None,
         }
     }
@@ -152,6 +159,9 @@ impl fmt::Display for Cause {
             Self::NeedSkipped(need) => write!(f, "it needs `{need}`, which is skipped"),
             Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
             Self::Ready => f.write_str("all it needs is finished"),
+            Self::Settled(by) => write!(f, "settled by {by}"),
+            Self::ConditionFalse(condition) => write!(f, "`{condition}` is false"),
+            Self::UpstreamFailed(step) => write!(f, "`{step}` upstream of it failed"),
             Self::Requested => f.write_str("a person asked to run it again"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
             Self::Cut(at) => {

@@ -66,7 +66,8 @@ pub(super) async fn dry_run(
     if let Some(until) = &args.until {
         notes.push(stop_after(&mut plan, &prepared.chosen.shape, until)?);
     }
-    if stops.is_empty() && plan.decisions.iter().all(Decision::changes_nothing) {
+    if stops.is_empty() && prepared.choices.is_empty() && plan.decisions.iter().all(Decision::changes_nothing)
+    {
         notes = vec!["A resume would do nothing, because every step is finished.".to_owned()];
     }
     let questions = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
