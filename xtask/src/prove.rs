@@ -84,7 +84,7 @@ impl Store {
 enum Rig {
     /// Compare resumes of generated workflows with the reference model
     Resume(resume::Options),
-    /// Switch off one rule of the engine after the other: the plays of `resume` must find a defect each time
+    /// Switch off the rules of the engine in turn: the plays of `resume` must find a defect each time
     Mutants(mutants::Options),
 }
 

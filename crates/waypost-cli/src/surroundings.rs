@@ -67,10 +67,15 @@ impl Local {
     /// Names user and host, for people.
     #[expect(clippy::unused_self, reason = "it is about this machine")]
     pub(crate) fn actor(&self) -> String {
-        let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+        let user = user().unwrap_or_default();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         if user.is_empty() { host } else { format!("{user}@{host}") }
     }
+}
+
+/// Returns the name of the user by the environment.
+pub(crate) fn user() -> Option<String> {
+    ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok())
 }
 
 /// The commands of agents by the configuration, which is read once, before any command begins.

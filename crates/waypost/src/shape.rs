@@ -137,7 +137,7 @@ impl Step {
         self.children.as_ref().is_some_and(|children| !children.afterwards && children.shape.is_careful())
     }
 
-    /// Says whether the branches that it opens first are hooks: they come after its work.
+    /// Says whether the first branches of the step are hooks.
     pub(crate) fn opens_hooks(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.afterwards)
     }

@@ -1,7 +1,7 @@
 //! Plays generated workflows through the built command, with `kill -9` at random moments of a resume.
 //!
-//! Each step of such a workflow calls this program again ([`step`]), which executes it in a world that is a log of events. The
-//! undisturbed play is compared with the reference model, and with the plan that the command printed before.
+//! Each step of the workflow starts this program again ([`step`]). The world is a log of events, and the program appends an
+//! execution. The play without a kill is compared with the reference model and with the printed plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -22,14 +22,14 @@ use waypost_testing::seed::Seeded;
 const RUN: &str = "r";
 const WORKFLOW: &str = "flow.yaml";
 const LOG: &str = "events.jsonl";
-/// Sessions after which a round that does not rest is a defect.
+/// A round without rest after so many sessions is a defect.
 const SESSIONS_MAX: usize = 20;
 /// A kill comes within this time: a round takes about as long.
 const KILL_MILLIS_MAX: u64 = 250;
 const EXIT_NO_RUN: i32 = 5;
 const EXIT_IN_DOUBT: i32 = 8;
 
-/// The options of the hidden command that is a step.
+/// The options of the hidden command of a step.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StepOptions {
     #[arg(long)]
@@ -79,7 +79,7 @@ impl Log {
     fn read(&mut self) -> anyhow::Result<Vec<Event>> {
         let mut text = String::new();
         self.0.read_to_string(&mut text)?;
-        // A line without an end is that of a killed step.
+        // A killed step leaves a line without an end.
         let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
         whole.lines().filter(|line| !line.is_empty()).map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
@@ -90,7 +90,7 @@ impl Log {
     }
 }
 
-/// Plays the workflow of a seed, undisturbed and with so many plays with kills, and returns the first defect.
+/// Plays the workflow of a seed without a kill, then `kills` times with a kill in each round. Returns the first defect.
 pub(super) fn find(seed: u64, level: super::resume::Level, kills: u64) -> anyhow::Result<Option<String>> {
     let script = script(seed, level.to_drive())?;
     for number in 0..=kills {
@@ -144,7 +144,7 @@ impl<'a> Play<'a> {
         Ok(self.script.world(&self.events()?).executed())
     }
 
-    /// Plays one round to rest, and returns its defects.
+    /// Plays a round to rest, and returns the defects.
     fn round(&self, round: usize, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
         for event in self.script.before(round) {
             self.tell(&event)?;
@@ -171,7 +171,7 @@ impl<'a> Play<'a> {
         Ok(found)
     }
 
-    /// Resumes the run, session by session, until it is complete; returns a defect.
+    /// Resumes the run, session by session, until completion; returns a defect.
     fn rest(&self, mut kill: Option<Duration>) -> anyhow::Result<Option<String>> {
         let (mut is_made, mut retries) = (true, false);
         for _ in 0..SESSIONS_MAX {
@@ -246,7 +246,7 @@ impl<'a> Play<'a> {
     }
 }
 
-/// Returns what a plan said that did not come true: `reuse` does not run; `run`, `rerun` and `retry` do.
+/// Returns the wrong decisions of a plan: a `reuse` that ran; a `run`, `rerun` or `retry` without an execution.
 fn untrue(plan: &BTreeMap<StepPath, String>, executed: &[StepPath]) -> Vec<String> {
     let executed: BTreeSet<&StepPath> = executed.iter().collect();
     let is_opener = |path: &StepPath| {

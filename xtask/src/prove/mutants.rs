@@ -1,5 +1,5 @@
-//! Switches off one rule of the engine after the other, in a copy of the sources, and checks that the plays of generated
-//! workflows find a defect each time: the proof is as good as that.
+//! Mutation tests of the oracle: switches off the rules of the engine in turn, in a copy of the sources. A play of generated
+//! workflows must find a defect each time.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 
 use crate::{output, repo};
 
-/// A rule of the engine, and the text that switches it off.
+/// A rule of the engine, and the mutation.
 struct Rule {
     name: &'static str,
     file: &'static str,
@@ -119,7 +119,7 @@ pub(crate) struct Options {
     /// Seeds to play for each rule
     #[arg(long, default_value = "0..2000")]
     seeds: String,
-    /// Only rules whose name has this text
+    /// Only rules with this text in the name
     #[arg(long)]
     rule: Option<String>,
 }

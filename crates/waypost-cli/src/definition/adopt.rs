@@ -118,14 +118,15 @@ impl Row {
     }
 
     /// Returns the change in words.
-    fn what(&self, (before, changed): (&Workflow, &Workflow)) -> String {
+    fn what(&self, edit: Edit<'_>) -> String {
+        let changed = edit.changed;
         let id = self.change.step.as_str();
         let child = changed.step(id).and_then(|step| step.work.child());
         let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
         match &self.change.kind {
             ChangeKind::Added => "is new".to_owned(),
             ChangeKind::Removed => "is gone".to_owned(),
-            ChangeKind::Altered => match other_needs(before, changed, id) {
+            ChangeKind::Altered => match edit.other_needs(id) {
                 Some(needs) => needs,
                 None => format!("does something else{file}"),
             },
@@ -137,52 +138,67 @@ impl Row {
                 let steps: Vec<String> = steps.into_iter().map(ToString::to_string).collect();
                 format!("does something else in {}{file}", steps.join(", "))
             }
-            ChangeKind::Relisted => format!("has another list of items{}", other_items(before, changed, id)),
+            ChangeKind::Relisted => format!("has another list of items{}", edit.other_items(id)),
             ChangeKind::Rerouted { .. } => "leads elsewhere".to_owned(),
             ChangeKind::Reordered(before) => format!("comes after step {before} now, which is not finished"),
         }
     }
 }
 
-/// Returns the change of the needs of a step in words, if they changed.
-fn other_needs(before: &Workflow, changed: &Workflow, step: &str) -> Option<String> {
-    let needs = |workflow: &Workflow| {
-        let mut needs = workflow.step(step)?.needs.clone();
-        needs.sort_unstable();
-        Some(needs)
-    };
-    let told = |needs: Vec<String>| if needs.is_empty() { "nothing".to_owned() } else { needs.join(", ") };
-    let (then, now) = (needs(before)?, needs(changed)?);
-    (then != now).then(|| format!("needs {} now, and needed {}", told(now), told(then)))
+/// A workflow file before and after an edit.
+#[derive(Debug, Clone, Copy)]
+struct Edit<'a> {
+    before: &'a Workflow,
+    changed: &'a Workflow,
 }
 
-/// Names the added and the dropped items of a list in the file.
-fn other_items(before: &Workflow, changed: &Workflow, step: &str) -> String {
-    let items = |workflow: &Workflow| match &workflow.step(step)?.work.foreach()?.items {
-        ItemSource::Listed(items) => {
-            let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
-            Some(items.iter().map(text).collect::<Vec<_>>())
-        }
-        _ => None,
-    };
-    let Some((then, now)) = items(before).zip(items(changed)) else { return String::new() };
-    let beyond = |these: &[String], those: &[String]| {
-        let found: Vec<&str> =
-            these.iter().filter(|item| !those.contains(item)).map(String::as_str).collect();
-        let more = found.len().saturating_sub(ITEMS_NAMED_MAX);
-        let named = found.iter().take(ITEMS_NAMED_MAX).map(|item| shown_text(item)).collect::<Vec<_>>();
-        (named.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }, found.len())
-    };
-    let told = [("adds", beyond(&now, &then)), ("drops", beyond(&then, &now))];
-    let told =
-        told.iter().filter(|(_, (_, count))| *count > 0).map(|(verb, (names, _))| format!("{verb} {names}"));
-    let told: Vec<String> = told.collect();
-    if told.is_empty() { String::new() } else { format!(": it {}", told.join(", and ")) }
+impl Edit<'_> {
+    /// Returns the change of the needs of a step in words, if they changed.
+    fn other_needs(self, step: &str) -> Option<String> {
+        let needs = |workflow: &Workflow| {
+            let mut needs = workflow.step(step)?.needs.clone();
+            needs.sort_unstable();
+            Some(needs)
+        };
+        let told =
+            |needs: Vec<String>| if needs.is_empty() { "nothing".to_owned() } else { needs.join(", ") };
+        let (then, now) = (needs(self.before)?, needs(self.changed)?);
+        (then != now).then(|| format!("needs {} now, and needed {}", told(now), told(then)))
+    }
+
+    /// Names the added and the dropped items of a list in the file.
+    fn other_items(self, step: &str) -> String {
+        let items = |workflow: &Workflow| match &workflow.step(step)?.work.foreach()?.items {
+            ItemSource::Listed(items) => {
+                let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
+                Some(items.iter().map(text).collect::<Vec<_>>())
+            }
+            _ => None,
+        };
+        let Some((then, now)) = items(self.before).zip(items(self.changed)) else { return String::new() };
+        let beyond = |these: &[String], those: &[String]| {
+            let found: Vec<&str> =
+                these.iter().filter(|item| !those.contains(item)).map(String::as_str).collect();
+            let more = found.len().saturating_sub(ITEMS_NAMED_MAX);
+            let named = found.iter().take(ITEMS_NAMED_MAX).map(|item| shown_text(item)).collect::<Vec<_>>();
+            (
+                named.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() },
+                found.len(),
+            )
+        };
+        let told = [("adds", beyond(&now, &then)), ("drops", beyond(&then, &now))];
+        let told = told
+            .iter()
+            .filter(|(_, (_, count))| *count > 0)
+            .map(|(verb, (names, _))| format!("{verb} {names}"));
+        let told: Vec<String> = told.collect();
+        if told.is_empty() { String::new() } else { format!(": it {}", told.join(", and ")) }
+    }
 }
 
 /// Writes the rows as a table: step, change, results at stake.
-fn table(rows: &[Row], (before, changed): (&Workflow, &Workflow)) -> Vec<String> {
-    let whats: Vec<String> = rows.iter().map(|row| row.what((before, changed))).collect();
+fn table(rows: &[Row], edit: Edit<'_>) -> Vec<String> {
+    let whats: Vec<String> = rows.iter().map(|row| row.what(edit)).collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or_default();
     let step_width = widest(&mut rows.iter().map(|row| row.change.step.as_str().chars().count()));
     let what_width = widest(&mut whats.iter().map(|what| what.chars().count()));
@@ -231,7 +247,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
         row.at_stake = Some(at_stake(store, snapshot, (&own.shape, is_foreach), &row.change.step).await?);
     }
     choice.finished.check(&rows)?;
-    let diff = table(&rows, (&own.workflow, &changed));
+    let diff = table(&rows, Edit { before: &own.workflow, changed: &changed });
     let decided: Vec<Option<Decided>> = rows.iter().map(|row| decide(choice, row)).collect();
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());

@@ -334,3 +334,41 @@ fn an_edit_is_kept_although_evidence_fails_too() {
         }
     }
 }
+
+#[test]
+fn a_result_is_reused_only_while_its_own_evidence_holds() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a', evidence: [{sha256: a}]}
+  - {id: b, needs: [a], run: 'echo b >> trace; echo 2 > b', evidence: [{sha256: b}]}
+  - {id: c, needs: [b], run: 'echo c >> trace; test -e go; cat b'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    ["a", "b", "trace"].iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
+    rig.write("go", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "`c` never runs without the file of `b`");
+
+    assert_eq!(rig.read("trace"), "a\nb\nc\n");
+}
+
+#[test]
+fn an_output_counts_for_a_step_that_reads_it_without_a_need() {
+    let flow = "steps:
+  - {id: u, run: 'echo u >> trace; touch u; cat k', capture: text, evidence: [{file: u}]}
+  - {id: m, needs: [u], run: 'echo m >> trace'}
+  - {id: b, needs: [m], run: 'echo \"b $V\" >> trace', env: {V: \"${{ steps.u.outputs.result }}\"}}
+  - {id: c, needs: [m], run: 'echo c >> trace'}
+";
+    let rig = Rig::with(flow);
+    rig.write("k", "old");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    ["u", "trace"].iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
+    rig.write("k", "new");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let mut ran: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    ran.sort();
+    assert_eq!(ran, ["b new", "m", "u"], "`c` reads nothing of it, and is reused");
+}

@@ -11,4 +11,6 @@ mod program;
 mod script;
 
 pub use command::{CommandScript, CommandWorld, Effects, Event};
+pub(super) use outside::{FileProbe, KIND};
 pub use play::{Crash, Defect, Level, find};
+pub(super) use play::{Rounds, first_defect};

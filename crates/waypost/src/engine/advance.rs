@@ -138,7 +138,7 @@ impl<P: Program> Session<'_, P> {
             return;
         }
         if line.position.frontier.is_empty() {
-            // It stands at another end now: nothing of the one before is reused.
+            // The chain has ended without a rejoin.
             drop_chain(&mut line.position, line.shape);
         } else {
             self.is_pausing = true;
@@ -376,8 +376,8 @@ fn apply<P: Program>(
     program.apply(state, spot, settled)
 }
 
-/// Returns the digests of an end of a chain, and takes the pins of the step into those in force; `None` if the state cannot be
-/// written, which the commit says.
+/// Returns the digests of an end of a chain, and adds the pins of the step to the position; `None` if the state cannot be
+/// encoded: the commit reports the error.
 fn end_of_chain<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,

@@ -302,8 +302,8 @@ pub(super) async fn load_with_state(
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }
 
-/// Returns the record that carries the state with which a step ended: its own, or one of the same batch, if no other
-/// step ended between the two.
+/// Returns the record with the state after the end of a step: the record of the end, or a later record of the batch without
+/// an end in between.
 pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
     if then.state_bytes().is_some() {
         return Ok(Some(then));
@@ -325,8 +325,7 @@ pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<R
     Ok(None)
 }
 
-/// Says whether a record that ends a step was written down again as its run began: no step can have ended before there
-/// was a first state.
+/// Says whether the record of an end was copied from another run: no step of this run ends before the first state.
 pub(super) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
     let scan = Scan {
         branch: Some(header.branch.clone()),
@@ -337,7 +336,7 @@ pub(super) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool
     if header.seq == 1 || !has_ended {
         return Ok(has_ended);
     }
-    // What is copied is written at once, and no more than there are steps.
+    // Copies are in the first batch, at most a copy for each step.
     let before = store.scan(&scan).await?;
     let is_bare = |record: &Record| record.header().body.is_none();
     Ok(before.next.is_none() && before.damaged.is_empty() && before.records.iter().all(is_bare))

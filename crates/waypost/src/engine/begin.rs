@@ -92,7 +92,7 @@ pub(super) struct Base {
     damaged: Vec<Damage>,
     /// What is taken out of the state, as finished steps run again.
     pub(super) redone: Vec<Forget>,
-    /// The causes of what a person chose, for the first record.
+    /// The causes of the choices of a person, for the first record.
     notes: Vec<Note>,
 }
 

@@ -366,7 +366,7 @@ pub(super) fn decide_as_told<P: Program>(
                 line.settle_as_told(place, settled);
                 note_trace(line, place, traced);
                 if line.position.frontier.is_empty() && line.branch().is_main() {
-                    // It stands at another end now: nothing of the one before is reused.
+                    // The chain has ended without a rejoin.
                     drop_chain(&mut line.position, line.shape);
                 }
             }

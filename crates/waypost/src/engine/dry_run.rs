@@ -37,7 +37,7 @@ pub struct DryRun {
     started: Keyed<Input>,
     rejoined: Keyed<StepId>,
     reran: Keyed<RerunCause>,
-    /// The steps with a reusable result on record: each is compared in the step's turn.
+    /// The steps with a reusable result on record, compared in turn.
     reusable: BTreeSet<(BranchPath, StepId)>,
     skipped: Keyed<SkipCause>,
     /// The steps that a person settles, with the name of the person.

@@ -181,12 +181,12 @@ pub(super) struct Ends {
     digests: Vec<Digest>,
     /// Likewise: what the steps of each pinned; where that was not kept, a digest that equals no other.
     pins: Vec<Digest>,
-    /// Likewise: how each ended, with its output and its pins.
+    /// Likewise: the outcome, output and pins of each.
     outcomes: Vec<Digest>,
     unknown: u64,
 }
 
-/// Returns the digest of the end of a child, of its output and its pins; without these, a digest that equals no other.
+/// Returns the digest of the outcome, output and pins of a child; without these, a unique digest.
 fn outcome_of(last: &Record) -> Digest {
     let header = last.header();
     match (header.end, header.digests, header.branch_pins) {
@@ -204,7 +204,7 @@ pub(super) struct JoinedDigests {
     pub(super) root: Digest,
     /// Merkle root of what they pinned.
     pub(super) pins: Digest,
-    /// Merkle root of how they ended, with outputs and pins.
+    /// Merkle root of outcomes, outputs and pins.
     pub(super) outcomes: Digest,
 }
 

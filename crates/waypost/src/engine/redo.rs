@@ -1,6 +1,6 @@
-//! Which steps of which branches are invalid: those with failed evidence, and the joins above them.
+//! The invalid steps of each branch: steps with failed evidence, and the joins above these branches.
 //!
-//! Input: the branches that count, and the finished steps whose evidence failed or that a person named. Output: for each branch
+//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: for each branch
 //! the steps to rerun first.
 
 use std::collections::{BTreeMap, BTreeSet};

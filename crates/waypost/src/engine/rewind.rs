@@ -1,4 +1,4 @@
-//! Chains, graphs with routes: back to the state that a step was given, and forward again to the results of before.
+//! Chains (graphs with routes): rewind to the input state of a step, and rejoin.
 //!
 //! ```text
 //!   @1 started a   @2 completed a   @3 completed b | c started      a's evidence fails
@@ -7,8 +7,8 @@
 //!   @5 completed a: another state          -->  b runs; after each end, state and pins are compared again
 //! ```
 //!
-//! The state of a chain is opaque: all that comes after a step depends on the step. Input: a branch and its position. Output:
-//! the record and the position from which the branch goes on. docs/decisions/0007-evidence-in-a-chain.md has the reasons.
+//! The state of a chain is opaque: all steps downstream depend on a step. Input: a branch and the position. Output: the record and
+//! the position from which the branch continues. Reasons: docs/decisions/0007-evidence-in-a-chain.md.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use super::back::{epochs, fanned_out_since, is_copied, load_with_state};
 use super::chain::Draft;
 use super::fan::{Ends, Items, Joined, named_items};
 use super::passes::is_end;
-use super::recheck::{Judged, Known};
-use super::redo::{Move, Target, redo_draft};
+use super::recheck::{Branches, Judged, Known};
+use super::redo::{Move, Target, is_joined, redo_draft};
 use super::snapshot::position_of;
 use super::trace::pass_in;
 use super::{Engine, RunError};
 
-/// A step in one iteration of the loops around it.
+/// A step in an iteration.
 type Visit = (StepId, Vec<u32>);
 
-/// The record before the rewind from which a chain goes on.
+/// The newest record before the rewind: the chain continues from there.
 #[derive(Debug, Clone)]
 pub(super) struct Rejoined {
     pub(super) record: Record,
@@ -45,12 +45,13 @@ pub(super) struct Rejoined {
     pub(super) reused: Vec<Value>,
 }
 
-/// Finds where a chain joins the results of before the rewind: after an end with the same state and the same pins in force,
-/// or before a join of children with the same outcomes. Steps of the reusable results must not have begun since.
+/// Rejoins the reusable chain: after an end with the same state and the same pins in force, or before a join of children with
+/// the same outcomes. `None` if a step of the reusable results has begun after the rewind.
 pub(super) async fn rejoin(
     store: &Arc<dyn Store>,
     shape: &Shape,
-    (record, position): (&Record, &Position),
+    record: &Record,
+    position: &Position,
 ) -> Result<Option<Rejoined>, RunError> {
     let Some(chain) = position.chain.as_deref() else { return Ok(None) };
     let Some(head) = chain.head.filter(|_| shape.is_routed()) else { return Ok(None) };
@@ -72,7 +73,7 @@ pub(super) async fn rejoin(
         }
         _ => match position.frontier.first().filter(|entry| entry.fan.is_some() && entry.at.attempt == 0) {
             Some(entry) => match kept(&entry.step, &entry.at.iteration) {
-                Some(at) if joins_the_same(store, shape, (header, entry), history[at].header()).await? => {
+                Some(at) if joins_the_same(store, shape, header, entry, history[at].header()).await? => {
                     Some(&history[..=at])
                 }
                 _ => None,
@@ -90,7 +91,7 @@ pub(super) async fn rejoin(
     let Some((record, stood)) = standing_at(store.as_ref(), shape, header, head).await? else {
         return Ok(None);
     };
-    // Oldest first: the routes of both lead to the oldest.
+    // Oldest first: the next step of the rerun must be the oldest.
     let ends: Vec<&Header> = behind.iter().rev().map(Record::header).filter(|end| is_end(end)).collect();
     let visits = ends.iter().filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
     let visits: Vec<Visit> = visits.chain(stood.frontier.iter().map(visit_of)).collect();
@@ -103,11 +104,12 @@ pub(super) async fn rejoin(
     Ok(Some(Rejoined { reused: reused.collect(), record, position: stood }))
 }
 
-/// Says whether the children that a step waits for have all ended, with the outcomes that the end of before joined.
+/// Says whether all children of a waiting step have ended, with the outcomes of the reusable join `then`.
 async fn joins_the_same(
     store: &Arc<dyn Store>,
     shape: &Shape,
-    (header, entry): (&Header, &FrontierEntry),
+    header: &Header,
+    entry: &FrontierEntry,
     then: &Header,
 ) -> Result<bool, RunError> {
     let Some((place, fan)) = shape.place(entry.step.as_str()).zip(entry.fan.as_ref()) else {
@@ -172,72 +174,123 @@ async fn standing_at(
     Ok(fits.then_some((record, position)))
 }
 
-/// Takes a branch back to where a step was about to run, in a new epoch. The results of before become a reusable chain.
-///
-/// # Errors
-/// [`RunError::NoState`]: retention dropped the input state of the step, or another run has the state.
-pub(super) async fn rewind(
-    engine: &Engine,
-    shape: &Shape,
-    (known, is_joined): (&Known, bool),
-    (target, judged): (&Target, &Judged),
-) -> Result<Move, RunError> {
-    let header = known.record.header();
-    let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
-    let made = store.load(run, branch, target.seq).await?;
-    let made = made.header();
-    let starts = |record: &Record| starts(record.header(), made);
-    let gone = |why: &str| {
-        let step = &target.step;
-        let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
-        let why = match is_broken {
-            true => format!(
-                "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
-            ),
-            false => format!(
-                "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
-            ),
-        };
-        RunError::NoState { at: made.reference().to_string(), why }
-    };
-    let Some(start) = store.find_back(run, branch, header.seq, &starts).await? else {
-        return Err(gone(&where_started(store, made).await?));
-    };
-    let record = match load_with_state(engine, run, branch, start.header().seq).await {
-        Err(RunError::NoState { .. }) => {
-            return Err(gone("the state that it was given is not kept any more"));
-        }
-        record => record?,
-    };
-    let mut position = position_of(&record)?;
-    if !position.frontier.iter().any(|entry| entry.step == target.step) {
-        return Err(gone("the state that it was given was not kept"));
-    }
-    let epoch = epochs(engine, run, branch).await? + 1;
-    for entry in &mut position.frontier {
-        target.begin(entry);
-        let is_left = match &entry.fan {
-            Some(_) if entry.step == target.step && target.is_opened_anew(shape, branch) => true,
-            Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
-            None => false,
-        };
-        if let Some(fan) = entry.fan.take_if(|_| is_left) {
-            // A failure of a child is not counted twice.
-            position.dead = position.dead.saturating_sub(fan.dead);
-        }
-        (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
-        entry.passed = false;
-        entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
-        entry.waits.clear();
-    }
-    carry(&mut position, &known.position);
-    position.chain =
-        Some(Box::new(set_aside(store, shape, (known, is_joined), (made, target.claims.is_some())).await?));
-    let draft = redo_draft(made, branch, (target, judged), epoch);
-    Ok(Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
+/// A rewind of a branch.
+#[derive(Clone, Copy)]
+pub(super) struct Rewind<'a> {
+    pub(super) engine: &'a Engine,
+    /// The graph of the run.
+    pub(super) root: &'a Shape,
+    pub(super) branches: &'a Branches,
+    pub(super) known: &'a Known,
+    /// The step to run again.
+    pub(super) target: &'a Target,
+    /// Verdicts, for the record.
+    pub(super) judged: &'a Judged,
 }
 
-/// Says where a step was started whose start is not in this run.
+impl Rewind<'_> {
+    /// Returns the position before the start of the step, in a new epoch. The results downstream become a reusable chain.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: retention dropped the input state of the step, or another run has the state.
+    pub(super) async fn to_start(self) -> Result<Move, RunError> {
+        let Self { engine, root, known, target, judged, .. } = self;
+        let header = known.record.header();
+        let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
+        let made = store.load(run, branch, target.seq).await?;
+        let made = made.header();
+        let starts = |record: &Record| starts(record.header(), made);
+        let gone = |why: &str| {
+            let step = &target.step;
+            let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
+            let why = match is_broken {
+                true => format!(
+                    "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
+                ),
+                false => format!(
+                    "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
+                ),
+            };
+            RunError::NoState { at: made.reference().to_string(), why }
+        };
+        let Some(start) = store.find_back(run, branch, header.seq, &starts).await? else {
+            return Err(gone(&where_started(store, made).await?));
+        };
+        let record = match load_with_state(engine, run, branch, start.header().seq).await {
+            Err(RunError::NoState { .. }) => {
+                return Err(gone("retention dropped the state that the step was given"));
+            }
+            record => record?,
+        };
+        let mut position = position_of(&record)?;
+        if !position.frontier.iter().any(|entry| entry.step == target.step) {
+            return Err(gone("the state that it was given was not kept"));
+        }
+        let epoch = epochs(engine, run, branch).await? + 1;
+        for entry in &mut position.frontier {
+            target.begin(entry);
+            let is_left = match &entry.fan {
+                Some(_) if entry.step == target.step && target.is_opened_anew(root, branch) => true,
+                Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
+                None => false,
+            };
+            if let Some(fan) = entry.fan.take_if(|_| is_left) {
+                // A failure of a child is not counted twice.
+                position.dead = position.dead.saturating_sub(fan.dead);
+            }
+            (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
+            entry.passed = false;
+            entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
+            entry.waits.clear();
+        }
+        carry(&mut position, &known.position);
+        position.chain = Some(Box::new(self.reusable_chain(made).await?));
+        let draft = redo_draft(made, branch, (target, judged), epoch);
+        Ok(Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
+    }
+
+    /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps begun since the
+    /// first rewind run again.
+    async fn reusable_chain(self, made: &Header) -> Result<ReusableChain, RunError> {
+        let Self { engine, root, branches, known, target, .. } = self;
+        let (store, own) = (engine.store.as_ref(), root.of_branch(&made.branch).unwrap_or(root));
+        let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(is_careful);
+        let before = known.position.chain.as_deref().cloned().unwrap_or_default();
+        let mut chain = match before.head.filter(|_| !is_joined(root, branches, known)) {
+            Some(_) => {
+                // A step with open children has begun after the first rewind: the children may have other results.
+                let frontier = &known.position.frontier;
+                let begun = frontier.iter().filter(|entry| {
+                    entry.fan.is_some()
+                        || own.step(entry.step.as_str()).is_some_and(|step| step.has_begun(entry))
+                });
+                let started = before.started.iter().cloned().chain(begun.map(visit_of)).collect();
+                ReusableChain { since: 0, started, ..before }
+            }
+            None => ReusableChain { head: Some(known.record.header().seq), since: 0, ..before },
+        };
+        if own.steps().iter().any(self::is_careful) {
+            let header = known.record.header();
+            let history = store.history(&header.run, &header.branch, header.seq).await?;
+            let since = history.iter().map(Record::header).filter(|end| end.seq >= made.seq);
+            let ends = since.filter(|end| matches!(end.phase, Phase::Completed(_)));
+            let done = ends.filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
+            let begun = known.position.frontier.iter().filter(|entry| entry.is_unsettled()).map(visit_of);
+            chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));
+        }
+        // The named step is invalid: no reuse begins there, and no person is asked.
+        if let Some(step) = made.step.clone().filter(|_| target.claims.is_some()) {
+            let visit = (step, made.at.iteration.clone());
+            chain.careful.remove(&visit);
+            if !is_careful(&visit.0) {
+                chain.started.insert(visit);
+            }
+        }
+        Ok(chain)
+    }
+}
+
+/// Names the run with the start of a step, if not this run.
 async fn where_started(store: &dyn Store, made: &Header) -> Result<String, StoreError> {
     let parent = store.run(&made.run).await?.record.record().parent.clone();
     Ok(match parent {
@@ -246,49 +299,6 @@ async fn where_started(store: &dyn Store, made: &Header) -> Result<String, Store
         }
         _ => "where it was started is not recorded".to_owned(),
     })
-}
-
-/// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps begun since the
-/// first rewind run again.
-async fn set_aside(
-    store: &dyn Store,
-    shape: &Shape,
-    (known, is_joined): (&Known, bool),
-    (made, is_invalid): (&Header, bool),
-) -> Result<ReusableChain, RunError> {
-    let own = shape.of_branch(&made.branch).unwrap_or(shape);
-    let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(is_careful);
-    let before = known.position.chain.as_deref().cloned().unwrap_or_default();
-    let mut chain = match before.head.filter(|_| !is_joined) {
-        Some(_) => {
-            // What is under way has begun since: children of it may have other results by now.
-            let frontier = &known.position.frontier;
-            let begun = frontier.iter().filter(|entry| {
-                entry.fan.is_some() || own.step(entry.step.as_str()).is_some_and(|step| step.has_begun(entry))
-            });
-            let started = before.started.iter().cloned().chain(begun.map(visit_of)).collect();
-            ReusableChain { since: 0, started, ..before }
-        }
-        None => ReusableChain { head: Some(known.record.header().seq), since: 0, ..before },
-    };
-    if own.steps().iter().any(self::is_careful) {
-        let header = known.record.header();
-        let history = store.history(&header.run, &header.branch, header.seq).await?;
-        let since = history.iter().map(Record::header).filter(|end| end.seq >= made.seq);
-        let ends = since.filter(|end| matches!(end.phase, Phase::Completed(_)));
-        let done = ends.filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
-        let begun = known.position.frontier.iter().filter(|entry| entry.is_unsettled()).map(visit_of);
-        chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));
-    }
-    // The step itself is invalid: no reuse begins with it, and nobody is asked about it.
-    if let Some(step) = made.step.clone().filter(|_| is_invalid) {
-        let visit = (step, made.at.iteration.clone());
-        chain.careful.remove(&visit);
-        if !is_careful(&visit.0) {
-            chain.started.insert(visit);
-        }
-    }
-    Ok(chain)
 }
 
 /// Says whether a person must be asked before a rerun of a step.
@@ -316,26 +326,27 @@ pub(super) fn starts(header: &Header, made: &Header) -> bool {
         && header.started.iter().any(|start| Some(&start.step) == made.step.as_ref() && is_it(&start.at))
 }
 
-/// Takes a branch forward to where it stood before the rewind.
-pub(super) fn forward(shape: &Shape, newest: (&Header, &Position), stood: Rejoined) -> Move {
-    let (header, newest) = newest;
-    let Rejoined { record, mut position, reused } = stood;
-    let mut before = newest.clone();
-    drop_chain(&mut before, shape);
-    drop_chain(&mut position, shape);
-    let careful = before.chain.into_iter().chain(position.chain.take()).flat_map(|chain| chain.careful);
-    let careful: BTreeSet<Visit> = careful.collect();
-    if !careful.is_empty() {
-        position.chain = Some(Box::new(ReusableChain { careful, ..ReusableChain::default() }));
+impl Rejoined {
+    /// Returns the continuation of a branch from the newest record before the rewind. `header` and `newest`: the newest record now.
+    pub(super) fn into_move(self, shape: &Shape, header: &Header, newest: &Position) -> Move {
+        let Self { record, mut position, reused } = self;
+        let mut before = newest.clone();
+        drop_chain(&mut before, shape);
+        drop_chain(&mut position, shape);
+        let careful = before.chain.into_iter().chain(position.chain.take()).flat_map(|chain| chain.careful);
+        let careful: BTreeSet<Visit> = careful.collect();
+        if !careful.is_empty() {
+            position.chain = Some(Box::new(ReusableChain { careful, ..ReusableChain::default() }));
+        }
+        carry(&mut position, newest);
+        let at = Try { attempt: 0, ..header.at.clone() };
+        let mut draft = Draft::new(Phase::Restored, Reason::Redo, header.step.clone(), at);
+        draft.about = Some(record.header().seq);
+        // The record may be the end of a child.
+        draft.digests = record.header().digests;
+        draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
+        Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
     }
-    carry(&mut position, newest);
-    let at = Try { attempt: 0, ..header.at.clone() };
-    let mut draft = Draft::new(Phase::Restored, Reason::Redo, header.step.clone(), at);
-    draft.about = Some(record.header().seq);
-    // A branch may end with it.
-    draft.digests = record.header().digests;
-    draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
-    Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
 }
 
 /// Copies the parts of a position that a rewind does not change.

@@ -21,8 +21,8 @@ use super::passes::{Joins, has_state, in_pass, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
-use super::redo::{Move, Target, Targets, is_joined, opener_of, targets};
-use super::rewind::{Rejoined, drop_chain, forward, rejoin, rewind};
+use super::redo::{Move, Target, Targets, opener_of, targets};
+use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::snapshot::position_of;
 use super::turns::undone;
 use super::wish::Wishes;
@@ -41,8 +41,8 @@ pub(super) struct Stand {
     pub(super) looked: bool,
     /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
     pub(super) left: LeftOut,
-    /// Chains go back. A later claim of the results out of force stood for an earlier one, for this look only: all evidence is
-    /// looked at again after the next end.
+    /// Chains rewind. A claim of a reusable result replaces an upstream claim for this look only: the next look is after the next
+    /// end.
     pub(super) rewinds: bool,
     /// Branches that were to be worked on again, and are left behind as one above them goes further back.
     pub(super) unreached: BTreeSet<BranchPath>,
@@ -151,7 +151,7 @@ pub(super) async fn stand<P: Program>(
     for (branch, targets) in &targets {
         let known = &branches[&(branch.depth(), branch.clone())];
         let taken = scout.take_back(program, (known, targets), (&branches, &judged), asked).await?;
-        // Children that run again are joined first.
+        // Rerun children are joined first.
         let is_own = targets.first().is_some_and(|target| target.claims.is_some());
         rewinds |= branch.is_main()
             && is_own
@@ -206,7 +206,7 @@ impl<'a> Scout<'a> {
         Ok((branches, moves))
     }
 
-    /// Takes a branch back to where steps are about to run; `None` if what comes before them is open already.
+    /// Invalidates steps of a branch; `None` if steps upstream are open already.
     async fn take_back<P: Program>(
         &self,
         program: &P,
@@ -229,8 +229,8 @@ impl<'a> Scout<'a> {
             let opening = Opening { engine, root: program.shape(), judged };
             return Ok(open_again(opening, known, targets).await?.map(|moved| (branch, moved)));
         }
-        let is_joined = is_joined(self.shape, branches, known);
-        let mut moved = rewind(engine, self.shape, (known, is_joined), (target, judged)).await?;
+        let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
+        let mut moved = rewind.to_start().await?;
         if !asked.wishes.is_empty() {
             // A person asked for the rerun: no result downstream is reused.
             drop_chain(&mut moved.position, own);
@@ -298,7 +298,7 @@ impl<'a> Scout<'a> {
                 let Some(own) = self.shape.of_branch(&name) else { continue };
                 let stood =
                     Rejoined { record: stands.clone(), position: position.clone(), reused: Vec::new() };
-                self.strays.insert(name, forward(own, (record.header(), &newest), stood));
+                self.strays.insert(name, stood.into_move(own, record.header(), &newest));
             }
             self.meet((stands, position), branches, moves).await?;
         }
@@ -330,9 +330,9 @@ impl<'a> Scout<'a> {
         let mut known = (record, position);
         // What has ended stands at its end.
         if known.0.header().end.is_none()
-            && let Some(stood) = rejoin(&self.engine.store, shape, (&known.0, &known.1)).await?
+            && let Some(stood) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
         {
-            let moved = forward(shape, (known.0.header(), &known.1), stood);
+            let moved = stood.into_move(shape, known.0.header(), &known.1);
             known = (moved.record.clone(), moved.position.clone());
             moves.insert(branch.clone(), moved);
         }

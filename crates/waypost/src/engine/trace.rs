@@ -104,12 +104,12 @@ pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &Ma
     EndDigests { output, pins }
 }
 
-/// Returns the trace of a join of a chain. The state that the join is given is that of the opening.
+/// Returns the trace of a join of a chain. The input state of the join is the state at the opening.
 pub(super) fn join_trace(step: &Step, outcomes: Digest) -> Trace {
     Trace { definition: step.fingerprint, input: outcomes, needs: BTreeMap::new(), previous_pass: None }
 }
 
-/// Writes a JSON text with sorted keys, and scalars as in the text, so that no digit of a number is lost. Not JSON: the text.
+/// Writes a JSON text with sorted keys. Scalars stay as written: no digit of a number is lost. Not JSON: the text.
 fn canonical(text: &str) -> String {
     match text.as_bytes().first() {
         Some(b'{') => match serde_json::from_str::<BTreeMap<String, &RawValue>>(text) {
@@ -144,7 +144,7 @@ pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
     EndDigests { output: unique, pins: unique }
 }
 
-/// Returns the pins of a step: each claim with what is expected of it, and on which machine.
+/// Returns the pins of a step: each claim with the expected value and the machine.
 fn claims_of(made: &Made<'_>) -> Vec<String> {
     let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
     let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);

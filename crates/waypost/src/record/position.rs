@@ -202,16 +202,16 @@ pub enum SettleBy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReusableChain {
-    /// The newest record before the rewind. `None`: the results are not reused any more, and `started` and `careful` remain.
+    /// The newest record before the rewind. `None`: the results are dropped, and only `careful` remains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<u64>,
     /// The record of the rewind.
     #[serde(default, skip_serializing_if = "is_default")]
     pub since: u64,
-    /// The steps begun since, each with its iteration: their results of before are not reused.
+    /// The steps begun after the rewind, each with the iteration: the old results are not reused.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub started: BTreeSet<(StepId, Vec<u32>)>,
-    /// The finished steps that must not be repeated, each with its iteration: a person is asked about them.
+    /// The finished careful steps, each with the iteration: a person is asked before a rerun.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub careful: BTreeSet<(StepId, Vec<u32>)>,
 }

@@ -61,7 +61,7 @@ impl Mark {
         let mut mark = Self::of(record.header());
         mark.needs.extend(mark.basis);
         if let Ok(position) = record.position() {
-            // The head that may be reused, and the record of the rewind: the head is not undone for good.
+            // The head of the reusable chain, and the record of the rewind: the head is not undone.
             let chain = position.chain.iter().filter_map(|chain| Some([chain.head?, chain.since]));
             mark.needs.extend(chain.flatten());
             let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));

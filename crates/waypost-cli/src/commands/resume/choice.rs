@@ -16,6 +16,7 @@ use crate::commands::Context;
 use crate::definition::Chosen;
 use crate::error::Error;
 use crate::looking;
+use crate::surroundings;
 
 /// Reads the choices from the options of `resume`. `failed`: the run with the failed steps for `--treat-as done`; `None` if
 /// `--treat-as` answers a question about a step in doubt.
@@ -63,8 +64,7 @@ pub(super) fn of(
 
 /// Returns the name of the user, for the causes on record.
 pub(super) fn person() -> String {
-    let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-    named.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+    surroundings::user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.

@@ -1,15 +1,14 @@
-//! Random chains through the real engine, as graphs with routes, on the store in memory, with a crash at each call to the store.
+//! Random chains through the real engine: graphs with routes, the store in memory, a crash at each call to the store.
 //!
-//! The undisturbed play is compared with the model: the same steps run, as often. All plays are checked at rest: each step in
-//! force saw the state and the files of now, and a second resume runs nothing.
+//! The play without a crash is compared with the executions of the model. All plays are checked at rest: each step in force saw
+//! the current state and pins, and a second resume runs nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use waypost::engine::{RunError, TreatAs};
-use waypost::evidence::{Cost, Finding, Probe, Site, Verifier};
+use waypost::evidence::Verifier;
 use waypost::graph::END;
 use waypost::memory::MemoryStore;
 use waypost::record::{Claim, Pack, Phase, RunStatus};
@@ -17,19 +16,18 @@ use waypost::store::{Store, StoreError};
 use waypost::{Context, Engine, Graph, StepError};
 
 use super::super::definition::Name;
-use super::super::drive::{Crash, Defect};
+use super::super::drive::{Crash, Defect, FileProbe, KIND, Rounds, first_defect};
 use super::super::generate::{chance, one_of};
 use super::super::rule::Rules;
 use super::play::{RETENTION_OF_ALL, nodes};
 use super::run::{ChainRun, LENGTH_MAX, Node};
-use crate::faulty::{Fault, FaultyStore};
+use crate::faulty::FaultyStore;
 use crate::seed::Seeded;
 
-/// Sessions after which a round that does not rest is a defect.
+/// A round without rest after so many sessions is a defect.
 const SESSIONS_MAX: usize = 30;
-const KIND: &str = "outside";
 
-/// A step in one iteration of the loops.
+/// A step in an iteration.
 type Visit = (String, Vec<u32>);
 type Files = BTreeMap<Name, i64>;
 
@@ -40,7 +38,7 @@ struct State {
     value: i64,
 }
 
-/// An execution, with what it read.
+/// An execution, with the inputs.
 #[derive(Debug, Clone, PartialEq)]
 struct Execution {
     state: State,
@@ -92,40 +90,6 @@ impl Outside {
     }
 }
 
-#[async_trait]
-impl Probe for Outside {
-    fn kind(&self) -> &str {
-        KIND
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::Asking
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        match self.lock().files.get(&*claim.subject) {
-            Some(number) if claim.expect.as_i64() == Some(*number) => Finding::ok(*number),
-            Some(number) => Finding::differs(*number),
-            None => Finding::absent("the file is lost"),
-        }
-    }
-
-    async fn pin(&self, claim: &Claim, _: &Site) -> Finding {
-        match self.lock().files.get(&*claim.subject) {
-            Some(number) => Finding::ok(*number),
-            None => Finding::failed("the file is lost"),
-        }
-    }
-}
-
 /// What happens before a round.
 #[derive(Debug, Clone, Default)]
 struct Round {
@@ -169,37 +133,13 @@ impl Script {
 
 /// Plays the chain of a seed, undisturbed and with crashes in each round, and returns the first defect.
 pub(in super::super) async fn find(seed: u64, crashes_max: u64) -> Option<Defect> {
-    let defect = |steps, round, crash, found| Some(Defect { seed, round, steps, crash, found });
-    let script = match Script::of(seed) {
-        Ok(script) => script,
-        Err(why) => return defect(0, 0, None, vec![why]),
-    };
-    let steps = script.nodes.len();
-    let mut calls = Vec::new();
-    let mut play = Play::new(&script);
-    for (number, round) in script.rounds.iter().enumerate() {
-        let counted = play.calls;
-        let found = play.round(round, None).await;
-        if !found.is_empty() {
-            return defect(steps, number, None, found);
+    match Script::of(seed) {
+        Ok(script) => {
+            let found = first_defect(|| Play::new(&script), script.rounds.len(), crashes_max).await?;
+            Some(found.of(seed, script.nodes.len()))
         }
-        calls.push(play.calls - counted);
+        Err(why) => Some(Defect { seed, round: 0, steps: 0, crash: None, found: vec![why] }),
     }
-    for (number, total) in calls.into_iter().enumerate() {
-        let stride = 1 + total / crashes_max.max(1);
-        for call in (1..=total).step_by(stride as usize) {
-            let fault = if call.is_multiple_of(2) { Fault::DieBefore } else { Fault::DieAfter };
-            let crash = Some(Crash { call, fault });
-            let mut play = Play::new(&script);
-            for (index, round) in script.rounds[..=number].iter().enumerate() {
-                let found = play.round(round, crash.filter(|_| index == number)).await;
-                if !found.is_empty() {
-                    return defect(steps, number, crash, found);
-                }
-            }
-        }
-    }
-    None
 }
 
 struct Play<'a> {
@@ -210,6 +150,16 @@ struct Play<'a> {
     calls: u64,
 }
 
+impl Rounds for Play<'_> {
+    async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String> {
+        self.round(&self.script.rounds[round], crash).await
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+}
+
 impl<'a> Play<'a> {
     fn new(script: &'a Script) -> Self {
         let outside = Outside::default();
@@ -217,7 +167,6 @@ impl<'a> Play<'a> {
         Self { script, memory: Arc::new(MemoryStore::new()), outside, graph, calls: 0 }
     }
 
-    /// Plays one round to rest, and returns its defects.
     async fn round(&mut self, round: &Round, crash: Option<Crash>) -> Vec<String> {
         let before = {
             let mut world = self.outside.lock();
@@ -233,7 +182,7 @@ impl<'a> Play<'a> {
         let executed = self.outside.lock().executed.len();
         if crash.is_none() {
             let ran = self.outside.lock().executed[before..].to_vec();
-            // The engine may run less: the model does not reuse a step that ran beside the results in force, nor count loops.
+            // The engine may run less: the model reruns a careful step after an execution outside of the lineage.
             let mut expected = round.expected.clone();
             let mut is_needless = |step: &Name| match expected.iter().position(|other| other == step) {
                 Some(at) => {
@@ -256,7 +205,7 @@ impl<'a> Play<'a> {
         found
     }
 
-    /// Resumes the run, session by session, until it is complete; returns the state.
+    /// Resumes the run, session by session, until completion; returns the state.
     async fn rest(&mut self, mut crash: Option<Crash>) -> Result<State, String> {
         let mut retries = false;
         for _ in 0..SESSIONS_MAX {
@@ -295,7 +244,7 @@ impl<'a> Play<'a> {
                     run.await.map_err(|error| format!("the engine does not create the run: {error}"))?;
                 }
                 Some(Err(RunError::InDoubt { questions, .. })) => {
-                    // A person decides that the broken steps run again, and what is asked about in this resume.
+                    // A person decides: all steps in doubt run again in this resume.
                     retries = true;
                     let mut world = self.outside.lock();
                     for node in self.script.nodes.iter().filter(|node| !node.idempotent) {
@@ -309,7 +258,9 @@ impl<'a> Play<'a> {
     }
 
     fn engine(&self, store: Arc<dyn Store>) -> Engine {
-        Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(self.outside.clone())))
+        let outside = self.outside.clone();
+        let read = move |file: &str| outside.lock().files.get(file).copied();
+        Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(FileProbe(read))))
     }
 
     /// Returns the defects of a run at rest: follows the steps in force from the first state on.
@@ -354,7 +305,7 @@ impl<'a> Play<'a> {
     }
 }
 
-/// Returns the step behind a step by the state; `None` at the end.
+/// Returns the next step by the state; `None` at the end.
 fn route(nodes: &[Node], step: &str, state: &State) -> Option<String> {
     let node = nodes.iter().find(|node| &*node.id == step)?;
     let then = &node.then[state.value as usize % node.then.len()];

@@ -1,5 +1,5 @@
-//! A script as a workflow file for the built command. Each step of the file executes in a world that is a log of events, so
-//! that a killed process loses nothing but its own event.
+//! A script as a workflow file for the built command. The world is a log of events: a killed process loses at most the event of
+//! a step.
 //!
 //! Input: a seed, and the events so far. Output: the workflow file, the effects of one execution, and the defects at rest.
 
@@ -20,13 +20,13 @@ use super::script::Script;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A step was executed, and read these outputs.
+    /// An execution of a step.
     Executed {
         /// The scope.
         scope: String,
         /// The step.
         step: String,
-        /// The outputs that it read.
+        /// The outputs read.
         outputs: BTreeMap<String, i64>,
     },
     /// Files were lost.
@@ -42,7 +42,7 @@ pub enum Event {
 pub struct Effects {
     /// The output.
     pub output: i64,
-    /// The file that it writes, and the content.
+    /// The written file, and the content.
     pub file: Option<(String, i64)>,
 }
 
@@ -61,7 +61,7 @@ impl CommandScript {
         Script::of_command(seed, level).map(|script| Self { script })
     }
 
-    /// Returns how many rounds it has.
+    /// Returns the number of rounds.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.script.rounds.len()
@@ -142,7 +142,7 @@ impl CommandWorld {
         let path = StepPath::new(scope, &step.id);
         let mut world = self.outside.lock();
         let input = world.value_of(scope);
-        // The file gives the outputs of leaves; those of openers are of the world.
+        // The workflow file has outputs of leaves only: the world has the outputs of openers.
         let mut read = world.outputs_read(scope, &step);
         read.extend(outputs.iter().map(|(id, output)| (Name::from(id.as_str()), *output)));
         let outputs = read;
@@ -154,7 +154,7 @@ impl CommandWorld {
         Some(Effects { output, file })
     }
 
-    /// Returns the files that should be on the disk, by the name there.
+    /// Returns the expected files on the disk, by name.
     #[must_use]
     pub fn files(&self) -> BTreeMap<String, i64> {
         let world = self.outside.lock();
@@ -171,7 +171,7 @@ impl CommandWorld {
         self.outside.lock().executed.clone()
     }
 
-    /// Returns the defects of a run at rest. What ran needlessly is found by comparison with the model.
+    /// Returns the defects of a run at rest. The comparison with the model finds needless executions.
     #[must_use]
     pub fn check(&self) -> Vec<String> {
         let mut found = self.outside.lock().check();
@@ -205,7 +205,7 @@ impl CommandWorld {
     }
 }
 
-/// Writes steps as a list of the workflow file. `around`: the expressions that tell the scope apart.
+/// Writes steps as a list of the workflow file. `around`: expressions for the scope, in the names of files.
 fn list(steps: &Steps, around: &[String], execute: &str) -> Vec<Value> {
     let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
     let written = |step: &Arc<Step>| {

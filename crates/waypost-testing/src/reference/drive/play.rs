@@ -13,7 +13,8 @@ use waypost::store::{Scan, Store as _, StoreError};
 use waypost::{Engine, RunId};
 
 use super::super::definition::StepPath;
-use super::outside::Outside;
+use super::super::position::Content;
+use super::outside::{FileProbe, Outside};
 use super::program::{Driven, State, scope_of};
 use super::script::{Round, Script, size};
 use crate::faulty::{Fault, FaultyStore};
@@ -32,7 +33,7 @@ pub enum Level {
     Groups,
     /// Groups of several passes too.
     Passes,
-    /// Chains: steps with one state, which choose the next step.
+    /// Chains: steps with a shared state and routes.
     Chains,
 }
 
@@ -85,28 +86,60 @@ pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
             return Some(Defect { seed, round: 0, steps: 0, crash: None, found });
         }
     };
-    let steps = size(&script);
-    let defect = |round, crash, found| Some(Defect { seed, round, steps, crash, found });
+    let found = first_defect(|| Play::new(&script), script.rounds.len(), crashes_max).await?;
+    Some(found.of(seed, size(&script)))
+}
+
+/// A run that is played in rounds.
+pub(in super::super) trait Rounds {
+    /// Plays a round to rest, with a crash if given, and returns the defects.
+    async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String>;
+
+    /// Returns the number of calls to the store so far.
+    fn calls(&self) -> u64;
+}
+
+/// A defect of a play.
+pub(in super::super) struct Found {
+    round: usize,
+    crash: Option<Crash>,
+    found: Vec<String>,
+}
+
+impl Found {
+    pub(in super::super) fn of(self, seed: u64, steps: usize) -> Defect {
+        let Self { round, crash, found } = self;
+        Defect { seed, round, steps, crash, found }
+    }
+}
+
+/// Plays all rounds without a crash, then again with a crash at an even sample of the calls of each round. Returns the first
+/// defect.
+pub(in super::super) async fn first_defect<P: Rounds>(
+    make: impl Fn() -> P,
+    rounds: usize,
+    crashes_max: u64,
+) -> Option<Found> {
     let mut calls = Vec::new();
-    let mut play = Play::new(&script);
-    for (number, round) in script.rounds.iter().enumerate() {
-        let counted = play.calls;
-        let found = play.round(round, None).await;
+    let mut play = make();
+    for round in 0..rounds {
+        let counted = play.calls();
+        let found = play.play(round, None).await;
         if !found.is_empty() {
-            return defect(number, None, found);
+            return Some(Found { round, crash: None, found });
         }
-        calls.push(play.calls - counted);
+        calls.push(play.calls() - counted);
     }
     for (number, total) in calls.into_iter().enumerate() {
         let stride = 1 + total / crashes_max.max(1);
         for call in (1..=total).step_by(stride as usize) {
             let fault = if call.is_multiple_of(2) { Fault::DieBefore } else { Fault::DieAfter };
             let crash = Some(Crash { call, fault });
-            let mut play = Play::new(&script);
-            for (index, round) in script.rounds[..=number].iter().enumerate() {
-                let found = play.round(round, crash.filter(|_| index == number)).await;
+            let mut play = make();
+            for round in 0..=number {
+                let found = play.play(round, crash.filter(|_| round == number)).await;
                 if !found.is_empty() {
-                    return defect(number, crash, found);
+                    return Some(Found { round: number, crash, found });
                 }
             }
         }
@@ -123,6 +156,16 @@ struct Play<'a> {
     calls: u64,
 }
 
+impl Rounds for Play<'_> {
+    async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String> {
+        self.round(&self.script.rounds[round], crash).await
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+}
+
 impl<'a> Play<'a> {
     fn new(script: &'a Script) -> Self {
         Self {
@@ -134,7 +177,6 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Plays one round to rest, and returns its defects.
     async fn round(&mut self, round: &Round, crash: Option<Crash>) -> Vec<String> {
         let before = {
             let mut world = self.outside.lock();
@@ -259,7 +301,12 @@ impl<'a> Play<'a> {
     }
 
     fn engine(&self, store: Arc<dyn waypost::store::Store>) -> Engine {
-        Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(self.outside.clone())))
+        let outside = self.outside.clone();
+        let read = move |file: &str| match outside.lock().files.get(file) {
+            Some(Content::Number(number)) => Some(*number),
+            _ => None,
+        };
+        Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(FileProbe(read))))
     }
 
     /// Resumes until the planned death, and returns how the session ended before.

@@ -117,7 +117,7 @@ fn normalized(steps: &Steps, level: Level) -> Steps {
     found.into()
 }
 
-/// Returns the steps as a workflow file can have them: outputs are those of leaves, and only the outermost group has passes.
+/// Returns the steps for a workflow file: reads of leaves only, and passes of the outermost group only.
 fn for_command(steps: &Steps, in_passes: bool) -> Steps {
     let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
     let written = |step: &Arc<Step>| {

@@ -16,7 +16,7 @@ impl<S> Line<'_, S> {
         self.put_in_doubt(step, by.to_owned());
     }
 
-    /// Says whether a person must be asked about a ready step of a chain: it was done before a rewind, and must not be repeated.
+    /// Says whether a person must be asked about a ready step of a chain: a careful step, begun before a rewind.
     pub(in crate::engine) fn asks_about(&self, place: usize) -> bool {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
@@ -26,7 +26,7 @@ impl<S> Line<'_, S> {
         comes_next && (!step.idempotent || opens_anew) && chain.asks_about(&visit)
     }
 
-    /// Forgets that a step was done before a rewind: a person has decided about it.
+    /// Removes the question about a step after the decision of a person.
     fn decide_visit(&mut self, place: usize) {
         let entry = self.entry(place);
         let visit = (entry.step.clone(), entry.at.iteration.clone());
