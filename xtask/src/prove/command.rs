@@ -119,12 +119,11 @@ struct Play<'a> {
 impl<'a> Play<'a> {
     fn new(script: &'a CommandScript, seed: u64, level: super::resume::Level) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let own = env::current_exe()?;
-        let waypost = own.with_file_name("waypost");
+        let waypost = env::current_exe()?.with_file_name("waypost");
         fs::create_dir(folder.path().join("files"))?;
         let execute = format!(
             "'{}' prove-step --seed {seed} --level {} --folder '{}'",
-            own.display(),
+            repo::this_program()?.display(),
             level.name(),
             folder.path().display()
         );
