@@ -19,6 +19,8 @@ use waypost_testing::reference::definition::StepPath;
 use waypost_testing::reference::drive::{CommandScript, Effects, Event, Level};
 use waypost_testing::seed::Seeded;
 
+use crate::repo;
+
 const RUN: &str = "r";
 const WORKFLOW: &str = "flow.yaml";
 const LOG: &str = "events.jsonl";
