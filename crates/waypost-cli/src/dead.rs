@@ -146,7 +146,10 @@ impl Fans {
         let (branch, step) = fan;
         if !self.0.contains_key(fan) {
             let position = store.newest(run, branch).await?.position().unwrap_or_default();
-            let entries = position.open_entries().chain(&position.aside).filter(|entry| entry.step == *step);
+            let entries = position
+                .open_entries()
+                .filter(|entry| entry.step == *step)
+                .chain(position.started_before(step));
             let stands = entries.flat_map(|entry| &entry.fan).flat_map(Fan::each);
             let fans = stands.chain(position.joined.get(step)).map(|fan| fan.since);
             self.0.insert(fan.clone(), fans.collect());

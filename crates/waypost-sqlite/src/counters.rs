@@ -12,7 +12,6 @@ use crate::branch::Branch;
 use crate::fault::{Failure, Fault};
 use crate::read::View;
 use crate::rows::{SEQ_MAX, int, is_in_quarantine, key, seq_of};
-use crate::schema;
 
 /// Most records of a run that are counted anew whenever it is taken up: some pages.
 const RECOUNT_ALWAYS_MAX: i64 = 200;
@@ -102,10 +101,7 @@ fn is_out_of_order(connection: &Connection, branch: &Branch) -> Result<bool, Fai
 pub(crate) fn missed(connection: &Connection, run: i64) -> Result<u64, Failure> {
     let (expected, _) = kept(connection, run)?;
     // A row whose key was changed may stand among those of another branch, and is none of its.
-    let there = match schema::version(connection)? < schema::FIRST_WITH_MAIN {
-        true => counted(connection, run)?.0,
-        false => connection.prepare_cached(WITHIN)?.query_row([run], |row| row.get(0))?,
-    };
+    let there: i64 = connection.prepare_cached(WITHIN)?.query_row([run], |row| row.get(0))?;
     Ok(u64::try_from(expected - there).unwrap_or(0))
 }
 
@@ -137,12 +133,8 @@ fn branch_counts(connection: &Connection, run: i64) -> Result<(i64, i64), Failur
         .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
-/// Returns the id of the main branch, as kept in the row of the run and in its own; a database of an older version has
-/// only the latter.
+/// Returns the id of the main branch, as kept in the row of the run and in its own.
 fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Failure> {
-    if schema::version(connection)? < schema::FIRST_WITH_MAIN {
-        return Ok(None);
-    }
     let sql = "SELECT main, branches.id FROM runs JOIN branches ON run = runs.id WHERE runs.id = ?1 AND branches.path = 'main'";
     let ids = connection.prepare_cached(sql)?.query_row([run], |row| Ok((row.get(0)?, row.get(1)?)));
     Ok(ids.optional()?)

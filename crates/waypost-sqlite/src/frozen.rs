@@ -13,7 +13,6 @@ use crate::header::{self, RUN_BYTES_MAX};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::time_text;
-use crate::schema;
 
 /// The tables that hold run records.
 const TABLES: [&str; 2] = ["frozen", "frozen_copies"];
@@ -56,9 +55,6 @@ impl View<'_> {
 
     /// Says which of the two is damaged where the other is sound.
     pub(crate) fn frozen_findings(&self, id: i64, run: &RunId) -> Result<Vec<String>, Failure> {
-        if schema::version(self.connection)? < schema::FIRST_WITH_COPIES {
-            return Ok(Vec::new());
-        }
         Ok(match found(*self, id, run)? {
             [Err(flaw), Ok(_)] => vec![finding(self.place, TABLES[0], id, &flaw)],
             [Ok(_), Err(flaw)] => vec![finding(self.place, TABLES[1], id, &flaw)],
@@ -104,13 +100,7 @@ fn finding(place: &Place, table: &str, id: i64, flaw: &Flaw) -> String {
 }
 
 fn found(view: View<'_>, id: i64, run: &RunId) -> Result<Found, Failure> {
-    let first = found_in(view, TABLES[0], id, run)?;
-    let second = if schema::version(view.connection)? < schema::FIRST_WITH_COPIES {
-        first.clone()
-    } else {
-        found_in(view, TABLES[1], id, run)?
-    };
-    Ok([first, second])
+    Ok([found_in(view, TABLES[0], id, run)?, found_in(view, TABLES[1], id, run)?])
 }
 
 fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<SealedRun, Flaw>, Failure> {

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn headers_come_back_and_what_claims_to_be_too_large_does_not() {
         let squeezer = Squeezer::default();
-        let header = br#"{"v":1,"run":"r-1","branch":"main","seq":7,"token":1}"#;
+        let header = br#"{"v":2,"run":"r-1","branch":"main","seq":7,"token":1}"#;
 
         let kept = pack(&mut squeezer.lend(), header);
 

@@ -197,7 +197,6 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
     // It cannot be closed by who cannot look at it. What the log is like says nothing of what a step did.
     let _ = place.in_use.add(&place.beside("-shm"));
     let _ = place.in_use.add(&place.beside("-wal"));
-    schema::make_shrinkable(&connection);
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;

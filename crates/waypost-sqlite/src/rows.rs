@@ -166,7 +166,7 @@ pub(crate) fn fetch(
     }
     let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place: at, flaw };
     match damage.flaw {
-        Flaw::Newer { .. } => Err(StoreError::of_damage(damage, None).into()),
+        Flaw::Format { .. } => Err(StoreError::of_damage(damage, None).into()),
         _ => Ok(Found::Damaged(Box::new(damage))),
     }
 }

@@ -17,7 +17,8 @@ use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
 /// The version that this crate writes.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
+
 /// Reads which schema version a database has, without changing anything. A store that writes to it upgrades it to
 /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
 ///
@@ -31,12 +32,8 @@ pub fn schema_of(path: &std::path::Path) -> Result<u32, StoreError> {
     version.map_err(|error| explain(Fault::from(error), &place))
 }
 
-/// The first version that keeps run records twice.
-pub(crate) const FIRST_WITH_COPIES: u32 = 3;
-/// The first version that keeps the end of a main branch with its run.
-pub(crate) const FIRST_WITH_MAIN: u32 = 4;
-/// The oldest version that this crate reads.
-const VERSION_MIN: u32 = 1;
+/// The version of the first release, the oldest that this crate reads.
+const VERSION_MIN: u32 = 5;
 /// Marks a database as ours: `WYPT`.
 pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
 /// A record of some KiB fits a page, and a large state needs half the pages of the default.
@@ -149,47 +146,8 @@ struct Migration {
     sql: &'static str,
 }
 
-/// All of them, by rising version; version 1 is made, not migrated to.
-const MIGRATIONS: &[Migration] = &[
-    // The tables stay, with all that is in them. What is new are codecs and packed headers in new rows, which a program
-    // of version 1 would take for damage.
-    Migration { to: 2, sql: "" },
-    Migration {
-        to: FIRST_WITH_COPIES,
-        sql: "CREATE TABLE frozen_copies (
-                  run    INTEGER PRIMARY KEY REFERENCES runs,
-                  digest BLOB NOT NULL,
-                  record BLOB NOT NULL
-              ) STRICT;
-              INSERT INTO frozen_copies SELECT run, digest, record FROM frozen;",
-    },
-    // What is kept of the end of a main branch moves into the row of its run.
-    Migration {
-        to: FIRST_WITH_MAIN,
-        sql: "ALTER TABLE runs ADD COLUMN main        INTEGER NOT NULL DEFAULT 0;
-              ALTER TABLE runs ADD COLUMN main_open   INTEGER NOT NULL DEFAULT 1;
-              ALTER TABLE runs ADD COLUMN main_newest INTEGER NOT NULL DEFAULT 0;
-              ALTER TABLE runs ADD COLUMN main_bodies INTEGER NOT NULL DEFAULT 0;
-              UPDATE runs SET (main, main_open, main_newest, main_bodies) =
-                  (SELECT id, open, newest, bodies FROM branches WHERE run = runs.id AND path = 'main')
-                  WHERE EXISTS (SELECT 1 FROM branches WHERE run = runs.id AND path = 'main');
-              CREATE TABLE branches_4 (
-                  id     INTEGER PRIMARY KEY,
-                  run    INTEGER NOT NULL REFERENCES runs,
-                  path   TEXT NOT NULL,
-                  open   INTEGER,
-                  newest INTEGER,
-                  bodies INTEGER,
-                  UNIQUE (run, path)
-              ) STRICT;
-              INSERT INTO branches_4
-                  SELECT id, run, path, iif(path = 'main', NULL, open), iif(path = 'main', NULL, newest),
-                         iif(path = 'main', NULL, bodies) FROM branches;
-              DROP TABLE branches;
-              ALTER TABLE branches_4 RENAME TO branches;
-              CREATE INDEX branches_run ON branches (run);",
-    },
-];
+/// All of them, by rising version.
+const MIGRATIONS: &[Migration] = &[];
 
 /// Says whether this crate reads what has that version.
 pub(crate) fn is_readable(version: u32) -> bool {
@@ -257,18 +215,6 @@ pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, Stor
         .and_then(|()| set("auto_vacuum", INCREMENTAL))
         .map_err(|error| failed(error.into()))?;
     Ok(true)
-}
-
-/// Lets a database of an older version give free pages back from now on, for which it has to be written anew once.
-///
-/// Where that is not possible now, since there is no space for it, say, the database is as good as it was, and whoever
-/// opens it next tries again.
-pub(crate) fn make_shrinkable(connection: &Connection) {
-    let mode = connection.query_row("PRAGMA auto_vacuum", [], |row| row.get::<_, u32>(0));
-    if mode.is_ok_and(|mode| mode != INCREMENTAL) {
-        let set = connection.pragma_update(None, "auto_vacuum", INCREMENTAL);
-        let _ = set.and_then(|()| connection.execute_batch("VACUUM"));
-    }
 }
 
 /// Makes the tables, or upgrades them, or leaves them as they are.

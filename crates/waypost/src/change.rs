@@ -312,16 +312,14 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     for (step, result) in reusable {
         position.joined.remove(&step);
         position.ledger.remove(&step);
-        position.reusable.insert(step, BTreeMap::from([(1, result)]));
+        position.reusable.entry(step).or_default().insert(1, result);
     }
     // Branches of another definition cannot go on.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
-    position.leave_branches_aside(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
+    position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
-    position.undone.retain(is_there);
-    let is_redone = |step: &StepId| redone.iter().any(|(again, _)| again == step);
-    position.reusable.retain(|step, _| is_there(step) && !is_redone(step));
-    position.aside.retain(|entry| is_there(&entry.step));
+    position.reusable.retain(|step, _| is_there(step));
+    redone.iter().for_each(|(step, _)| position.drop_results(step));
     let relisted = relisted.into_keys().collect();
     CarriedOver { position, redone, relisted }
 }

@@ -22,7 +22,6 @@ use crate::store::{Progress, RunEntry, Store, StoreError};
 
 mod accept;
 mod advance;
-mod anew;
 mod attempt;
 mod back;
 mod begin;

@@ -442,7 +442,7 @@ impl BranchView<'_> {
                     let before = self.before(place, &unfinished).into_iter().next();
                     (Action::Recheck, Cause::UpstreamChanged(before.unwrap_or_else(|| step.id.clone())))
                 }
-                None if self.branch.position.undone.contains(&step.id) => (Action::Ask, Cause::AskedInTurn),
+                None if self.branch.position.asks_about(&step.id) => (Action::Ask, Cause::AskedInTurn),
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
             };
@@ -525,15 +525,13 @@ impl BranchView<'_> {
     fn unfinished(&self, place: usize, entry: &FrontierEntry) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
         match entry.status {
-            Status::Ready if self.branch.position.undone.contains(&step.id) => {
-                (Action::Ask, Cause::AskedInTurn)
-            }
+            Status::Ready if self.branch.position.asks_about(&step.id) => (Action::Ask, Cause::AskedInTurn),
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),
                 _ => (Action::Run, Cause::Ready),
             },
-            Status::Started if self.branch.position.undone.contains(&step.id) => {
+            Status::Started if self.branch.position.asks_about(&step.id) => {
                 (Action::Ask, Cause::of_doubt(&self.branch.position, entry))
             }
             Status::Started if step.idempotent => match &self.branch.stopped_by {
@@ -558,13 +556,13 @@ impl BranchView<'_> {
     fn may_be_reused(&self, step: &StepId) -> bool {
         let position = &self.branch.position;
         let has_chain = position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
-        position.reusable.contains_key(step) || (has_chain && position.ledger.contains_key(step))
+        position.has_result(step) || (has_chain && position.ledger.contains_key(step))
     }
 
     /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.
     fn is_in_doubt(&self, step: &Step, entry: &FrontierEntry) -> bool {
         let is_unsettled = entry.status == Status::Started || entry.is_unsettled();
-        self.branch.position.undone.contains(&step.id) || (is_unsettled && !step.idempotent)
+        self.branch.position.asks_about(&step.id) || (is_unsettled && !step.idempotent)
     }
 
     /// Decides about a step that must not be repeated blindly and may have taken effect.

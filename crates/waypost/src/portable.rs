@@ -74,7 +74,7 @@ mod export;
 pub use disk::{LoadError, SaveError, SaveMode};
 
 /// The newest format of portable checkpoints that is read, and the one that is written.
-pub const PORTABLE_FORMAT: u32 = 1;
+pub const PORTABLE_FORMAT: u32 = 2;
 /// Largest file: one state of the largest size with all that belongs to it fits several times over, and a machine of
 /// 2 GB can still load it. A fan-out of more than some hundred thousand children is moved with its store instead.
 pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
@@ -226,7 +226,7 @@ impl Portable {
     ///
     /// # Errors
     /// - [`Flaw::Digest`], [`Flaw::Malformed`]: it is not what was written, or no portable checkpoint at all.
-    /// - [`Flaw::Newer`]: a newer version wrote it.
+    /// - [`Flaw::Format`]: another version wrote the file.
     /// - [`Flaw::Limit`]: it is larger than [`PORTABLE_BYTES_MAX`].
     pub fn from_text(text: &[u8]) -> Result<Self, Flaw> {
         #[derive(Deserialize)]

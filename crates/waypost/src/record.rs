@@ -4,7 +4,7 @@
 //! JSON text made once, by [`Record::seal`], kept to the byte by every store, and checked by [`Record::open`]:
 //!
 //! ```text
-//!   header  {"v":1,"run":"r-1","branch":"main","seq":3,"prev":"9f…","body":{"digest":"c4…",…},…}
+//!   header  {"v":2,"run":"r-1","branch":"main","seq":3,"prev":"9f…","body":{"digest":"c4…",…},…}
 //!              digest of a record = SHA-256 of these bytes          |
 //!   body    {"frontier":[…],"ledger":{…}}\n{…the state…}  <--------+ digest of the body = SHA-256 of these
 //! ```
@@ -45,7 +45,7 @@ pub use trace::{EndDigests, Trace};
 pub use usage::Usage;
 
 /// The newest format of records this library reads, and the one it writes.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Largest state: beyond it a checkpoint a step is the wrong tool; keep a hash and a file instead.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 /// State size at which the engine warns: every step writes and hashes it again.
@@ -98,12 +98,12 @@ pub enum Flaw {
     /// It was there once, as something else tells, and is not there any more.
     #[error("it is missing")]
     Missing,
-    /// It was written by a newer version.
-    #[error("it has format {found}, this version reads up to {supported}")]
-    Newer {
+    /// Another version wrote it: a newer one, or one from before the first release.
+    #[error("it {}", other_format(*found, *supported))]
+    Format {
         /// The format found.
         found: u32,
-        /// The newest format of its kind that this version reads.
+        /// The format read by this version.
         supported: u32,
     },
     /// A field of a state would not come back as it is, when written.
@@ -348,9 +348,17 @@ fn check_digest(part: &'static str, expect: Digest, bytes: &[u8]) -> Result<(), 
     if actual == expect { Ok(()) } else { Err(Flaw::Digest { part, expect, actual }) }
 }
 
+/// Returns the description of a format outside the reach of this version.
+pub(crate) fn other_format(found: u32, supported: u32) -> String {
+    match found > supported {
+        true => format!("has format {found}, this version reads up to {supported}"),
+        false => format!("has format {found} of before the first release, this version reads {supported}"),
+    }
+}
+
 /// How what this version writes begins: then its format need not be looked for.
-const BEGIN: &[u8] = b"{\"v\":1,";
-const _: () = assert!(FORMAT == 1, "what is written begins with its format");
+const BEGIN: &[u8] = b"{\"v\":2,";
+const _: () = assert!(FORMAT == 2, "what is written begins with its format");
 
 /// Reads JSON of this format; a newer format is told apart before its fields can confuse.
 fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
@@ -364,7 +372,6 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
     }
     match serde_json::from_slice::<Versioned>(bytes).map_err(malformed)?.v {
         FORMAT => serde_json::from_slice(bytes).map_err(malformed),
-        found if found > FORMAT => Err(Flaw::Newer { found, supported: FORMAT }),
-        found => Err(Flaw::Malformed(format!("there is no format {found}"))),
+        found => Err(Flaw::Format { found, supported: FORMAT }),
     }
 }

@@ -60,8 +60,8 @@ pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
     }
     match format_of(text) {
         Some(found) if found == supported => Ok(()),
-        Some(found) if found > supported => Err(Flaw::Newer { found, supported }),
-        _ => Err(Flaw::Malformed("its format is not told".to_owned())),
+        Some(found) => Err(Flaw::Format { found, supported }),
+        None => Err(Flaw::Malformed("its format is not told".to_owned())),
     }
 }
 

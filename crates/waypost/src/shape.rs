@@ -5,7 +5,7 @@
 //! speed counts, by id elsewhere.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
@@ -374,7 +374,7 @@ impl Shape {
     /// Says whether a person must be asked before a step that has been started is done once more: it must not be repeated
     /// blindly, or was done before something that it needs was done again and has such steps on its branches.
     pub fn must_ask(&self, position: &Position, step: &StepId) -> bool {
-        position.undone.contains(step) || self.step(step.as_str()).is_some_and(|step| !step.idempotent)
+        position.asks_about(step) || self.step(step.as_str()).is_some_and(|step| !step.idempotent)
     }
 
     /// Returns how many steps may run at once.
@@ -442,6 +442,17 @@ impl Shape {
     /// Returns the places of the steps that wait for a step.
     pub fn followers(&self, place: usize) -> &[usize] {
         &self.followers[place]
+    }
+
+    /// Returns the places of the steps downstream of some steps, over any number of steps between.
+    pub fn downstream(&self, places: &[usize]) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut open: Vec<usize> = places.to_vec();
+        while let Some(place) = open.pop() {
+            let next = self.followers(place).iter().filter(|next| found.insert(**next));
+            open.extend(next.copied().collect::<Vec<_>>());
+        }
+        found
     }
 
     /// Returns all places in an order in which every step comes after what it needs; steps that are free of each other

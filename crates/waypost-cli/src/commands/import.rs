@@ -34,7 +34,7 @@ fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
     let path = file.to_owned();
     let corrupt = |flaw| LoadError::Corrupt { path: path.clone(), flaw };
     let portable = Portable::from_text(&checkpoint).map_err(|flaw| match flaw {
-        Flaw::Newer { found, supported } => LoadError::Incompatible { path: path.clone(), found, supported },
+        Flaw::Format { found, supported } => LoadError::Incompatible { path: path.clone(), found, supported },
         flaw => corrupt(flaw),
     });
     Ok((portable?, signals))

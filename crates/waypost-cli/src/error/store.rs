@@ -79,6 +79,11 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
                 damage.run
             )),
         ),
+        StoreError::Version { found, supported, .. } if found < supported => (
+            "older",
+            Exit::Newer,
+            hint("move the store away, say to `.waypost.old`, and start its runs again: no release wrote it"),
+        ),
         StoreError::Version { .. } => {
             ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
         }

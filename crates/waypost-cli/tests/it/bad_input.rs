@@ -118,16 +118,23 @@ fn a_store_that_is_none() {
 }
 
 #[test]
-fn a_store_of_a_newer_version_is_refused() {
+fn a_store_of_another_version_is_refused() {
     let rig = Rig::failed();
     let mut file = std::fs::OpenOptions::new().write(true).open(rig.path(".waypost/waypost.db")).unwrap();
     // `user_version` in the header of an SQLite file, offset 60.
     file.seek(SeekFrom::Start(60)).unwrap();
     file.write_all(&99_u32.to_be_bytes()).unwrap();
-    drop(file);
 
     check("newer", &rig.waypost(&["list"]));
     check("newer_resume", &rig.waypost(&["resume"]));
+
+    file.seek(SeekFrom::Start(60)).unwrap();
+    file.write_all(&4_u32.to_be_bytes()).unwrap();
+    drop(file);
+
+    check("older", &rig.waypost(&["list"]));
+    check("older", &rig.waypost(&["run", "flow.yaml"]));
+    check("older", &rig.waypost(&["store", "upgrade"]));
 }
 
 /// Flips one bit of the newest record of `r-1`, behind the store's back.

@@ -236,7 +236,7 @@ async fn a_newer_record_is_refused_and_nothing_older_stands_in() {
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
     writing.step().await.unwrap();
-    let header = br#"{"v":2,"something":"new"}"#;
+    let header = br#"{"v":3,"something":"new"}"#;
     let digest = waypost::Digest::of(header);
     site.tables()
         .execute(
@@ -247,7 +247,7 @@ async fn a_newer_record_is_refused_and_nothing_older_stands_in() {
 
     let answer = store.heads(&run_id("r-1"), &Page::default()).await;
 
-    assert!(matches!(answer, Err(StoreError::Version { found: 2, supported: 1, .. })), "{answer:?}");
+    assert!(matches!(answer, Err(StoreError::Version { found: 3, supported: 2, .. })), "{answer:?}");
 }
 
 #[tokio::test]

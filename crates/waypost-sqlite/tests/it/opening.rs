@@ -52,10 +52,10 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
     let text = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, rusqlite::types::Value>(0)).unwrap();
     assert_eq!(text("PRAGMA page_size"), 8192.into());
     assert_eq!(text("PRAGMA journal_mode"), "wal".to_owned().into());
-    assert_eq!(text("PRAGMA user_version"), 4.into());
+    assert_eq!(text("PRAGMA user_version"), 5.into());
     assert_eq!(text("PRAGMA auto_vacuum"), 2.into());
     assert_eq!(text("PRAGMA application_id"), 0x5759_5054.into());
-    assert_eq!(text("SELECT version FROM migrations"), 4.into());
+    assert_eq!(text("SELECT version FROM migrations"), 5.into());
 }
 
 #[test]
@@ -165,9 +165,9 @@ async fn newer_is_refused() {
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
 
     // Another program upgrades it while this one has it open.
-    site.tables().pragma_update(None, "user_version", 5).unwrap();
+    site.tables().pragma_update(None, "user_version", 6).unwrap();
 
-    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 5, supported: 4, .. });
+    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 6, supported: 5, .. });
     assert!(newer(writing.step().await.unwrap_err()));
     assert!(newer(store.run(writing.lease.run()).await.unwrap_err()));
     assert!(newer(store.heads(writing.lease.run(), &Page::default()).await.unwrap_err()));

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use waypost::engine::{Engine, Outcome, Program as _, ResumeOptions, SessionOptions, StopHandle, StopLevel};
 use waypost::memory::MemoryStore;
-use waypost::record::{Durability, Phase, Record, RunRecord, RunStatus};
+use waypost::record::{Durability, FORMAT, Phase, Record, RunRecord, RunStatus};
 use waypost::store::{Scan, Store, StoreExt};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::{GivenParams, Workflow};
@@ -65,7 +65,7 @@ impl Bench {
         let params = program.workflow().resolve_params(&GivenParams::default()).unwrap();
         let state = program.initial_state(params).unwrap();
         let record = RunRecord {
-            v: 1,
+            v: FORMAT,
             run: run_id(),
             workflow: "test".to_owned(),
             definition: program.shape().definition(Some(text.to_owned())),

@@ -48,7 +48,7 @@ pub(super) async fn go_back(
     // Whoever goes on from a checkpoint has seen what comes next there; who only goes back is asked when the run goes on.
     let mut cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
     // What is asked about since something else was done again stood otherwise then.
-    cut.retain(|cut| step.is_some() || !base.position.undone.contains(cut));
+    cut.retain(|cut| step.is_some() || !base.position.asks_about(cut));
     for entry in &mut position.frontier {
         entry.back_to_work();
         let is_named = step == Some(&entry.step);
@@ -90,7 +90,10 @@ pub(super) async fn go_back(
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
     position.chain = None;
     // Steps that began since then may have rewritten what their results of then left.
-    base.redone.extend(std::mem::take(&mut position.reusable).into_keys().map(Forget::Step));
+    let results: Vec<StepId> =
+        position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
+    results.iter().for_each(|step| position.drop_results(step));
+    base.redone.extend(results.into_iter().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {
         let entry = position.frontier.iter().find(|entry| entry.step == step.id);
@@ -101,9 +104,11 @@ pub(super) async fn go_back(
         shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
     position.rerun_whole.extend(openers);
     // Of what was put aside then and taken up since, the branches are others.
-    let stands = base.position.aside.iter().chain(&base.position.frontier);
+    let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
+    let stands = started.chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
-    position.leave_branches_aside(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
+    position
+        .drop_children_of_started(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
     if let Some(step) = step {
         // Whoever names it has decided.
         position.ask_no_more(step);
@@ -230,6 +235,18 @@ pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) ->
         return Ok(position.epoch_max);
     }
     Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
+}
+
+/// Returns the epoch of the next deliberate rerun in a scope.
+pub(super) async fn next_epoch(
+    engine: &Engine,
+    header: &Header,
+    position: &Position,
+) -> Result<u32, RunError> {
+    let known =
+        position.frontier.iter().map(|entry| entry.at.epoch).chain([position.epoch, position.epoch_max]);
+    let known = known.max().unwrap_or_default();
+    Ok(known.max(epochs(engine, &header.run, &header.branch).await?) + 1)
 }
 
 /// Returns the highest epoch of what a branch ever tried in one pass of the loops around it; none if it tried nothing

@@ -14,15 +14,16 @@ use crate::record::{
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 
-use super::anew;
 use super::back::go_back;
 use super::branches;
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::choice;
+use super::cut::from_step;
 use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::edit;
 use super::failure::{decide_openers, position_for_retry};
 use super::fit::{self, Adopting, Forget, check_fit, check_stand, forget};
+use super::invalidate::Results;
 use super::line::{Line, MAIN};
 use super::newest::pass_missing;
 use super::options::merge;
@@ -181,7 +182,7 @@ async fn go_on<'a, P: Program>(
         session.unlooked = Unlooked { left, is_due: begin.stand.rewinds, ..Unlooked::default() };
     }
     if session.keeps_traces {
-        let has_moves = !begin.stand.moves.is_empty() || !session.main().position.reusable.is_empty();
+        let has_moves = !begin.stand.moves.is_empty() || session.main().position.has_results();
         session.unlooked.is_redone = has_moves || is_written;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
@@ -304,10 +305,11 @@ async fn find_begin<P: Program>(
     if let Some(from) = &options.from {
         // Branches under way have a state of their own, and do not see a changed state above.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
-        let sees_edits = goes_on || base.position.frontier.iter().all(|entry| entry.fan.is_none());
+        let sees_edits = goes_on || base.position.frontier.iter().all(|at| at.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                anew::from_step(engine, began_with, base, (step, asks, options.by.as_deref())).await?
+                let by = (step, Results::dropped(asks), options.by.as_deref());
+                from_step(engine, began_with, base, by).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });

@@ -9,7 +9,6 @@ use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, T
 use crate::shape::Unfinished;
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
-use super::anew::{Again, after, anew};
 use super::back::epochs;
 use super::begin::{by_hand, decode_state, reopen};
 use super::chain::{Chain, Draft};
@@ -18,6 +17,7 @@ use super::edit::{Edits, refuse_left};
 use super::failure::{decide_openers, position_for_retry};
 use super::fan::{FanOut, Items, Queued, named_items};
 use super::fit::forget;
+use super::invalidate::{Cut, Results, invalidate};
 use super::line::{Line, LineId, MAIN, Opener};
 use super::redo::Move;
 use super::schedule::{children_of, collects, for_children};
@@ -404,21 +404,22 @@ async fn do_again<P: Program>(
     let unfinished = Unfinished::of(line.shape, &line.position);
     let places = steps.iter().filter_map(|step| line.shape.place(step.as_str()));
     let places: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
-    let behind = after(line.shape, &places);
+    let behind = line.shape.downstream(&places);
     let first: Vec<usize> = places.into_iter().filter(|place| !behind.contains(place)).collect();
     if first.is_empty() {
         return Ok(());
     }
     let (run, branch) = (&line.chain.run, &line.chain.branch);
     let epoch = line.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
-    let again = |place: usize| {
-        let iteration = line.shape.first_iteration(place, &line.around);
-        (place, Try { attempt: 0, epoch, iteration }, Again::Whole)
+    let cut = |place: usize| {
+        let at = Try { attempt: 0, epoch, iteration: line.shape.first_iteration(place, &line.around) };
+        Cut { place, entry: FrontierEntry { at, ..FrontierEntry::ready(line.step_id(place).clone()) } }
     };
-    let anew = anew(line.shape, &line.position, first.into_iter().map(again).collect(), true);
-    line.position = anew.position;
+    let cuts = first.into_iter().map(cut).collect();
+    let after = invalidate(line.shape, &line.position, cuts, Results::Drop);
+    line.position = after.position;
     let branch = line.branch().clone();
-    forget(program, &branch, &anew.forgotten, &mut line.state)
+    forget(program, &branch, &after.forgotten, &mut line.state)
 }
 
 /// Takes up a child of a fan-out where it stood, or is moved to; one that has not begun is only noted, and has no line.

@@ -1,21 +1,25 @@
 //! The steps of graphs by needs that a resume invalidates, and where their scopes stand then.
 //!
-//! Input: steps whose evidence failed or whose children are open again. Output: the position of each scope after the
-//! invalidation. The state of a scope keeps the results of invalidated steps until the steps end again.
+//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position of each
+//! scope after the invalidation, and the records.
 
-use crate::id::BranchPath;
-use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Record, Try};
-use crate::shape::{Shape, Step};
+use crate::events::RerunCause;
+use crate::id::{BranchPath, StepId};
+use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
+use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{StoreError, StoreExt as _};
 
-use super::anew::joined_by;
-use super::back::{epochs, with_state};
+use super::back::{aim, load_with_state, next_epoch, with_state};
+use super::begin::Base;
+use super::chain::Draft;
 use super::fit::Forget;
-use super::invalidate::{Cut, downstream, invalidate};
+use super::invalidate::{Cut, Invalidated, Results, downstream, invalidate, invalidated};
 use super::recheck::{Judged, Known};
 use super::redo::{Move, Target, redo_draft};
+use super::rewind::starts;
+use super::snapshot::position_of;
 use super::trace::pass_in;
-use super::{Engine, RunError};
+use super::{Engine, ResumeFrom, RunError};
 
 /// How a scope is asked to open steps again.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +29,7 @@ pub(super) struct Opening<'a> {
     pub(super) root: &'a Shape,
     /// Verdicts, for the records.
     pub(super) judged: &'a Judged,
+    pub(super) results: Results,
 }
 
 /// Invalidates steps of a scope, none of which is downstream of another; `None` if all of them are open already.
@@ -40,7 +45,7 @@ pub(super) async fn open_again(
     let branch = &header.branch;
     let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
     let (mut cuts, mut drafts, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
-    let epoch = epochs(opening.engine, &header.run, branch).await? + 1;
+    let epoch = next_epoch(opening.engine, header, &known.position).await?;
     for target in targets {
         let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
         let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
@@ -53,15 +58,18 @@ pub(super) async fn open_again(
     }
     // In a pass, a step that has not run yet reads what it gave in the pass before.
     let in_pass = in_pass(opening.root, branch);
-    let is_repeated =
-        |step: &crate::id::StepId| shape.place(step.as_str()).is_some_and(|at| shape.share_loop(at, at));
+    let loops = |place: usize| shape.share_loop(place, place);
     let below = downstream(shape, &cuts);
-    let named = cuts.iter().filter(|cut| in_pass && !shape.share_loop(cut.place, cut.place));
-    forgotten.extend(named.map(|cut| Forget::Step(cut.entry.step.clone())));
-    let mut position = invalidate(shape, &known.position, cuts);
-    let has_result = |step: &crate::id::StepId| position.reusable.contains_key(step);
-    let below = below.into_iter().filter(|step| in_pass || (is_repeated(step) && !has_result(step)));
-    forgotten.extend(below.map(Forget::Step));
+    let named = cuts.iter().map(|cut| cut.place).filter(|place| in_pass && !loops(*place));
+    let mut stale: Vec<usize> = named.collect();
+    let Invalidated { mut position, forgotten: dropped } =
+        invalidate(shape, &known.position, cuts, opening.results);
+    let has_result = |place: usize| position.has_result(&shape.steps()[place].id);
+    stale.extend(below.into_iter().filter(|place| in_pass || (loops(*place) && !has_result(*place))));
+    if opening.results == Results::Keep {
+        forgotten.extend(stale.into_iter().map(|place| Forget::Step(shape.steps()[place].id.clone())));
+    }
+    forgotten.extend(dropped);
     // What its children made is what the opener's own evidence is about.
     let own = targets.iter().filter(|target| target.claims.is_some());
     let openers = own.filter(|target| {
@@ -88,13 +96,16 @@ async fn cut_of(
     let made = made.header();
     let stands = known.position.frontier.iter().find(|entry| entry.step == target.step);
     let is_passed = stands.is_some_and(|entry| entry.at.iteration > made.at.iteration);
-    let is_open = crate::shape::Unfinished::of(shape, &known.position).has(place);
+    let is_open = Unfinished::of(shape, &known.position).has(place);
     if !is_passed && (stands.is_some() || is_open) {
         return Ok(None);
     }
     let loops = shape.share_loop(place, place);
+    let is_named = opening.results != Results::Keep && target.claims.is_some();
     // Where what it was given in its last pass is not kept any more, it begins with the first.
     let (iteration, forgotten) = match loops {
+        true if is_named => (first_pass(shape, place, made), None),
+        true if opening.results != Results::Keep => (made.at.iteration.clone(), None),
         true => pass_again(engine, (shape, place), made).await?,
         false => (made.at.iteration.clone(), None),
     };
@@ -131,6 +142,12 @@ fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
     opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
 }
 
+/// Returns the first iteration of a step on a loop, within the outer iteration of an end.
+fn first_pass(shape: &Shape, place: usize, made: &Header) -> Vec<u32> {
+    let around = made.at.iteration.len().saturating_sub(1);
+    shape.first_iteration(place, &made.at.iteration[..around])
+}
+
 /// Returns the pass in which a step on a loop is done again, and what is taken out of the state for it: that of the record
 /// with which it ended, or, where the state of the pass before is not kept any more, the first.
 async fn pass_again(
@@ -139,8 +156,7 @@ async fn pass_again(
     made: &Header,
 ) -> Result<(Vec<u32>, Option<Forget>), RunError> {
     let step = &shape.steps()[place].id;
-    let around = made.at.iteration.len().saturating_sub(1);
-    let first = shape.first_iteration(place, &made.at.iteration[..around]);
+    let first = first_pass(shape, place, made);
     let anew = (first.clone(), Some(Forget::Step(step.clone())));
     let mut before = made.at.iteration.clone();
     match before.last_mut() {
@@ -183,4 +199,89 @@ async fn joining(
         Err(RunError::NoState { .. }) if loops || !step.opens_careful() => Ok(None),
         joined => joined.map(Some),
     }
+}
+
+/// Returns the fan-out that a step joined, from the end `made` of the step.
+///
+/// # Errors
+/// [`RunError::NoState`]: neither the position nor a retained state has the fan-out.
+pub(super) async fn joined_by(
+    engine: &Engine,
+    position: &Position,
+    (step, made): (&StepId, &Header),
+) -> Result<Fan, RunError> {
+    if let Some(fan) = position.joined.get(step) {
+        return Ok(fan.clone());
+    }
+    let (run, branch) = (&made.run, &made.branch);
+    let starts = |record: &Record| starts(record.header(), made);
+    if let Some(start) = engine.store.find_back(run, branch, made.seq, &starts).await? {
+        let start = load_with_state(engine, run, branch, start.header().seq).await?;
+        let position = position_of(&start)?;
+        let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
+        if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()?.of_work()) {
+            return Ok(fan.clone());
+        }
+    }
+    let why = format!("which branches step `{step}` joined is not kept any more");
+    Err(RunError::NoState { at: made.reference().to_string(), why })
+}
+
+/// Returns the place of a step to rerun.
+fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<usize, RunError> {
+    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+    let unfinished = Unfinished::of(shape, position);
+    match shape.needs(place).iter().find(|need| unfinished.has(**need)) {
+        None => Ok(place),
+        Some(need) => {
+            let why =
+                format!("step `{step}` comes after `{}`, which is not finished", shape.steps()[*need].id);
+            Err(RunError::NoState { at: at.to_owned(), why })
+        }
+    }
+}
+
+/// Returns the position with a step and all downstream steps to run again, on request of a person.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: there is no such step. [`RunError::NoState`]: an upstream step is not finished; `at` is the
+/// place of the position.
+pub(super) fn invalidate_named(
+    shape: &Shape,
+    position: &Position,
+    (step, epoch, results): (&StepId, u32, Results),
+    at: &str,
+) -> Result<Invalidated, RunError> {
+    let place = place_of(shape, position, step, at)?;
+    let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
+    let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
+    Ok(invalidate(shape, position, vec![Cut { place, entry }], results))
+}
+
+/// Invalidates a step of the main scope on request of a person.
+///
+/// # Errors
+/// [`RunError::NoState`]: the step was never started, or an upstream step is not finished.
+pub(super) async fn from_step(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    (step, results, by): (&StepId, Results, Option<&str>),
+) -> Result<Draft, RunError> {
+    // The step may have ended in the run before the fork.
+    let ended =
+        shape.place(step.as_str()).is_some_and(|place| !Unfinished::of(shape, &base.position).has(place));
+    if !ended {
+        aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
+    }
+    let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
+    let at = format!("run {}", base.record.header().run);
+    let after = invalidate_named(shape, &base.position, (step, epoch, results), &at)?;
+    base.redone.extend(after.forgotten);
+    base.position = after.position;
+    let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
+    let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
+    draft.told.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
+    Ok(draft)
 }

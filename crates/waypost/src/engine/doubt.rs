@@ -85,7 +85,7 @@ async fn questions_of_left(
 ) -> Result<Vec<Decision>, RunError> {
     let goes_on = |step: &StepId| {
         let stands = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
-        stands || after.undone.contains(step)
+        stands || after.asks_about(step)
     };
     let open = before.frontier.iter().filter(|entry| entry.fan.is_some()).map(|entry| &entry.step);
     let left: Vec<&StepId> = open.filter(|step| !goes_on(step)).collect();
@@ -347,7 +347,7 @@ pub(super) fn decide_as_told<P: Program>(
             );
             return Err(RunError::Changed { run, why });
         };
-        let begun = line.position.aside.iter().find(|entry| entry.step == *step).cloned();
+        let begun = line.position.started_before(step).cloned();
         if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
             let is_cut = begun.fan.is_none() && begun.is_unsettled();
             if is_cut && line.shape.steps()[place].children.is_some() {

@@ -147,7 +147,8 @@ impl DryRun {
         }
         if record.state_bytes().is_some() {
             let position = position_of(record)?;
-            self.reusable.extend(position.reusable.keys().map(|step| (branch.clone(), step.clone())));
+            let results = position.reusable.keys().filter(|step| position.has_result(step));
+            self.reusable.extend(results.map(|step| (branch.clone(), step.clone())));
             self.positions.insert(branch.clone(), position);
         }
         Ok(())
@@ -156,7 +157,7 @@ impl DryRun {
     /// Notes the questions about steps in turn.
     fn ask_in_turn(&mut self) {
         for (branch, position) in &self.positions {
-            let asked = position.frontier.iter().filter(|entry| position.undone.contains(&entry.step));
+            let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
             self.questions.extend(asked.map(|entry| Decision {
                 branch: branch.clone(),
                 step: entry.step.clone(),

@@ -12,8 +12,8 @@ use crate::record::{FrontierEntry, Position, Record, Settled, SkipCause, Status}
 use crate::shape::{Shape, Unfinished};
 use crate::store::StoreError;
 
-use super::anew::after;
 use super::fit::Forget;
+use super::invalidate::Invalidated;
 use super::line::{Line, LineId};
 use super::schedule::collects;
 use super::session::Session;
@@ -120,8 +120,8 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     let skipped = passed.iter().filter_map(|step| shape.place(step.as_str()));
     let cut: Vec<usize> = failed.iter().copied().chain(skipped).collect();
     let mut forgotten = Vec::new();
-    let mut downstream = after(shape, &cut);
-    let open = after(shape, &places(shape, position, |_| true));
+    let mut downstream = shape.downstream(&cut);
+    let open = shape.downstream(&places(shape, position, |_| true));
     downstream.extend(cut.iter().filter(|place| open.contains(place)));
     // One failure may have kept steps from starting that do not need it.
     for place in cut.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
@@ -133,28 +133,21 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     }
     let retried = failed.iter().filter(|place| !downstream.contains(place));
     forgotten.extend(retried.map(|place| Forget::Failure(shape.steps()[*place].id.clone())));
+    let mut after = Invalidated { position: std::mem::take(position), forgotten };
     let mut has_run = false;
     for place in downstream {
         let step = &shape.steps()[place];
-        let id = step.id.clone();
-        let at = position.frontier.iter().position(|entry| entry.step == id);
-        let entry = at.map(|at| position.frontier.remove(at));
-        let ended = !before.has(place) && entry.is_none() && !passed.contains(&id);
-        let was_done = ended && position.did(&id) || position.undone.contains(&id);
-        has_run |=
-            was_done || entry.as_ref().is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
-        position.ledger.remove(&id);
-        if step.must_ask_again(was_done, entry.as_ref()) {
-            // Its result stays: a person may decide that it still holds.
-            let begun = entry.filter(|entry| step.has_begun(entry));
-            position.ask_about(&id, begun);
-            continue;
-        }
-        let entry = position.ask_no_more(&id).or(entry);
-        let fan = position.joined.remove(&id).or_else(|| entry.and_then(|entry| entry.fan));
-        position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
-        forgotten.extend([Forget::Failure(id.clone()), Forget::Step(id)]);
+        let entry = after.position.frontier.iter().find(|entry| entry.step == step.id);
+        let is_finished = !before.has(place) && entry.is_none() && !passed.contains(&step.id);
+        has_run |= is_finished && after.position.did(&step.id)
+            || after.position.asks_about(&step.id)
+            || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
+        // A person may keep the result of a step, or rerun the step.
+        after.drop_end(step, is_finished, true);
+        after.forgotten.push(Forget::Failure(step.id.clone()));
     }
+    let forgotten = after.forgotten;
+    *position = after.position;
     if has_run {
         let known = position.frontier.iter().map(|entry| entry.at.epoch);
         let epoch = known.chain([position.epoch, position.epoch_max]).max().unwrap_or_default() + 1;

@@ -11,8 +11,8 @@ use crate::record::{Definition, FrontierEntry, Note, Phase, Position, Record, Re
 use crate::shape::{Shape, Unfinished};
 use crate::store::{Lease, StoreError, StoreExt as _};
 
-use super::anew::{after, invalidated};
 use super::begin::{Base, decode_state};
+use super::invalidate::invalidated;
 use super::snapshot::Snapshot;
 use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
 
@@ -170,7 +170,7 @@ fn with_added(
     if shape.is_routed() {
         return with_added_on_route(shape, position, &added);
     }
-    let downstream = after(shape, &added);
+    let downstream = shape.downstream(&added);
     for place in downstream.iter().filter(|place| !added.contains(place)) {
         let step = &shape.steps()[*place].id;
         let at = position.frontier.iter().position(|entry| entry.step == *step);
@@ -182,7 +182,7 @@ fn with_added(
         let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
         if let Some(end) = end {
             let result = Reusable::kept(*end, position.joined.remove(step));
-            position.reusable.insert(step.clone(), BTreeMap::from([(1, result)]));
+            position.reusable.entry(step.clone()).or_default().insert(1, result);
         }
         position.ledger.remove(step);
     }

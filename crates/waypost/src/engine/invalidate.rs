@@ -6,55 +6,30 @@
 //!   e                        a gives something else: b runs; d is compared when its turn comes
 //! ```
 //!
-//! Input: a position and the invalid steps, each with the new frontier entry. Output: the new position. Pure.
+//! Input: a position and the invalid steps, each with the new frontier entry. Output: the new position, and the results to
+//! remove from the state. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use serde_json::json;
+
+use crate::events::{RerunCause, STEP_INVALIDATED};
 use crate::id::StepId;
-use crate::record::{Fan, FrontierEntry, Position, Reusable, Status};
+use crate::record::{Fan, FrontierEntry, Note, Position, Reusable, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
-use super::anew::after;
+use super::fit::Forget;
 use super::trace::pass_in;
 
 /// An invalid step.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) place: usize,
-    /// The frontier entry of the step.
+    /// The frontier entry of the step. With a fan-out: the step joins these children again.
     pub(super) entry: FrontierEntry,
 }
 
-/// Invalidates steps. The ends and the unfinished work downstream become reusable.
-pub(super) fn invalidate(shape: &Shape, position: &Position, cuts: Vec<Cut>) -> Position {
-    let unfinished = Unfinished::of(shape, position);
-    let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
-    let mut position = position.clone();
-    for place in after(shape, &named).into_iter().filter(|place| !named.contains(place)) {
-        set_aside(&mut position, (shape, place), !unfinished.has(place), 0);
-    }
-    for Cut { place, entry } in cuts {
-        let step = &shape.steps()[place];
-        let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
-        set_aside(&mut position, (shape, place), !unfinished.has(place), passes_before);
-        // The invalid end itself is not reused.
-        if let Some(results) = position.reusable.get_mut(&step.id) {
-            results.remove(&(passes_before + 1));
-        }
-        position.reusable.retain(|_, results| !results.is_empty());
-        if let Some(fan) = &entry.fan {
-            // The same children are joined again.
-            position.dead += fan.dead;
-            position.joined.insert(step.id.clone(), fan.clone());
-        }
-        position.epoch = position.epoch.max(entry.at.epoch);
-        position.frontier.push(entry);
-    }
-    position.revisited = true;
-    position
-}
-
-/// Whether reusable results may be reused.
+/// Whether results out of force may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Results {
     /// Yes, if the input of the step is equal.
@@ -65,6 +40,103 @@ pub(super) enum Results {
     Retry,
 }
 
+impl Results {
+    /// Excludes reuse. `asks`: a person is asked before a rerun of a step with `idempotent: false`.
+    pub(super) fn dropped(asks: bool) -> Self {
+        if asks { Self::Drop } else { Self::Retry }
+    }
+}
+
+/// A position after an invalidation.
+#[derive(Debug)]
+pub(super) struct Invalidated {
+    pub(super) position: Position,
+    /// The results to remove from the state. None with [`Results::Keep`]: reuse may need the results.
+    pub(super) forgotten: Vec<Forget>,
+}
+
+/// Invalidates steps: takes the ends and the unfinished work of the steps and of all downstream steps out of force. No cut is
+/// downstream of another.
+pub(super) fn invalidate(
+    shape: &Shape,
+    position: &Position,
+    cuts: Vec<Cut>,
+    results: Results,
+) -> Invalidated {
+    let unfinished = Unfinished::of(shape, position);
+    let mut after = Invalidated { position: position.clone(), forgotten: Vec::new() };
+    for place in downstream(shape, &cuts) {
+        let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
+        if results == Results::Keep {
+            set_aside(&mut after.position, (shape, place), is_finished, 0);
+        } else {
+            after.drop_end(step, is_finished, results == Results::Drop);
+            after.exclude_reuse(step);
+        }
+    }
+    for Cut { place, entry } in cuts {
+        let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
+        if results == Results::Keep {
+            let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
+            set_aside(&mut after.position, (shape, place), is_finished, passes_before);
+            // The invalid end itself is not reused.
+            if let Some(results) = after.position.reusable.get_mut(&step.id) {
+                results.remove(&(passes_before + 1));
+            }
+        } else {
+            after.drop_end(step, is_finished, false);
+            after.exclude_reuse(step);
+        }
+        let position = &mut after.position;
+        position.reusable.retain(|_, results| !results.is_empty());
+        if let Some(fan) = &entry.fan {
+            // With `Keep`, the earlier passes count already.
+            position.dead += if results == Results::Keep { fan.dead } else { fan.dead_in_all() };
+            position.joined.insert(step.id.clone(), fan.clone());
+            position.rerun_whole.remove(&step.id);
+            let joins = |forget: &mut Forget| match forget {
+                Forget::Step(id) if *id == step.id => *forget = Forget::Join(id.clone()),
+                _ => {}
+            };
+            after.forgotten.iter_mut().for_each(joins);
+        }
+        position.epoch = position.epoch.max(entry.at.epoch);
+        position.epoch_max = position.epoch_max.max(entry.at.epoch);
+        position.frontier.push(entry);
+    }
+    after.position.chain = None;
+    after.position.revisited = true;
+    after
+}
+
+impl Invalidated {
+    /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
+    fn exclude_reuse(&mut self, step: &Step) {
+        self.position.drop_results(&step.id);
+        if step.children.is_some() {
+            self.position.rerun_whole.insert(step.id.clone());
+        }
+    }
+
+    /// Drops the end and the unfinished work of a step. `asks`: a person is asked before a rerun of a step with
+    /// `idempotent: false`, and the result stays in the state, since the person may keep the result.
+    pub(super) fn drop_end(&mut self, step: &Step, is_finished: bool, asks: bool) {
+        let position = &mut self.position;
+        let id = &step.id;
+        let was_done = is_finished && position.did(id) || position.asks_about(id);
+        let entry = take_entry(position, id);
+        position.ledger.remove(id);
+        if asks && step.must_ask_again(was_done, entry.as_ref()) {
+            let started = entry.filter(|entry| step.has_begun(entry));
+            return position.ask_about(id, started);
+        }
+        let entry = position.ask_no_more(id).or(entry);
+        let fan = position.joined.remove(id).or_else(|| entry.and_then(|entry| entry.fan));
+        position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
+        self.forgotten.push(Forget::Step(id.clone()));
+    }
+}
+
 /// Returns the position of a re-entered child scope: all results are reusable, none is current.
 ///
 /// `before`: the previous position. Begun steps with `idempotent: false` are in doubt.
@@ -73,23 +145,23 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
     for place in 0..shape.steps().len() {
         set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
     }
-    let dropped = match results {
-        Results::Keep => BTreeMap::new(),
-        Results::Drop | Results::Retry => std::mem::take(&mut before.reusable),
-    };
     if results == Results::Retry {
         return Position::default();
     }
-    for (step, results) in dropped {
-        let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
-        match results.into_values().next_back().filter(|_| is_careful) {
-            Some(Reusable::Ended { .. }) => before.ask_about(&step, None),
-            Some(Reusable::Begun { entry, .. }) => before.ask_about(&step, Some(*entry)),
-            None => {}
+    let reusable = std::mem::take(&mut before.reusable);
+    let mut after = Position { reusable: reusable.clone(), ..Position::default() };
+    if results == Results::Drop {
+        for (step, results) in reusable {
+            let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
+            match results.into_values().next_back().filter(|_| is_careful) {
+                Some(Reusable::Ended { .. }) => after.ask_about(&step, None),
+                Some(Reusable::Begun { entry, .. }) => after.ask_about(&step, Some(*entry)),
+                _ => {}
+            }
+            after.drop_results(&step);
         }
     }
-    let Position { reusable, undone, aside, .. } = before;
-    Position { reusable, undone, aside, ..Position::default() }
+    after
 }
 
 /// Makes the ends and the begun work of a step reusable, except for the first passes to keep.
@@ -130,10 +202,17 @@ fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
     position.reusable.entry(step.clone()).or_default().insert(pass, result);
 }
 
-/// Returns the steps downstream of the cuts.
-pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<StepId> {
+/// Returns the steps downstream of the cuts, without the cuts themselves.
+pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<usize> {
     let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
-    after(shape, &named).into_iter().map(|place| shape.steps()[place].id.clone()).collect()
+    let mut downstream = shape.downstream(&named);
+    downstream.retain(|place| !named.contains(place));
+    downstream
+}
+
+/// Returns the note of the cause of a rerun.
+pub(super) fn invalidated(step: &StepId, cause: &RerunCause) -> Note {
+    Note::Event { name: STEP_INVALIDATED.to_owned(), data: json!({ "step": step, "cause": cause }) }
 }
 
 fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {

@@ -13,7 +13,6 @@ use crate::plan::Broken;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 use crate::shape::Shape;
 
-use super::anew::after;
 use super::chain::Draft;
 use super::fit::Forget;
 use super::recheck::{Branches, Judged, Known};
@@ -124,7 +123,7 @@ impl Chooser<'_> {
     fn behind<'s>(&self, branch: &BranchPath, steps: impl Iterator<Item = &'s StepId>) -> BTreeSet<usize> {
         let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
         let places: Vec<usize> = steps.filter_map(|step| shape.place(step.as_str())).collect();
-        after(shape, &places)
+        shape.downstream(&places)
     }
 
     fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
@@ -243,7 +242,9 @@ pub(super) fn redo_draft(
     let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
-    draft.told.evidence = judged.pack_of(branch, target.seq).filter(|_| target.claims.is_some());
+    draft.told.evidence = judged
+        .pack_of(branch, target.seq)
+        .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let data =
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });

@@ -90,7 +90,9 @@ impl<P: Program> Session<'_, P> {
                     self.go_on_with(id, candidate.place, *entry, before)?;
                     None
                 }
-                Reusable::Begun { .. } => Some(RerunCause::UpstreamChanged { step: None }),
+                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) => {
+                    Some(RerunCause::UpstreamChanged { step: None })
+                }
                 Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
             };
             if let Some(cause) = cause {
@@ -303,7 +305,7 @@ impl<P: Program> Session<'_, P> {
                 (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
             }
             Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
-            None => (false, None),
+            Some(Reusable::Confirm | Reusable::Started(_)) | None => (false, None),
         };
         let begun = begun.filter(|entry| step.has_begun(entry));
         if !retries && !step.idempotent && (was_done || begun.is_some()) {

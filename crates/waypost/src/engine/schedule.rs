@@ -203,7 +203,7 @@ impl<'a, P: Program> Session<'a, P> {
         let retries = self.retries;
         let line = self.lines.get_mut(id);
         let step = line.step_id(place).clone();
-        let is_undone = line.position.undone.contains(&step) || (!retries && line.asks_about(place));
+        let is_undone = line.position.asks_about(&step) || (!retries && line.asks_about(place));
         if is_undone {
             line.doubt(&step);
             self.mark_dirty(id);

@@ -12,11 +12,11 @@ use crate::record::{End, Position, Record, Settled};
 use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
 
-use super::anew;
 use super::begin::Base;
 use super::cut::{Opening, open_again};
 use super::doubt::salvageable;
 use super::failure::position_for_retry;
+use super::invalidate::{Results, invalidated};
 use super::passes::{Joins, has_state, in_pass, of_whole_passes};
 use super::recheck::{
     Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
@@ -216,18 +216,18 @@ impl<'a> Scout<'a> {
     ) -> Result<Option<(BranchPath, Move)>, RunError> {
         let (engine, branch) = (self.engine, known.record.header().branch.clone());
         let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
-        if program.keeps_apart() && !asked.wishes.is_empty() {
-            let mut moved = anew::again(engine, own, known, (targets, !asked.retries)).await?;
-            let causes = asked.wishes.causes_on(&branch);
-            let causes: Vec<_> = causes.map(|(step, cause)| anew::invalidated(step, &cause)).collect();
+        if !own.is_routed() {
+            let results = match program.keeps_apart() && !asked.wishes.is_empty() {
+                false => Results::Keep,
+                true => Results::dropped(!asked.retries),
+            };
+            let opening = Opening { engine, root: program.shape(), judged, results };
+            let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
-                draft.told.notes.extend(causes);
+                let causes = asked.wishes.causes_on(&branch);
+                draft.told.notes.extend(causes.map(|(step, cause)| invalidated(step, &cause)));
             }
             return Ok(Some((branch, moved)));
-        }
-        if !own.is_routed() {
-            let opening = Opening { engine, root: program.shape(), judged };
-            return Ok(open_again(opening, known, targets).await?.map(|moved| (branch, moved)));
         }
         let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
         let mut moved = rewind.to_start().await?;

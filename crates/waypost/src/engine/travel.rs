@@ -15,8 +15,10 @@ use super::back::{check_left, load_with_state};
 use super::begin::decode_state;
 use super::carry::{Along, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
+use super::cut::invalidate_named;
 use super::doubt::{cut_in, cut_there};
 use super::fit::{Forget, forget};
+use super::invalidate::Results;
 use super::line::{Line, MAIN};
 use super::recheck;
 use super::session::Session;
@@ -277,14 +279,15 @@ impl Engine {
             redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
         }
         if let Some(step) = &start.from {
-            let again =
-                super::anew::opened(program.shape(), &position, step, &header.reference().to_string())?;
-            position = again.position;
-            redone.extend(again.forgotten);
+            let at = header.reference().to_string();
+            let named = (step, position.epoch, Results::Drop);
+            let after = invalidate_named(program.shape(), &position, named, &at)?;
+            position = after.position;
+            redone.extend(after.forgotten);
         }
         // They were joined in the run that this one begins from, and stay there.
         position.joined.clear();
-        position.leave_branches_aside(|_| false);
+        position.drop_children_of_started(|_| false);
         super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
@@ -457,7 +460,8 @@ pub(super) fn begun_anew(mut position: Position) -> Position {
     position.config = None;
     position.ledger.clear();
     position.chain = None;
-    position.reusable.clear();
+    let results: Vec<StepId> = position.reusable.keys().cloned().collect();
+    results.iter().for_each(|step| position.drop_results(step));
     for entry in &mut position.frontier {
         entry.status = Status::Ready;
         entry.at.attempt = 0;

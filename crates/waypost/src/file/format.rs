@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::id::{BranchPath, Digest, RunId};
-use crate::record::{Flaw, Record, SealedRun};
+use crate::record::{FORMAT, Flaw, Record, SealedRun};
 use crate::sealed::{HASH_END, RecordText, begin, check, finish, member, parse, push_record_members};
 use crate::store::{BatchId, Signal, Summary};
 
-/// The newest format of files that is read, and the one that is written.
-pub(super) const FILE_FORMAT: u32 = 1;
+/// The format of files.
+pub(super) const FILE_FORMAT: u32 = 2;
 /// Largest file: a batch of several records with the largest states, in base64, fits.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
 
@@ -229,7 +229,7 @@ fn push_record(text: &mut Vec<u8>, opened: u64, record: &Record) {
 /// Only for saying what is lost: nothing of it is believed. A header begins with its run, branch and seq, and no
 /// string in JSON can look like that, since its quotes would be escaped.
 pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
-    let begin = format!("\"header\":{{\"v\":1,\"run\":\"{run}\",\"branch\":\"").into_bytes();
+    let begin = format!("\"header\":{{\"v\":{FORMAT},\"run\":\"{run}\",\"branch\":\"").into_bytes();
     let mut branches = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.windows(begin.len()).position(|part| part == begin) {

@@ -29,13 +29,13 @@ pub(super) fn read_run(
     let flaw = match read(disk, run, paths, RUN_FILE)? {
         Some(Ok((ordinal, sealed))) => return Ok(Some((ordinal, Ok(sealed)))),
         // Not damaged: a newer program made it, and what an older copy says does not hold any more.
-        Some(Err(flaw @ Flaw::Newer { .. })) => return Ok(Some((0, Err(flaw)))),
+        Some(Err(flaw @ Flaw::Format { .. })) => return Ok(Some((0, Err(flaw)))),
         Some(Err(flaw)) => Some(flaw),
         None => None,
     };
     Ok(match (read(disk, run, paths, RUN_COPY_FILE)?, flaw) {
         (Some(Ok((ordinal, sealed))), _) => Some((ordinal, Ok(sealed))),
-        (Some(Err(flaw @ Flaw::Newer { .. })), _) => Some((0, Err(flaw))),
+        (Some(Err(flaw @ Flaw::Format { .. })), _) => Some((0, Err(flaw))),
         (_, Some(flaw)) => Some((0, Err(flaw))),
         (Some(Err(_)), None) => Some((0, Err(Flaw::Missing))),
         (None, None) => None,
@@ -71,8 +71,8 @@ fn flawed(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Option<Flawe
     let found = |name| read(disk, run, paths, name).map(|found| found.unwrap_or(Err(Flaw::Missing)));
     let text = |(ordinal, sealed): &(u64, SealedRun)| format::seal_run(sealed, *ordinal);
     Ok(match (found(RUN_FILE)?, found(RUN_COPY_FILE)?) {
-        (Err(flaw @ Flaw::Newer { .. }), _) => return Err(of_flaw(run, RUN_FILE, flaw)),
-        (_, Err(flaw @ Flaw::Newer { .. })) => return Err(of_flaw(run, RUN_COPY_FILE, flaw)),
+        (Err(flaw @ Flaw::Format { .. }), _) => return Err(of_flaw(run, RUN_FILE, flaw)),
+        (_, Err(flaw @ Flaw::Format { .. })) => return Err(of_flaw(run, RUN_COPY_FILE, flaw)),
         (Err(flaw), Ok(sound)) => Some((RUN_FILE, flaw, text(&sound))),
         (Ok(sound), Err(flaw)) => Some((RUN_COPY_FILE, flaw, text(&sound))),
         _ => None,

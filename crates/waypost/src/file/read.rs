@@ -243,7 +243,7 @@ impl<'a> RunReader<'a> {
             Err(source) => return Err(read_error(&path, source).into()),
             Ok(text) => match Commit::open(self.run, number, &text) {
                 Ok(commit) => return Ok(Found::Sound(commit)),
-                Err(flaw @ Flaw::Newer { .. }) => {
+                Err(flaw @ Flaw::Format { .. }) => {
                     let damage = self.damage(BranchPath::main(), number, number, flaw);
                     return Err(StoreError::of_damage(damage, None).into());
                 }

@@ -134,8 +134,8 @@ impl Cause {
 
     /// Says why a step stands in doubt on a branch.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
-        match position.undone.contains(&entry.step) {
-            true if position.aside.iter().any(|aside| aside.step == entry.step) => Self::Begun,
+        match position.asks_about(&entry.step) {
+            true if position.started_before(&entry.step).is_some() => Self::Begun,
             true => Self::Undone,
             false if entry.exited.is_some() => Self::Unbelieved(entry.at.clone()),
             false => Self::InDoubt(entry.at.clone()),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::disk::{Disk, RealDisk, write_whole};
 use crate::folder::create_temp;
-use crate::record::Flaw;
+use crate::record::{Flaw, other_format};
 
 use super::{PORTABLE_BYTES_MAX, Portable};
 
@@ -71,14 +71,14 @@ pub enum LoadError {
         /// What is wrong with it.
         flaw: Flaw,
     },
-    /// It is sound, and a newer version wrote it. Use that version.
-    #[error("{} has format {found}, this version reads up to {supported}", .path.display())]
+    /// Another version wrote the sound file: a newer one, or one from before the first release. Use the same version.
+    #[error("{} {}", .path.display(), other_format(*found, *supported))]
     Incompatible {
         /// The file.
         path: PathBuf,
         /// The format found.
         found: u32,
-        /// The newest format that this version reads.
+        /// The format read by this version.
         supported: u32,
     },
     /// Reading failed, or it is no regular file.
@@ -148,7 +148,7 @@ impl Portable {
         let real = path.canonicalize().map_err(failed)?;
         let text = RealDisk.read(&real, PORTABLE_BYTES_MAX).map_err(failed)?;
         Self::from_text(&text).map_err(|flaw| match flaw {
-            Flaw::Newer { found, supported } => {
+            Flaw::Format { found, supported } => {
                 LoadError::Incompatible { path: path.to_owned(), found, supported }
             }
             flaw => LoadError::Corrupt { path: path.to_owned(), flaw },

@@ -44,13 +44,6 @@ pub struct Position {
     /// again without the states of then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joined: BTreeMap<StepId, Fan>,
-    /// Steps that were finished, or cut, before something that they need was done again, and that must not be repeated
-    /// blindly: a person is asked when they come next.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub undone: BTreeSet<StepId>,
-    /// Where those of them stood that were begun and not finished, with the branches that they were amid.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub aside: Vec<FrontierEntry>,
     /// The newest deliberate redo of finished steps on this branch: what comes up from then on is of this epoch, or a
     /// later one.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -69,7 +62,7 @@ pub struct Position {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Box<ReusableChain>>,
     /// Results out of force that count again if their step is given the same, by step and pass; of a step without passes, as
-    /// pass 1.
+    /// pass 1. A question about a step has the pass 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reusable: BTreeMap<StepId, BTreeMap<u32, Reusable>>,
     /// Openers that a person said run again as a whole: their children are entered without reuse.
@@ -96,27 +89,69 @@ impl Position {
         !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
     }
 
-    /// Lets go of branches of what was put aside that are not there any more: nobody can go on with those steps.
-    pub(crate) fn leave_branches_aside(&mut self, are_there: impl Fn(&FrontierEntry) -> bool) {
-        for entry in self.aside.iter_mut().filter(|entry| entry.fan.is_some()) {
-            if !are_there(entry) {
+    /// Says whether a person is asked about a step at its turn: the step must not be repeated, and was finished or started
+    /// before an upstream step was invalidated.
+    pub fn asks_about(&self, step: &StepId) -> bool {
+        self.reusable.get(step).is_some_and(|results| results.contains_key(&QUESTION))
+    }
+
+    /// Returns the entry of a step in doubt: started before an upstream step was invalidated.
+    pub fn started_before(&self, step: &StepId) -> Option<&FrontierEntry> {
+        match self.reusable.get(step)?.get(&QUESTION)? {
+            Reusable::Started(entry) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Says whether a step has a result out of force.
+    pub fn has_result(&self, step: &StepId) -> bool {
+        self.reusable.get(step).is_some_and(|results| results.keys().any(|pass| *pass != QUESTION))
+    }
+
+    /// Says whether any step has a result out of force.
+    pub(crate) fn has_results(&self) -> bool {
+        self.reusable.keys().any(|step| self.has_result(step))
+    }
+
+    /// Drops the results out of force of a step. A question about the step stays.
+    pub(crate) fn drop_results(&mut self, step: &StepId) {
+        if let Some(results) = self.reusable.get_mut(step) {
+            results.retain(|pass, _| *pass == QUESTION);
+            if results.is_empty() {
+                self.reusable.remove(step);
+            }
+        }
+    }
+
+    /// Drops the children of started steps in doubt, unless the children still exist.
+    pub(crate) fn drop_children_of_started(&mut self, exist: impl Fn(&FrontierEntry) -> bool) {
+        for result in self.reusable.values_mut().flat_map(BTreeMap::values_mut) {
+            if let Reusable::Started(entry) = result
+                && entry.fan.is_some()
+                && !exist(entry)
+            {
                 (entry.fan, entry.status) = (None, Status::Started);
             }
         }
     }
 
-    /// Has a person asked about a step when it comes next. `entry` is where it stood, if it was begun and is not finished.
+    /// Adds a question about a step, asked at its turn. `entry`: where the step stood, if it was started and did not end.
     pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
-        if self.undone.insert(step.clone()) {
-            self.aside.extend(entry);
-        }
+        let question = || entry.map_or(Reusable::Confirm, |entry| Reusable::Started(Box::new(entry)));
+        self.reusable.entry(step.clone()).or_default().entry(QUESTION).or_insert_with(question);
     }
 
-    /// Says that what became of a step that is asked about is known; returns where it stood, if it was begun and is not finished.
+    /// Removes the question about a step; returns where the step stood, if it was started and did not end.
     pub(crate) fn ask_no_more(&mut self, step: &StepId) -> Option<FrontierEntry> {
-        self.undone.remove(step);
-        let place = self.aside.iter().position(|entry| entry.step == *step)?;
-        Some(self.aside.remove(place))
+        let results = self.reusable.get_mut(step)?;
+        let question = results.remove(&QUESTION);
+        if results.is_empty() {
+            self.reusable.remove(step);
+        }
+        match question? {
+            Reusable::Started(entry) => Some(*entry),
+            _ => None,
+        }
     }
 
     /// Returns the unfinished steps and those that ended as failed.
@@ -250,7 +285,14 @@ pub enum Reusable {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<Settled>,
     },
+    /// The step was finished and must not be repeated: a person is asked, and the end is not reused.
+    Confirm,
+    /// The entry of a step that was started, did not end, and must not be repeated: a person is asked.
+    Started(Box<FrontierEntry>),
 }
+
+/// The pass of a question about a step.
+const QUESTION: u32 = 0;
 
 impl Reusable {
     /// Makes a result for reuse by an equal trace.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::record::Flaw;
+use crate::record::{Flaw, other_format};
 
 /// A record that is not what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,14 +78,15 @@ pub enum StoreError {
         /// The next older sound record of the branch; none means that nothing sound is left.
         older: Option<u64>,
     },
-    /// The store, or a record of it, was written by a newer version. Nothing changed; use that version.
-    #[error("{what} has format {found}, this version reads up to {supported}")]
+    /// Another version wrote the store or a record: a newer one, or one from before the first release. Nothing changed; use
+    /// the same version.
+    #[error("{what} {}", other_format(*found, *supported))]
     Version {
         /// The store or record.
         what: String,
         /// The format found.
         found: u32,
-        /// The newest format that this version reads.
+        /// The format read by this version.
         supported: u32,
     },
     /// The call makes no sense. Nothing changed; a bug of the caller.
@@ -180,7 +181,7 @@ impl StoreError {
     /// Tells damage from a newer format; `older` as in [`StoreError::Damaged`].
     pub fn of_damage(damage: Damage, older: Option<u64>) -> Self {
         match damage.flaw {
-            Flaw::Newer { found, supported } => Self::Version { what: what_of(&damage), found, supported },
+            Flaw::Format { found, supported } => Self::Version { what: what_of(&damage), found, supported },
             _ => Self::Damaged { damage: Box::new(damage), older },
         }
     }

@@ -1,6 +1,5 @@
-//! A run that version 1 of the format left behind, kept for ever: whatever becomes of the code, it is read and gone on
-//! with. The files were written by the file store of the first version, from the graph below, which was killed while
-//! branch `b` ran; they are never to be changed. A new format gets a folder of its own beside this one.
+//! A run of format 2, that of the first release, kept for ever: whatever becomes of the code, the run is read and resumed.
+//! The files are from the graph below, killed in branch `b` after its memo. A new format gets a folder beside this one.
 
 use std::fs;
 use std::path::Path;
@@ -62,11 +61,11 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn fixture() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/format-1")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/format-2")
 }
 
 #[tokio::test]
-async fn a_run_of_format_1_is_read_to_the_byte_and_gone_on_with() {
+async fn a_run_of_format_2_is_read_to_the_byte_and_gone_on_with() {
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture(), folder.path());
     let store = Arc::new(FileStore::open(folder.path()).unwrap());

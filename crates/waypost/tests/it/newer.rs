@@ -15,9 +15,9 @@ fn store(disk: &SimDisk) -> FileStore {
 
 /// Makes of a file one of the next format, as sound as it was.
 fn make_newer(text: &mut [u8]) {
-    const MEMBER: &[u8] = b"\"format\":1";
+    const MEMBER: &[u8] = b"\"format\":2";
     let at = text.windows(MEMBER.len()).position(|window| window == MEMBER).unwrap();
-    text[at + MEMBER.len() - 1] = b'2';
+    text[at + MEMBER.len() - 1] = b'3';
     text[19..83].fill(b'0');
     let digest = Digest::of(text).to_string();
     text[19..83].copy_from_slice(digest.as_bytes());
@@ -46,10 +46,10 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
         let taken = store.acquire(&run, &BranchPath::main(), &holder("test")).await;
         let deleted = store.delete(&run).await;
 
-        assert!(matches!(deleted, Err(StoreError::Version { found: 2, .. })), "{name}: {deleted:?}");
-        assert!(matches!(taken, Err(StoreError::Version { found: 2, .. })), "{name}: {taken:?}");
+        assert!(matches!(deleted, Err(StoreError::Version { found: 3, .. })), "{name}: {deleted:?}");
+        assert!(matches!(taken, Err(StoreError::Version { found: 3, .. })), "{name}: {taken:?}");
         assert!(
-            name != "run.json" || matches!(read, Err(StoreError::Version { found: 2, .. })),
+            name != "run.json" || matches!(read, Err(StoreError::Version { found: 3, .. })),
             "{name}: {read:?}"
         );
         let run_files = |files: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
@@ -80,7 +80,7 @@ async fn a_run_with_a_newer_checkpoint_is_not_deleted_and_a_damaged_one_is() {
         let deleted = store.delete(&run).await;
 
         if is_newer {
-            assert!(matches!(deleted, Err(StoreError::Version { found: 2, .. })), "{deleted:?}");
+            assert!(matches!(deleted, Err(StoreError::Version { found: 3, .. })), "{deleted:?}");
             assert!(disk.files().iter().any(|(name, _)| *name == path), "it is as it was");
         } else {
             deleted.unwrap();

@@ -11,7 +11,7 @@ use waypost::engine::{
     Salvage, Settlement, Spot, StateError, Told, Upstream,
 };
 use waypost::record::{
-    Claim, Durability, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
+    Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
 };
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
@@ -148,7 +148,7 @@ impl Toy {
 
     pub(crate) fn record(&self, run: &str) -> RunRecord {
         RunRecord {
-            v: 1,
+            v: FORMAT,
             run: RunId::new(run).unwrap(),
             workflow: "toy".to_owned(),
             definition: self.shape.definition(None),

@@ -10,7 +10,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
     Settlement, Spot, StateError, Told, Upstream,
 };
-use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
+use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -70,7 +70,7 @@ impl Driven {
     /// Returns the record of a run.
     pub(super) fn record(&self, run: &RunId) -> RunRecord {
         RunRecord {
-            v: 1,
+            v: FORMAT,
             run: run.clone(),
             workflow: "reference".to_owned(),
             definition: self.shape.definition(None),

@@ -11,7 +11,7 @@ impl<S> Line<'_, S> {
     /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
         // Its evidence is that of then, and settles nothing.
-        self.position.undone.insert(step.clone());
+        self.position.ask_about(step, None);
         let by = "upstream changed: what it was done with has been done again, and is not what it was";
         self.put_in_doubt(step, by.to_owned());
     }
@@ -123,7 +123,7 @@ impl<S> Line<'_, S> {
         if self.shape.steps()[place].children.is_some() && !self.shape.is_routed() {
             self.position.rerun_whole.insert(step.clone());
         }
-        if self.position.undone.contains(&step) {
+        if self.position.asks_about(&step) {
             if !self.shape.is_routed() {
                 let first = self.shape.first_iteration(place, &self.around);
                 self.entry_mut(place).at.iteration = first;

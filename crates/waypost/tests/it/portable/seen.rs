@@ -73,13 +73,13 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
         );
     }
 
-    let newer = rehashed(&text.replace("\"format\":1", "\"format\":99"));
+    let newer = rehashed(&text.replace("\"format\":2", "\"format\":99"));
     let incompatible = load("newer", Some(&newer));
     assert!(
-        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 1, .. }),
+        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 2, .. }),
         "{incompatible:?}"
     );
-    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 1"));
+    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 2"));
 }
 
 #[tokio::test]
@@ -88,13 +88,13 @@ async fn a_record_of_a_newer_format_is_incompatible() {
     let portable = small().await;
     let text = text_of(&portable);
     let header = String::from_utf8(portable.checkpoint().header_bytes().to_vec()).unwrap();
-    let newer = header.replacen("{\"v\":1", "{\"v\":2", 1);
+    let newer = header.replacen("{\"v\":2", "{\"v\":3", 1);
     let digest = Digest::of(newer.as_bytes()).to_string();
     let text = text.replace(&header, &newer).replace(&portable.checkpoint().digest().to_string(), &digest);
 
     let refused = Portable::from_text(&rehashed(&text)).unwrap_err();
 
-    assert_eq!(refused, Flaw::Newer { found: 2, supported: 1 });
+    assert_eq!(refused, Flaw::Format { found: 3, supported: 2 });
 }
 
 #[tokio::test]
