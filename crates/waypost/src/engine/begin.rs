@@ -267,7 +267,7 @@ async fn find_begin<P: Program>(
     base.redone.extend(forgotten);
     refuse_amid(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
-    // Before anything is asked about the run, whose answers would be about steps that it does not have.
+    // Before questions about steps of another graph.
     fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
     let is_again = carried.is_some();
@@ -301,15 +301,14 @@ async fn find_begin<P: Program>(
         return Err(in_doubt(stand.questions));
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
-    let asks = !matches!(options.on_doubt, OnDoubt::Retry);
+    let results = Results::dropped(!matches!(options.on_doubt, OnDoubt::Retry));
     if let Some(from) = &options.from {
-        // Branches under way have a state of their own, and do not see a changed state above.
+        // Open branches have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         let sees_edits = goes_on || base.position.frontier.iter().all(|at| at.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                let by = (step, Results::dropped(asks), options.by.as_deref());
-                from_step(engine, began_with, base, by).await?
+                from_step(engine, began_with, base, (step, results, options.by.as_deref())).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
@@ -317,7 +316,7 @@ async fn find_begin<P: Program>(
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let ends = fit::ends_to_keep(engine, base, adoption).await?;
-        let adopting = Adopting { adoption, ends: &ends, asks };
+        let adopting = Adopting { adoption, ends: &ends, asks: results == Results::Drop };
         let before = (&base.position, &base.snapshot.definition);
         let carried = fit::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.notes = fit::causes_of(adoption, &carried, options.by.as_deref());
@@ -328,7 +327,7 @@ async fn find_begin<P: Program>(
     if adopts && options.adopt.is_none() && options.from.is_none() {
         fit::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
     }
-    if asks {
+    if results == Results::Drop {
         let wanted =
             (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
         refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
