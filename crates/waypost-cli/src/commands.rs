@@ -131,7 +131,11 @@ impl Context {
             Command::Check(args) => Some(args.file.as_path()),
             _ => None,
         };
-        let config = Config::find(near)?;
+        let config = match Config::find(near) {
+            // With a store of one's own, nothing of the other user is used.
+            Err(Error::NotOwned { .. }) if self.store.is_some() => Config::of_user(near)?,
+            config => config?,
+        };
         config.complete(cli, matches);
         self.output = Output::new(&cli.global, tells_meanwhile(&cli.command));
         surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));

@@ -73,11 +73,27 @@ impl Config {
     /// Whatever keeps the workflow file from being read, the command says that works with it; to others it says nothing.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Unreadable`]: one of them is wrong or cannot be read.
+    /// [`Error::Config`], [`Error::Unreadable`]: one of them is wrong or cannot be read. [`Error::NotOwned`]: the `.waypost` of
+    /// the project, or its configuration, belongs to another user.
     pub(crate) fn find(near: Option<&Path>) -> Result<Self, Error> {
         // Where the search cannot begin, there is no project; whatever needs its folder says so.
         let folder = place::start_of_search(near).ok().and_then(|from| place::nearest(&from));
-        let project = Place::read(folder.map(|folder| folder.join(FILE)))?;
+        for path in folder.iter().flat_map(|folder| [folder.clone(), folder.join(FILE)]) {
+            place::refuse_of_others(&path)?;
+        }
+        Self::read(near, folder.map(|folder| folder.join(FILE)))
+    }
+
+    /// Reads the configuration without that of the project.
+    ///
+    /// # Errors
+    /// As for [`Config::find`].
+    pub(crate) fn of_user(near: Option<&Path>) -> Result<Self, Error> {
+        Self::read(near, None)
+    }
+
+    fn read(near: Option<&Path>, project: Option<PathBuf>) -> Result<Self, Error> {
+        let project = Place::read(project)?;
         let user = Place::read(user_folder().map(|folder| folder.join(FILE)))?;
         let workflow = NamedStore::read(near.unwrap_or(Path::new(WORKFLOW))).ok().flatten();
         Ok(Self { workflow, is_meant: near.is_some(), project, user })

@@ -7,14 +7,6 @@ const ID_CHARACTERS_MAX: usize = 40;
 /// What ends a value in the file of outputs.
 pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
 
-/// Something that is not as it was in what a file is made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Remark {
-    /// The line there, from 1.
-    pub(crate) line: usize,
-    pub(crate) text: String,
-}
-
 /// Ids of steps, each given once.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
@@ -65,4 +57,10 @@ pub(crate) fn fits_block(text: &str) -> bool {
 /// Shows a text within a comment.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Says whether a text is the name of a shell variable.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -8,26 +8,25 @@ use std::path::{Path, PathBuf};
 use waypost::engine::RunError;
 use waypost::lock::Holder;
 use waypost::portable::LoadError;
-use waypost::record::Flaw;
 use waypost::store::StoreError;
-use waypost::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
+use waypost::{CheckpointRef, InvalidName, RunId, StepId};
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
-use crate::commands::{OnceError, undo};
+use crate::commands::OnceError;
 use crate::exit::Exit;
-use crate::ladder;
 use crate::view::ProblemView;
 
 mod causes;
 mod diagnosis;
+mod run;
 mod store;
 mod words;
 
-use causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
+use run::of_run;
 use store::of_store;
-use words::{by_hand, first_problem, how_to_wake, left_by, other_states, unreadable};
+use words::{by_hand, first_problem, how_to_wake, left_by, unreadable};
 
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -204,6 +203,14 @@ pub(crate) enum Error {
         file: PathBuf,
         /// How many steps it has, in words.
         steps: String,
+    },
+    /// A store or configuration found by search belongs to another user, and may name programs to run.
+    #[error("{} belongs to {owner}, and is not used", path.display())]
+    NotOwned {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its owner.
+        owner: String,
     },
     /// Finished steps are not to be believed at a checkpoint.
     #[error("evidence at {at} {why}")]
@@ -435,6 +442,11 @@ impl Error {
                     crate::place::quoted(&file.display().to_string())
                 )),
             ),
+            Self::NotOwned { .. } => (
+                "not_owned",
+                Exit::NotTrusted,
+                hint("it may name programs to run: name a store of yours with `--store sqlite:PATH`"),
+            ),
             Self::Unverified { hint, .. } => ("evidence_failed", Exit::Evidence, Some(hint.clone())),
             Self::Broken { run, .. } => (
                 "evidence_failed",
@@ -488,109 +500,7 @@ impl Error {
             ),
             Self::Once(error) => error.kind(),
             Self::Store(error) => of_store(error),
-            Self::Run(RunError::Store(error)) => of_store(error),
-            Self::Run(RunError::Checkpoint { source, .. }) => match of_store(source) {
-                (code, exit @ (Exit::CannotCreate | Exit::Locked | Exit::Damaged), hint) => {
-                    (code, exit, hint)
-                }
-                (code, _, hint) => (code, Exit::CannotWrite, hint),
-            },
-            Self::Run(
-                RunError::Serialize { source: Flaw::Limit(_), .. }
-                | RunError::Record { source: Flaw::Limit(_), .. },
-            ) => ("too_large", Exit::CannotWrite, None),
-            Self::Run(RunError::Serialize { .. } | RunError::Record { .. }) => {
-                ("internal", Exit::Internal, None)
-            }
-            Self::Run(RunError::Deserialize { .. }) => {
-                ("unreadable_state", Exit::Damaged, hint("`--restart` starts over"))
-            }
-            Self::Run(RunError::Version { .. }) => {
-                ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
-            }
-            Self::Run(RunError::Rejected { .. }) => ("rejected", Exit::Usage, None),
-            Self::Run(RunError::NoState { at, .. }) => ("no_state", Exit::NotFound, Some(other_states(at))),
-            Self::Run(RunError::InDoubt { run, questions }) if are_of_evidence(questions) => (
-                "evidence",
-                Exit::Evidence,
-                Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
-            ),
-            Self::Run(RunError::InDoubt { run, questions }) => (
-                "in_doubt",
-                Exit::InDoubt,
-                Some(format!(
-                    "look at what the step did, then decide: `waypost resume {run} --treat-as done`{}, or `--treat-as retry`",
-                    if questions.iter().all(|one| one.branch.is_main()) {
-                        ""
-                    } else {
-                        " (with `--retry-failed` if it is on an item that failed)"
-                    }
-                )),
-            ),
-            Self::Run(RunError::NotAccepted { .. }) => ("not_accepted", Exit::Usage, None),
-            Self::Run(RunError::Undoing { run, to }) => {
-                ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
-            }
-            Self::Run(RunError::NotUndone { run, to, stopped_by, .. }) => {
-                let exit = stopped_by.as_deref().map_or(Exit::StepFailed, ladder::exit_of);
-                ("not_undone", exit, Some(undo::way_out(run, *to)))
-            }
-            Self::Run(RunError::NotBegun { run, by }) => {
-                ("not_begun", ladder::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
-            }
-            Self::Run(RunError::NotMarked { .. }) => ("not_marked", Exit::Usage, None),
-            Self::Run(RunError::NotEdited { .. }) => ("not_edited", Exit::Usage, None),
-            Self::Run(RunError::EvidenceLost { run, branch, step, .. }) => {
-                ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
-            }
-            Self::Run(RunError::NotSettled { .. }) => (
-                "not_settled",
-                Exit::Usage,
-                hint("`--treat-as retry` runs it again; `--restart` starts over"),
-            ),
-            Self::Run(RunError::Cancelled(run)) => {
-                ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts it over")))
-            }
-            Self::Run(RunError::Changed { .. }) => (
-                "changed",
-                Exit::Changed,
-                hint(
-                    "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
-                ),
-            ),
-            Self::Run(RunError::NoSuchWait { run, .. }) => {
-                ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
-            }
-            Self::Run(RunError::Answered { run, .. }) => {
-                ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
-            }
-            Self::Run(RunError::InvalidName(_)) => ("usage", Exit::Usage, None),
-            Self::Run(RunError::Unsettled { .. }) => ("internal", Exit::Internal, None),
-            Self::Run(RunError::InvalidStep(_) | RunError::UnknownStep(_)) => {
-                ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
-            }
-            Self::Run(RunError::Begin(error)) if is_full(error) => {
-                ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
-            }
-            Self::Run(RunError::Begin(error)) if is_supervisor_lost(error) => (
-                "interrupted",
-                Exit::StepFailed,
-                hint("no step was started; `waypost resume` goes on with the run"),
-            ),
-            Self::Run(RunError::Begin(error)) if is_without_scratch(error) => (
-                "cannot_write",
-                Exit::CannotWrite,
-                hint("no step was started; `waypost resume` goes on with the run"),
-            ),
-            Self::Run(RunError::Begin(_)) => ("cannot_begin", Exit::Internal, None),
+            Self::Run(error) => of_run(error),
         }
     }
-}
-
-/// Returns the command to rerun a step of the main branch, or the opener of the step's branch.
-fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
-    let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
-    let step = opener.as_ref().unwrap_or(step);
-    format!("`waypost resume {run} --from {step}` runs step `{step}` again, and what needs it")
 }

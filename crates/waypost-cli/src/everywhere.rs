@@ -1,7 +1,7 @@
 //! The stores that this user has worked with, for `list --everywhere`: their addresses, one a line, newest last.
 //!
-//! Best effort: a store that could not be noted works like any other, and one that is gone is forgotten. Nothing but that
-//! one listing reads this. Stores in the temporary folder of the system are not noted: they are gone soon.
+//! Best effort: a store that could not be noted works like any other, and one that is gone is forgotten. The search
+//! for a store reads the list last, for stores below the current folder. Stores in the temporary folder of the system are not noted: they are gone soon.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -37,6 +37,11 @@ pub(crate) fn remembered() -> Vec<String> {
     addresses.retain(|address| is_there(address));
     addresses.reverse();
     addresses
+}
+
+/// Returns the address of the newest store in a folder or below.
+pub(crate) fn below(folder: &Path) -> Option<String> {
+    remembered().into_iter().find(|address| is_below(address, folder))
 }
 
 /// Returns the address by which a store is found from anywhere; none if it does not last.

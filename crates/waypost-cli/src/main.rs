@@ -35,7 +35,6 @@ mod params;
 mod place;
 mod prodigy;
 mod reference;
-mod script;
 mod size;
 mod standing;
 mod staying;

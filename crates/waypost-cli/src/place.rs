@@ -1,4 +1,4 @@
-//! Where runs are kept: in the store that is named, or in the nearest `.waypost`.
+//! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -14,6 +14,11 @@ use waypost::store::{Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
 
 use crate::error::Error;
+use crate::everywhere;
+
+mod search;
+
+pub(crate) use search::{nearest, refuse_of_others};
 
 /// The folder that is looked for upward.
 pub(crate) const FOLDER: &str = ".waypost";
@@ -137,9 +142,13 @@ pub(crate) fn open(
     let from = start_of_search(near)?;
     let folder = match nearest(&from) {
         Some(folder) => folder,
-        None if access == Access::Create => from.join(FOLDER),
-        None => return Err(Error::NoStore { from }),
+        None if access == Access::Create => search::new_folder(&from),
+        None => match everywhere::below(&from).filter(|_| near.is_none()) {
+            Some(address) => return open(Some(&address), None, access),
+            None => return Err(Error::NoStore { from }),
+        },
     };
+    refuse_of_others(&folder)?;
     let database = folder.join(DATABASE);
     refuse_ruin(&database, access)?;
     if access == Access::Create {
@@ -182,7 +191,7 @@ fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
 /// Returns the address of the store that is used here, or for a workflow file, where nobody names one.
 pub(crate) fn default_url(near: Option<&Path>) -> Result<String, Error> {
     let from = start_of_search(near)?;
-    let folder = nearest(&from).unwrap_or_else(|| from.join(FOLDER));
+    let folder = nearest(&from).unwrap_or_else(|| search::new_folder(&from));
     Ok(format!("sqlite:{}", folder.join(DATABASE).display()))
 }
 
@@ -353,11 +362,6 @@ pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
     let Some(file) = near else { return here() };
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.to_owned(), source })
-}
-
-/// Returns the nearest `.waypost`, upward.
-pub(crate) fn nearest(from: &Path) -> Option<PathBuf> {
-    from.ancestors().map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
 }
 
 /// Refuses a file that is to be made in a folder that is not there.

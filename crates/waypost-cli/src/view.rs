@@ -25,7 +25,7 @@ pub(crate) use decisions::{CauseView, DecisionView, ExecutionView, WhyView};
 pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
-    RemarkView, ReportView,
+    ReportView,
 };
 pub(crate) use upkeep::{
     ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,

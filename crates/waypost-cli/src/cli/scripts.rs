@@ -44,10 +44,7 @@ pub(crate) struct NewArgs {
     /// File to make; one that is there is not overwritten
     #[arg(default_value = "waypost.yaml")]
     pub(crate) file: PathBuf,
-    /// Make it of this shell script, a step for each of its commands
-    #[arg(long, value_name = "SCRIPT")]
-    pub(crate) from: Option<PathBuf>,
-    /// Name the workflow, and ask nothing [default: the folder's name, or the script's]
+    /// Name the workflow, and ask nothing [default: the folder's name]
     #[arg(long)]
     pub(crate) name: Option<String>,
 }

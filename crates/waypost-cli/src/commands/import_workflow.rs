@@ -7,7 +7,7 @@ use std::path::Path;
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, Workflow};
 
 use super::Context;
-use super::new::{stem, write_new};
+use super::new::write_new;
 use crate::cli::ImportWorkflowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -104,4 +104,8 @@ fn replace(file: &Path, text: &str) -> Result<(), Error> {
         let _ = fs::remove_file(beside);
         failed(source)
     })
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! `waypost new`: a workflow file to begin with, of a few answers or of a shell script.
+//! `waypost new`: a first workflow file, from a few answers.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -8,16 +8,13 @@ use waypost_workflow::file::Workflow;
 
 use super::Context;
 use crate::cli::NewArgs;
-use crate::draft::{Remark, literal, scalar};
+use crate::draft::{literal, scalar};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::{shown, shown_lines};
+use crate::output::shown;
 use crate::place::{self, quoted};
-use crate::script;
-use crate::view::{NewView, RemarkView, VERSION};
+use crate::view::{NewView, VERSION};
 
-/// Largest script that is read: what a workflow file may have.
-const SCRIPT_BYTES_MAX: u64 = 4 << 20;
 /// Most commands that are asked for: who has more writes them into the file.
 const COMMANDS_MAX: usize = 20;
 
@@ -26,50 +23,30 @@ pub(crate) async fn new(context: &Context, args: NewArgs) -> Result<Exit, Error>
     if args.file.symlink_metadata().is_ok() {
         return Err(is_there(&args.file));
     }
-    let given = args.name.clone();
-    let (text, remarks) = match &args.from {
-        Some(script) => {
-            let name = given.unwrap_or_else(|| stem(script));
-            let itself = script::Itself::between(script, &args.file);
-            let made = script::make(&read_script(script)?, &script.display().to_string(), &itself, &name);
-            (made.text, made.remarks)
-        }
-        None => {
-            let folder = || {
-                let here = args.file.canonicalize().ok().or_else(|| std::path::absolute(&args.file).ok());
-                here.and_then(|file| Some(file.parent()?.file_name()?.to_string_lossy().into_owned()))
-            };
-            let name = given.or_else(folder).unwrap_or_else(|| "workflow".to_owned());
-            let asks = context.output.can_ask() && !context.output.json && !context.output.quiet;
-            let (name, commands) =
-                if asks && args.name.is_none() { ask(context, &name)? } else { (name, Vec::new()) };
-            (begun(&args.file, &name, &commands), Vec::new())
-        }
+    let folder = || {
+        let here = args.file.canonicalize().ok().or_else(|| std::path::absolute(&args.file).ok());
+        here.and_then(|file| Some(file.parent()?.file_name()?.to_string_lossy().into_owned()))
     };
+    let name = args.name.clone().or_else(folder).unwrap_or_else(|| "workflow".to_owned());
+    let asks = context.output.can_ask() && !context.output.json && !context.output.quiet;
+    let (name, commands) =
+        if asks && args.name.is_none() { ask(context, &name)? } else { (name, Vec::new()) };
+    let text = begun(&args.file, &name, &commands);
     // What `check` says of it is said now, and before anything is written.
     let workflow = Workflow::parse(&text, &args.file).map_err(|error| Error::File(Box::new(error)))?;
     write_new(&args.file, &text)?;
-    tell(context, &args, &workflow, &remarks)?;
+    tell(context, &args, &workflow)?;
     Ok(Exit::Done)
 }
 
-fn tell(context: &Context, args: &NewArgs, workflow: &Workflow, remarks: &[Remark]) -> Result<(), Error> {
+fn tell(context: &Context, args: &NewArgs, workflow: &Workflow) -> Result<(), Error> {
     let file = args.file.display().to_string();
-    let from = args.from.as_ref().map(|script| script.display().to_string());
-    for remark in remarks {
-        let place = from.as_deref().unwrap_or_default();
-        context.output.note(&format!("{}:{}: {}", shown(place), remark.line, shown_lines(&remark.text)));
-    }
     if context.output.json {
-        let remarks =
-            remarks.iter().map(|remark| RemarkView { line: remark.line, message: remark.text.clone() });
         return Ok(context.output.document(&NewView {
             v: VERSION,
             file,
             workflow: workflow.name().to_owned(),
-            from,
             steps: workflow.steps().iter().map(|step| step.id.clone()).collect(),
-            remarks: remarks.collect(),
         })?);
     }
     let steps: Vec<&str> = workflow.steps().iter().map(|step| step.id.as_str()).collect();
@@ -103,23 +80,6 @@ pub(super) fn write_new(file: &Path, text: &str) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(is_there(file)),
         Err(error) => Err(failed(error)),
     }
-}
-
-fn read_script(path: &Path) -> Result<String, Error> {
-    let bytes = place::read_regular(path, SCRIPT_BYTES_MAX)?;
-    if bytes.len() as u64 > SCRIPT_BYTES_MAX {
-        return Err(Error::usage(
-            format!("{} has more than {} MiB", path.display(), SCRIPT_BYTES_MAX >> 20),
-            "a workflow file cannot be that large",
-        ));
-    }
-    String::from_utf8(bytes).map_err(|_| {
-        Error::usage(format!("{} is no text in UTF-8", path.display()), "name a shell script with `--from`")
-    })
-}
-
-pub(super) fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
 /// Asks for a name and for commands.

@@ -449,7 +449,7 @@ impl Prepared {
             edit,
             on_doubt,
             choices,
-            by: Some(choice::person()),
+            by: (!args.all).then(choice::person),
             edit_branches,
             from: going.from,
             then: going.then,

@@ -8,8 +8,8 @@ use waypost::RunId;
 use waypost::engine::{RunError, SessionOptions, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
-use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord};
-use waypost::store::{RunQuery, Store, StoreError};
+use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, RunStatus};
+use waypost::store::{RunQuery, RunSummary, Store, StoreError};
 use waypost_workflow::file::{Document, GivenParams, ParamsError, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
@@ -125,7 +125,7 @@ struct Beginning {
 
 async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
     let Beginning { workflow, params, id, base, args } = beginning;
-    hint_to_resume(context, store.as_ref(), &args.file, &params).await?;
+    tell_of_others(context, store.as_ref(), &args.file, &params).await?;
     let local = Local::look()?;
     let run = match &id {
         Some(id) => id.clone(),
@@ -154,7 +154,11 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     }
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
-    context.output.note(&format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow)));
+    let first = format!("Run {} of workflow {}", told.run, crate::output::shown(&record.workflow));
+    context.output.note(&match elsewhere(context, store.as_ref(), &args.file) {
+        Some(store) => format!("{first}, in store {store}"),
+        None => first,
+    });
     let engine = session.engine(Arc::clone(&store), &program);
     let kept = options.clone();
     match session.watch(engine.run_program(&program, record, state, options)).await {
@@ -441,8 +445,15 @@ pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, 
     Err(Error::usage(format!("cannot find a free name for a run of `{workflow}`"), "name it with `--id`"))
 }
 
-/// Says so when a run of the same file with the same params can be resumed instead.
-async fn hint_to_resume(
+/// Returns the name of a store that was found by search and is not beside the workflow file.
+fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String> {
+    let folder = place::start_of_search(Some(file)).ok()?;
+    let is_elsewhere = context.store_given().0.is_none() && store.home()?.canonicalize().ok()? != folder;
+    is_elsewhere.then(|| crate::output::shown(&store.to_string()).into_owned())
+}
+
+/// Names live runs of the same file, since both use the same files; and a run with the same params to resume instead.
+async fn tell_of_others(
     context: &Context,
     store: &dyn Store,
     file: &Path,
@@ -450,21 +461,26 @@ async fn hint_to_resume(
 ) -> Result<(), Error> {
     let Some(path) = store.home().and_then(|home| place::relative_to(home, file)) else { return Ok(()) };
     let query = RunQuery {
-        statuses: resumable_statuses(),
+        statuses: resumable_statuses().into_iter().chain([RunStatus::Running]).collect(),
         path: Some(path),
         limit: BESIDE_MAX,
         ..RunQuery::default()
     };
-    for summary in store.runs(&query).await?.runs {
-        let Ok(entry) = store.run(&summary.run).await else { continue };
-        if entry.record.record().params == *params {
-            context.output.note(&format!(
-                "Run {} of the same file and params is {}; to go on with it instead: waypost resume {0}{}",
-                summary.run,
-                summary.status.name(),
-                context.store_words()
+    let (mut is_resumable_known, words) = (false, context.store_words());
+    for RunSummary { run, status, .. } in store.runs(&query).await?.runs {
+        if status == RunStatus::Running {
+            context.output.warn(&format!(
+                "Run {run} of the same file is running, and uses the same files. To see its output: waypost logs {run} -f{words}"
             ));
-            break;
+            continue;
+        }
+        let Ok(entry) = store.run(&run).await else { continue };
+        if !is_resumable_known && entry.record.record().params == *params {
+            is_resumable_known = true;
+            let status = status.name();
+            context.output.note(&format!(
+                "Run {run} of the same file and params is {status}; to resume it instead: waypost resume {run}{words}"
+            ));
         }
     }
     Ok(())

@@ -107,7 +107,7 @@ impl Scope {
             return (Meaning::Command(format!("date {}", quoted(&format!("+{format}")))), None);
         }
         if let Some(name) = computed("env:").or_else(|| computed("env."))
-            && crate::script::is_name(name.split(":-").next().unwrap_or_default())
+            && crate::draft::is_name(name.split(":-").next().unwrap_or_default())
         {
             return (Meaning::Variable(name.to_owned()), None);
         }
@@ -146,7 +146,7 @@ impl Scope {
         }
         // No variable of a shell has a dot behind its name.
         let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
-        let is_theirs = crate::script::is_name(part) && name[part.len()..].starts_with('.')
+        let is_theirs = crate::draft::is_name(part) && name[part.len()..].starts_with('.')
             || self.item.is_some() && name == "item_total"
             || self.item == Some(Item::Text) && name == "total";
         match (is_theirs, default) {
@@ -358,7 +358,7 @@ pub(super) fn is_path(path: &str) -> bool {
         let number = part.strip_suffix(']');
         match number {
             Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
-            None => crate::script::is_name(&part.replace('-', "_")),
+            None => crate::draft::is_name(&part.replace('-', "_")),
         }
     };
     path.starts_with(['.', '[']) && names.all(is_part)

@@ -436,7 +436,7 @@ pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<
 
 /// Says whether a name can be that of a variable here.
 pub(super) fn is_variable(name: &str) -> bool {
-    crate::script::is_name(name) && !name.starts_with("WAYPOST_")
+    crate::draft::is_name(name) && !name.starts_with("WAYPOST_")
 }
 
 /// Finds the word of a step that names it best.

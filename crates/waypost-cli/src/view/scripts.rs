@@ -39,17 +39,7 @@ pub(crate) struct NewView {
     pub(crate) v: u32,
     pub(crate) file: String,
     pub(crate) workflow: String,
-    /// The script that it was made of.
-    pub(crate) from: Option<String>,
     pub(crate) steps: Vec<String>,
-    pub(crate) remarks: Vec<RemarkView>,
-}
-
-/// Something that is not as it was in what a file was made of.
-#[derive(Debug, Serialize)]
-pub(crate) struct RemarkView {
-    pub(crate) line: usize,
-    pub(crate) message: String,
 }
 
 /// The answer of `import workflow`.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
+use waypost::Digest;
 use waypost::shape::FailureLimits;
 
 use super::body::{self, BodyDraft};
@@ -27,6 +28,10 @@ pub const ITEMS_MAX: u64 = 10_000_000;
 /// Items that stand in the file whose keys are compared when it is read: each may be an expression to work out. Those
 /// of more are compared when the step runs.
 const COMPARED_MAX: usize = 100_000;
+/// Longest text of an item as a key; paths of files fit.
+const KEY_TEXT_BYTES_MAX: usize = 256;
+/// Hexadecimal digits of a digest as a key. A collision, like an equal item, gets a number.
+const KEY_DIGEST_CHARS: usize = 16;
 
 pub(super) static FOREACH: KeySet = KeySet {
     what: "`foreach`",
@@ -259,15 +264,16 @@ impl Step {
     }
 }
 
-/// Reports items that stand in the file and have one key, where nothing is sure to keep them apart, or an empty one.
+/// Reports items of a list in the file with equal keys.
 fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
-    let Foreach { items: ItemSource::Listed(items), key, filter: None, distinct, .. } = foreach else {
+    let Foreach { items: ItemSource::Listed(items), key: Some(key), filter: None, distinct: None, .. } =
+        foreach
+    else {
         return;
     };
     let Kind::List(nodes) = &node.kind else { return };
-    let is_whole = foreach.offset == 0 && foreach.items_max.is_none();
-    // Which of them are worked on, and the place of each, is known only when they are in order and without doubles.
-    if (foreach.sort_by.is_some() || distinct.is_some()) && !(is_whole && key.is_none()) {
+    // Sorting decides later which items are left, and their index.
+    if foreach.sort_by.is_some() {
         return;
     }
     let offset = usize::try_from(foreach.offset).unwrap_or(usize::MAX);
@@ -275,21 +281,7 @@ fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
     let chosen = items.iter().zip(nodes).skip(offset).take(max.min(COMPARED_MAX));
     let mut first: HashMap<String, (usize, &Node)> = HashMap::new();
     for (place, (item, node)) in chosen.enumerate() {
-        let found = match key {
-            Some(key) => key_of(key, foreach, item, place),
-            // In what order they come is known only when they are.
-            None if foreach.sort_by.is_some() && !names_itself(item) => None,
-            None => Some(own_key(item, place)),
-        };
-        let Some(found) = found else { continue };
-        if found.is_empty() && key.is_none() {
-            let message = format!("the key of item {} is empty", offset + place + 1);
-            checker.wrong(node, message, "each needs a name of its own: leave it out, or name it with `key`");
-            continue;
-        }
-        if distinct.is_some() {
-            continue;
-        }
+        let Some(found) = key_of(key, foreach, item, place) else { continue };
         let Some((other, other_node)) = first.get(&found) else {
             first.insert(found, (place, node));
             continue;
@@ -300,30 +292,23 @@ fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
         let shown = crate::expr::shown(&found);
         let message =
             format!("items {} and {} have the key `{shown}`", offset + other + 1, offset + place + 1);
-        let help = match key {
-            Some(_) => "let `key` tell one from the other, or leave out doubles with `distinct`",
-            None => {
-                "write it once, leave out doubles with `distinct: true`, or tell one from the other with `key`"
-            }
-        };
+        let help = "let `key` tell one from the other, or leave out doubles with `distinct`";
         let problem = checker.source.problem(&node.span, message);
         let problem = problem.related(checker.source, &other_node.span, "first here");
         checker.problems.push(problem.help(help));
     }
 }
 
-/// The key of an item that is given none: its text, its number, or its place among those that are worked on.
-pub(crate) fn own_key(item: &Value, place: usize) -> String {
-    match item {
+/// Returns the default key of an item: the text of a short item, else a digest of the text.
+pub(crate) fn default_key(item: &Value) -> String {
+    let text = match item {
         Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        _ => place.to_string(),
+        item => item.to_string(),
+    };
+    match text.len() <= KEY_TEXT_BYTES_MAX {
+        true => text,
+        false => Digest::of(text.as_bytes()).to_string()[..KEY_DIGEST_CHARS].to_owned(),
     }
-}
-
-/// Says whether the key of an item that is given none does not depend on its place.
-fn names_itself(item: &Value) -> bool {
-    matches!(item, Value::String(_) | Value::Number(_))
 }
 
 /// What a key comes to, if it reads nothing but the item.

@@ -59,7 +59,7 @@ pub use self::document::Document;
 pub(crate) use self::evidence::variables_in;
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence, Language};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
-pub(crate) use self::foreach::{ITEM_INDEX, own_key};
+pub(crate) use self::foreach::{ITEM_INDEX, default_key};
 pub(crate) use self::hooks::FAILED_STEP;
 pub use self::hooks::{Hook, HookOn};
 pub use self::node::Node;

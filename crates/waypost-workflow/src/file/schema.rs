@@ -205,7 +205,7 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "How the wait grows."),
         ("retry", "jitter") => (truth(), "Whether waits vary a little."),
         ("retry", "when") => {
-            (reference("words"), "Which failures are tried again: timeout, exit N, evidence, any.")
+            (reference("words"), "Which failures are tried again: timeout, exit N, signal, evidence, any.")
         }
         ("step", "id") => (
             json!({ "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$", "maxLength": 64 }),

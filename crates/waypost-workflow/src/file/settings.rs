@@ -96,7 +96,7 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
 
 /// `when`: the failures that are tried again; empty for any.
 fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
-    let help = "write `timeout`, `exit N`, `evidence` or `any`, or a list of them";
+    let help = "write `timeout`, `exit N`, `signal`, `evidence` or `any`, or a list of them";
     let items: Vec<&Node> = match &node.kind {
         Kind::List(items) => items.iter().collect(),
         _ => vec![node],
@@ -121,11 +121,12 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
             Some("timeout") => causes.push(RetryCause::Timeout),
             Some("any") => any = true,
             Some("evidence") => causes.push(RetryCause::Evidence),
+            Some("signal") => causes.push(RetryCause::Signal),
             Some(word) => match word.strip_prefix("exit ").map(|code| code.trim().parse::<u8>()) {
                 Some(Ok(code)) if code > 0 => causes.push(RetryCause::Exit(code)),
                 Some(_) => checker.wrong(item, "an exit code is a number from 1 to 255", help),
                 None => {
-                    checker.word(item, "when", &["timeout", "exit N", "evidence", "any"]);
+                    checker.word(item, "when", &["timeout", "exit N", "signal", "evidence", "any"]);
                 }
             },
             None => {}

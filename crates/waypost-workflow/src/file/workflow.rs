@@ -528,8 +528,10 @@ pub enum Backoff {
 pub enum RetryCause {
     /// It took longer than its `timeout`.
     Timeout,
-    /// It ended with this exit code.
+    /// It ended with this exit code; by signal N, with 128 + N.
     Exit(u8),
+    /// A signal ended it.
+    Signal,
     /// Its evidence did not hold, or could not be checked.
     Evidence,
 }

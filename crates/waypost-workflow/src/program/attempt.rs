@@ -403,9 +403,9 @@ impl Command {
     /// Names what cut a try midway that must not be repeated blindly. One that ended with an exit code was not cut.
     fn cut_midway(&self, life: &Life, attempt: &Attempt) -> Option<String> {
         match life {
-            _ if self.may_be_cut => None,
+            _ if self.may_be_cut || self.is_done(life) => None,
             Life::Told(Ended::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
-            Life::Exited(exit @ Exit::Signal(_)) => {
+            Life::Exited(exit) if exit.signal().is_some() => {
                 Some(format!("the end of step {} by {exit}", attempt.step))
             }
             _ => None,
@@ -416,7 +416,7 @@ impl Command {
 impl Life {
     fn exit_code(&self) -> Option<i32> {
         match self {
-            Self::Exited(Exit::Code(code)) => Some(*code),
+            Self::Exited(exit) => Some(exit.code()),
             _ => None,
         }
     }

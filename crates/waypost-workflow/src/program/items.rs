@@ -5,7 +5,7 @@
 //! ```
 
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use waypost::record::{End, Ending, Failure, FailureKind};
 use waypost::{BranchPath, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, OnItemFailure, Step, own_key};
+use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, OnItemFailure, Step, default_key};
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError};
 
@@ -239,9 +239,10 @@ impl Select {
         let offset = usize::try_from(*offset).unwrap_or(usize::MAX);
         let max = items_max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
         let chosen = kept.into_iter().skip(offset).take(max);
+        let mut keys = HashMap::new();
         let items: Vec<Item> = chosen
             .enumerate()
-            .map(|(place, (_, value))| self.item(place, value, mask))
+            .map(|(place, (_, value))| self.item(place, value, (mask, &mut keys)))
             .collect::<Result<_, _>>()?;
         if items.len() as u64 > ITEMS_MAX {
             let text = format!("there are {} items, at most {ITEMS_MAX} are allowed", items.len());
@@ -251,19 +252,19 @@ impl Select {
     }
 
     /// Names an item.
-    fn item(&self, place: usize, value: Value, mask: &Mask) -> Result<Item, Failure> {
+    fn item(
+        &self,
+        place: usize,
+        value: Value,
+        (mask, default_keys): (&Mask, &mut HashMap<String, usize>),
+    ) -> Result<Item, Failure> {
         let key = match &self.foreach.key {
             Some(key) => {
                 key.render(&self.of(&value, place)).map_err(|error| self.at(error, &value, place))?
             }
-            None => own_key(&value, place),
+            None => unique(default_key(&value), default_keys),
         };
         let counted = place + 1;
-        if key.is_empty() {
-            return Err(wrong(format!(
-                "the key of item {counted} is empty, and each needs a name of its own"
-            )));
-        }
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
         if let Err(error) = BranchPath::main().child(&name, &key) {
             let help = "give them shorter names with `key`";
@@ -293,6 +294,25 @@ impl Select {
         failure.error[0] = format!("item {}, {text}: {}", index + 1, failure.error[0]);
         failure
     }
+}
+
+/// Returns a key unlike the keys before: of equal keys, the second has the suffix `#2`, the third `#3`.
+///
+/// `before`: the keys before, each with the number of the last suffix tried.
+fn unique(key: String, before: &mut HashMap<String, usize>) -> String {
+    let Some(mut number) = before.get(&key).copied() else {
+        before.insert(key.clone(), 1);
+        return key;
+    };
+    let free = loop {
+        number += 1;
+        let numbered = format!("{key}#{number}");
+        if !before.contains_key(&numbered) {
+            break numbered;
+        }
+    };
+    before.extend([(key, number), (free.clone(), 1)]);
+    free
 }
 
 /// Compares numbers with numbers, texts with texts, and lists of such.

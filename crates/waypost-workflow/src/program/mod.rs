@@ -24,7 +24,7 @@ use waypost::{BranchPath, Digest, RunId, StepId};
 use crate::expr::{Condition, Scope};
 use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
 use crate::mask::Mask;
-use crate::supervisor::{Supervisor, SupervisorProgram, kill_leftovers};
+use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
 mod announced;
@@ -475,7 +475,11 @@ impl Program for WorkflowProgram {
             }
             (FailureKind::Timeout, _) => step.retry.covers(RetryCause::Timeout),
             (FailureKind::Evidence, _) => step.retry.covers(RetryCause::Evidence),
-            (FailureKind::Exit, Some(code)) => step.retry.covers(RetryCause::Exit(code)),
+            (FailureKind::Exit | FailureKind::Signal, Some(code)) => {
+                let by_signal = Exit::Code(code.into()).signal().is_some();
+                step.retry.covers(RetryCause::Exit(code))
+                    || (by_signal && step.retry.covers(RetryCause::Signal))
+            }
             _ => step.retry.when.is_empty(),
         };
         let tolerate = step.continue_on_error.covers(code);

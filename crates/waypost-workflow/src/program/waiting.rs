@@ -146,10 +146,12 @@ async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
     let key = "until";
     let now = attempt.clock().now();
     let set = attempt.kept(key).await?.and_then(|value| serde_json::from_value::<Timestamp>(value).ok());
+    let latest = now.checked_add(time).unwrap_or(Timestamp::MAX);
     let due = match set {
-        Some(due) => due,
-        None => {
-            let due = now.checked_add(time).unwrap_or(Timestamp::MAX);
+        Some(due) if due <= latest => due,
+        // The clock was set back since.
+        _ => {
+            let due = latest;
             attempt.keep(key, json!(due), Told::default()).await?;
             due
         }

@@ -145,7 +145,27 @@ impl Exit {
     pub fn success(self) -> bool {
         self == Self::Code(0)
     }
+
+    /// Returns the exit code: after signal N, 128 + N, as a shell reports it.
+    #[must_use]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => SIGNAL_BASE + signal,
+        }
+    }
+
+    /// Returns the signal of an end by a signal, of the process or of the last command of its shell.
+    #[must_use]
+    pub fn signal(self) -> Option<i32> {
+        Some(self.code() - SIGNAL_BASE).filter(|signal| (1..=SIGNAL_MAX).contains(signal))
+    }
 }
+
+/// The exit code of a shell whose last command a signal N ended is this much more than N (POSIX, "Exit Status for Commands").
+const SIGNAL_BASE: i32 = 128;
+/// The largest number of a signal on Linux, real-time signals included.
+const SIGNAL_MAX: i32 = 64;
 
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -191,14 +191,16 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn suspend(&mut self, id: LineId, place: usize, wait: Wait) {
         self.touched.insert(id);
         self.mark_dirty(id);
+        let now = self.now();
         let line = self.lines.get_mut(id);
         let entry = line.entry_mut(place);
         entry.status = Status::Waiting;
         entry.since = 0;
-        entry.wake_at = match wait.on {
+        let due = match wait.on {
             WaitKind::Until(due) => Some(due),
             _ => None,
         };
+        entry.wait_until(due, now);
         entry.waits = vec![wait.clone()];
         line.draft_of(place, Phase::Waiting(vec![wait]), Reason::Interrupt);
         self.asks_anew = true;
@@ -263,7 +265,7 @@ impl<P: Program> Session<'_, P> {
         let Failing { mut failure, told, pause, causes } = failing;
         self.touched.insert(id);
         self.mark_dirty(id);
-        let now = self.engine.clock.now();
+        let now = self.now();
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         self.reusable_verdicts = ReusableVerdicts::default();
         let mut traced = None;
@@ -284,7 +286,8 @@ impl<P: Program> Session<'_, P> {
             entry.status = Status::Ready;
             entry.failures = failures;
             entry.since = 0;
-            entry.wake_at = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
+            let due = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
+            entry.wait_until(due, now);
         } else if let (true, Ok(follow)) =
             (verdict.tolerate, apply_tolerated(program, line, place, verdict.tolerate, &failure))
         {

@@ -8,8 +8,7 @@ use crate::change;
 use crate::id::BranchPath;
 use crate::lock::Holder;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Status, Try,
-    WaitKind,
+    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Try,
 };
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
@@ -31,10 +30,10 @@ use super::recheck::Trust;
 use super::redo::Move;
 use super::restart::{refuse_from, restarted};
 use super::reuse::read_digests;
-use super::schedule::BEFORE;
 use super::session::{Carried, Session};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
+use super::take_up::reopen;
 use super::undo::refuse_amid;
 use super::unlooked::Unlooked;
 use super::wish::Wishes;
@@ -166,6 +165,7 @@ async fn go_on<'a, P: Program>(
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.on_unknown = options.on_unknown;
+    session.by_person = options.by.is_some();
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
@@ -418,7 +418,7 @@ async fn main_line<'a, P: Program>(
     }
     main.reopens = *reopens;
     if main.reopens {
-        reopen(&mut main);
+        reopen(&mut main, engine.clock.now(), options.by.is_some());
         decide_openers(program, &mut main);
     }
     if let Some(config) = &config_over {
@@ -537,49 +537,6 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
         repaired: Vec::new(),
         lost: 0,
     })
-}
-
-/// Says whether a step has failed whose branches come after its own work: it is done again, and with it what comes after
-/// it.
-pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
-    let children = shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
-    entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
-}
-
-/// What a user's resume changes before it plans: cut steps may start again, retry budgets begin anew, and what was held
-/// goes on.
-pub(super) fn reopen<S>(line: &mut Line<'_, S>) {
-    for entry in &mut line.position.frontier {
-        if entry.status == Status::Failed && entry.is_unsettled() {
-            line.cut.push(entry.step.clone());
-        }
-        if is_done_again(entry, line.shape) {
-            // On branches that were there before.
-            line.position.revisited |= entry.fan.take().is_some();
-        }
-        match entry.status {
-            Status::Started => {
-                entry.status = Status::Ready;
-                line.cut.push(entry.step.clone());
-            }
-            Status::Failed => {
-                line.redecided.insert(entry.step.clone());
-                entry.status = Status::Ready;
-                entry.failures = 0;
-                entry.wake_at = None;
-                if entry.fan.as_ref().is_some_and(|fan| fan.dead == 0) {
-                    line.uncounted.push(entry.step.clone());
-                }
-            }
-            Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
-                entry.status = Status::Ready;
-                // A hold after the step before does not let it pass a hold before itself.
-                entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
-                entry.waits.clear();
-            }
-            Status::Ready | Status::Waiting => {}
-        }
-    }
 }
 
 /// Reads the state of a record as the program of its shape understands it.

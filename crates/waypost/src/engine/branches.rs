@@ -10,7 +10,7 @@ use crate::shape::Unfinished;
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::back::epochs;
-use super::begin::{by_hand, decode_state, reopen};
+use super::begin::{by_hand, decode_state};
 use super::chain::{Chain, Draft};
 use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
 use super::edit::{Edits, refuse_left};
@@ -24,6 +24,7 @@ use super::schedule::{children_of, collects, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
+use super::take_up::reopen;
 use super::{Engine, OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
@@ -492,7 +493,7 @@ pub(super) async fn go_on<P: Program>(
     let is_new = !session.is_again || head.record.header().token != lease.token();
     line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
     if line.reopens {
-        reopen(&mut line);
+        reopen(&mut line, session.now(), session.by_person);
         decide_openers(session.program, &mut line);
     }
     line.drafts.extend(drafts);

@@ -21,13 +21,13 @@ pub(super) const BEFORE: &str = "before";
 impl<'a, P: Program> Session<'a, P> {
     /// Decides the starts of the very first batch, under no lease yet: nothing is opened.
     pub(super) fn schedule_first(&mut self) {
-        let now = self.engine.clock.now();
+        let now = self.now();
         let _ = self.start_ready(MAIN, now);
     }
 
     /// Decides what starts with the next commit: as much as may run at once.
     pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
-        let now = self.engine.clock.now();
+        let now = self.now();
         loop {
             let Some(id) = self.touched.pop_first() else {
                 if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
@@ -449,7 +449,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Readies what is due.
     pub(super) fn wake(&mut self) {
-        let now = self.engine.clock.now();
+        let now = self.now();
         while let Some((due, id)) = self.timers.first().copied() {
             if due > now {
                 return;

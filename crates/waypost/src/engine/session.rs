@@ -16,7 +16,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
@@ -68,6 +68,10 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) dirty: BTreeSet<(usize, LineId)>,
     /// The time of the newest record that is known of the run.
     pub(super) latest: Timestamp,
+    /// The begin of the session, by the monotonic clock and by the clock of the engine.
+    pub(super) began: (Instant, Timestamp),
+    /// A person resumes: delayed tries start at once, with a new retry budget.
+    pub(super) by_person: bool,
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<LineId>,
     /// Branches that could go on, and wait until fewer steps are at work.
@@ -180,6 +184,8 @@ impl<'a, P: Program> Session<'a, P> {
             touched: BTreeSet::from([MAIN]),
             dirty: BTreeSet::new(),
             latest: Timestamp::MIN,
+            began: (Instant::now(), engine.clock.now()),
+            by_person: false,
             launching: BTreeSet::new(),
             crowded: BTreeSet::new(),
             timers: BTreeSet::new(),
@@ -217,6 +223,13 @@ impl<'a, P: Program> Session<'a, P> {
             reusable_verdicts: ReusableVerdicts::default(),
             idle_rounds: 0,
         })
+    }
+
+    /// Returns the time for waits. A clock that is set back during the session does not make a wait longer.
+    pub(super) fn now(&self) -> Timestamp {
+        let (began, at) = self.began;
+        let monotonic = at.checked_add(began.elapsed()).unwrap_or(at);
+        self.engine.clock.now().max(monotonic)
     }
 
     pub(super) fn main(&self) -> &Line<'a, P::State> {
@@ -324,6 +337,7 @@ impl<'a, P: Program> Session<'a, P> {
         loop {
             self.launch().await?;
             let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
+            let now = self.now();
             tokio::select! {
                 biased;
                 // First, as steps that end at once would keep it from its turn for ever.
@@ -334,7 +348,7 @@ impl<'a, P: Program> Session<'a, P> {
                     stopping = true;
                     self.touched.insert(MAIN);
                 }
-                () = sleep_until(due, self.engine.clock.now()), if due.is_some() => self.wake(),
+                () = sleep_until(due, now), if due.is_some() => self.wake(),
             }
             // Steps and stores that never wait must not keep the thread from its other work, timers among it.
             tokio::task::coop::consume_budget().await;

@@ -5,7 +5,7 @@ use crate::record::{Fan, Position};
 use crate::shape::Shape;
 
 use super::back::joins;
-use super::begin::is_done_again;
+use super::take_up::is_done_again;
 
 /// A fan-out that a branch of the new run is in the middle of.
 pub(super) struct Sitting {

@@ -1,13 +1,17 @@
 //! How a session of a resume begins: what is written first, and whether there is anything to do at all.
 
+use jiff::Timestamp;
+
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::record::RunStatus;
+use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
+use crate::shape::Shape;
 use crate::store::{Lease, SignalKind, StoreExt as _};
 
 use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;
-use super::line::MAIN;
+use super::line::{Line, MAIN};
+use super::schedule::BEFORE;
 use super::session::{Session, Worked};
 use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 
@@ -119,7 +123,7 @@ impl<P: Program> Session<'_, P> {
     async fn take_up(&mut self) -> Result<Taken, RunError> {
         self.deliver_all().await?;
         // What slept while nobody was there may be due; no timer of this session knows of it.
-        let now = self.engine.clock.now();
+        let now = self.now();
         self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
         self.schedule().await?;
         let status = self.standstill();
@@ -166,6 +170,52 @@ impl<P: Program> Session<'_, P> {
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
             }
+        }
+    }
+}
+
+/// Says whether a failed step runs again together with its hooks: the hooks run after its own work.
+pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
+    let children = shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
+    entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
+}
+
+/// Applies a resume to the unfinished steps of a scope: cut and failed steps are ready, failed steps have a new retry budget, and
+/// held steps continue. `by_person`: delayed tries start at once.
+pub(super) fn reopen<S>(line: &mut Line<'_, S>, now: Timestamp, by_person: bool) {
+    for entry in &mut line.position.frontier {
+        entry.continue_wait(now);
+        if entry.status == Status::Failed && entry.is_unsettled() {
+            line.cut.push(entry.step.clone());
+        }
+        if is_done_again(entry, line.shape) {
+            // On branches that were there before.
+            line.position.revisited |= entry.fan.take().is_some();
+        }
+        match entry.status {
+            Status::Started => {
+                entry.status = Status::Ready;
+                line.cut.push(entry.step.clone());
+            }
+            Status::Failed => {
+                line.redecided.insert(entry.step.clone());
+                entry.status = Status::Ready;
+                entry.failures = 0;
+                entry.wake_at = None;
+                if entry.fan.as_ref().is_some_and(|fan| fan.dead == 0) {
+                    line.uncounted.push(entry.step.clone());
+                }
+            }
+            Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
+                entry.status = Status::Ready;
+                // A hold after the step before does not let it pass a hold before itself.
+                entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
+                entry.waits.clear();
+            }
+            Status::Ready if by_person => {
+                (entry.failures, entry.wake_at) = (0, None);
+            }
+            Status::Ready | Status::Waiting => {}
         }
     }
 }

@@ -158,10 +158,13 @@ impl Context {
     pub async fn sleep(&self, key: &str, time: Duration) -> Result<(), StepError> {
         let key = format!("sleep/{key}");
         let now = self.inner.attempt.clock().now();
-        let due: Timestamp = match self.kept(&key).await? {
-            Some(value) => decode(&key, value)?,
+        let latest = now.checked_add(time).unwrap_or(Timestamp::MAX);
+        let set = self.kept(&key).await?.map(|value| decode(&key, value)).transpose()?;
+        let due: Timestamp = match set.filter(|due| *due <= latest) {
+            Some(due) => due,
+            // The first call, or the clock was set back since.
             None => {
-                let due = now.checked_add(time).unwrap_or(Timestamp::MAX);
+                let due = latest;
                 self.keep(&key, serde_json::to_value(due).map_err(StepError::fatal)?).await?;
                 due
             }

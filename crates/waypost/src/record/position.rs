@@ -1,6 +1,7 @@
 //! The position of a branch: its frontier and its ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -364,6 +365,9 @@ pub struct FrontierEntry {
     /// When a delayed try or a sleep is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake_at: Option<Timestamp>,
+    /// Milliseconds from the start of that delay to `wake_at`. No wait is longer, also if the clock was set back.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delay_ms: u64,
     /// What it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<Wait>,
@@ -398,6 +402,7 @@ impl FrontierEntry {
             failures: 0,
             since: 0,
             wake_at: None,
+            delay_ms: 0,
             waits: Vec::new(),
             memos: 0,
             passed: false,
@@ -405,6 +410,24 @@ impl FrontierEntry {
             exited: None,
             fan: None,
             input: None,
+        }
+    }
+
+    /// Begins a wait until a time.
+    pub(crate) fn wait_until(&mut self, due: Option<Timestamp>, now: Timestamp) {
+        self.wake_at = due;
+        self.delay_ms = due.map_or(0, |due| millis_until(due, now));
+    }
+
+    /// Takes up a wait of an earlier session. A remaining time longer than the whole delay shows a clock that was set back:
+    /// the delay begins again, and a sleeping step is called to set a new time.
+    pub(crate) fn continue_wait(&mut self, now: Timestamp) {
+        let Some(due) = self.wake_at.filter(|due| millis_until(*due, now) > self.delay_ms) else { return };
+        if self.status == Status::Waiting {
+            (self.status, self.wake_at, self.since) = (Status::Ready, None, 0);
+            self.waits.clear();
+        } else {
+            self.wake_at = now.checked_add(Duration::from_millis(self.delay_ms)).ok().or(Some(due));
         }
     }
 
@@ -547,6 +570,10 @@ pub struct FrozenItems {
     pub bytes: u64,
     /// SHA-256 of it.
     pub digest: Digest,
+}
+
+fn millis_until(due: Timestamp, now: Timestamp) -> u64 {
+    u64::try_from(due.duration_since(now).as_millis()).unwrap_or(0)
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -136,6 +136,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         failures: u32::from(words.contains(&"f")),
         since: 1,
         wake_at: after("at").map(|time| time.parse::<Timestamp>().unwrap()),
+        delay_ms: 0,
         waits: after("asks").map(wait).into_iter().collect(),
         memos: 0,
         passed: false,

@@ -1,12 +1,15 @@
 //! Tries again: which errors are worth one, on every kind of branch, and how many there are.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use waypost::graph::{Builder, ItemEnds};
 use waypost::record::{FailureKind, RunStatus};
 use waypost::store::{Scan, Store as _};
 use waypost::{Context, Graph, Retry, StepError};
+
+use waypost_testing::TestClock;
 
 use crate::faulty::{World, run_id};
 use crate::play::{Notes, Stage};
@@ -133,5 +136,70 @@ async fn a_crash_neither_uses_the_budget_nor_gives_it_back() {
 
         assert_eq!((failed.status, of_crash.join(" ").as_str()), (RunStatus::Failed, "a3 a4"));
         assert_eq!((done.status, stage.said().join(" ").as_str()), (RunStatus::Completed, "a5 a6"));
+    }
+}
+
+// The clock was 30 days ahead when the delay began, and is set right before the resume, or during the delay.
+#[tokio::test(start_paused = true)]
+async fn a_delay_is_not_longer_after_the_clock_was_set_back() {
+    let ahead = waypost_testing::records::time(30 * 86_400);
+    let right = waypost_testing::records::time(0);
+    for is_in_session in [false, true] {
+        for mut world in World::each() {
+            let stage = Stage::default();
+            let clock = Arc::new(TestClock::at(ahead));
+            let builder = fails(&stage, Graph::builder("retry"), "a", &[BUSY]);
+            let graph = builder.retry(Retry::fixed(1, Duration::from_secs(10))).build().unwrap();
+            let engine = |world: &World| world.engine.clone().with_clock(clock.clone());
+            let run = async |world: &World| engine(world).run(&graph, "r", Notes::default()).await;
+            if is_in_session {
+                let set = async {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    clock.set(right);
+                };
+                let began = tokio::time::Instant::now();
+                let (outcome, ()) = tokio::join!(run(&world), set);
+                assert_eq!(outcome.unwrap().status, RunStatus::Completed);
+                assert!(began.elapsed() < Duration::from_secs(11), "{:?}", began.elapsed());
+                continue;
+            }
+            tokio::time::timeout(Duration::from_secs(5), run(&world)).await.unwrap_err();
+            world.reopen();
+            clock.set(right);
+
+            let began = tokio::time::Instant::now();
+            let outcome = engine(&world).resume(&graph, "r").await.unwrap();
+
+            assert_eq!((outcome.status, stage.said().join(" ")), (RunStatus::Completed, "a1 a2".to_owned()));
+            let waited = began.elapsed();
+            assert!((9..11).contains(&waited.as_secs()), "the whole delay, and no more: {waited:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sleep_is_not_longer_after_the_clock_was_set_back() {
+    for mut world in World::each() {
+        let clock = Arc::new(TestClock::at(waypost_testing::records::time(30 * 86_400)));
+        let graph = Graph::builder("sleep")
+            .step("a", |state: Notes, context: Context| async move {
+                context.sleep("long", Duration::from_secs(3_600)).await?;
+                Ok::<_, StepError>(state.and("slept"))
+            })
+            .build()
+            .unwrap();
+        let engine = |world: &World| world.engine.clone().with_clock(clock.clone());
+        let first = engine(&world).run(&graph, "r", Notes::default()).await.unwrap();
+        assert_eq!(first.status, RunStatus::Waiting);
+        world.reopen();
+        clock.set(waypost_testing::records::time(0));
+
+        let second = engine(&world).resume(&graph, "r").await.unwrap();
+        assert_eq!(second.status, RunStatus::Waiting);
+        world.reopen();
+        clock.pass(Duration::from_secs(3_601));
+        let third = engine(&world).resume(&graph, "r").await.unwrap();
+
+        assert_eq!(third.status, RunStatus::Completed);
     }
 }

@@ -1,0 +1,112 @@
+//! What errors of the engine are called, how a command ends with them, and what to do next.
+
+use waypost::engine::RunError;
+use waypost::record::Flaw;
+use waypost::{BranchPath, RunId, StepId};
+
+use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch};
+use super::store::of_store;
+use super::words::other_states;
+use crate::commands::undo;
+use crate::exit::Exit;
+use crate::ladder;
+
+/// The engine's part of the one `match`.
+pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
+    let hint = |text: &str| Some(text.to_owned());
+    match error {
+        RunError::Store(error) => of_store(error),
+        RunError::Checkpoint { source, .. } => match of_store(source) {
+            (code, exit @ (Exit::CannotCreate | Exit::Locked | Exit::Damaged), hint) => (code, exit, hint),
+            (code, _, hint) => (code, Exit::CannotWrite, hint),
+        },
+        RunError::Serialize { source: Flaw::Limit(_), .. }
+        | RunError::Record { source: Flaw::Limit(_), .. } => ("too_large", Exit::CannotWrite, None),
+        RunError::Serialize { .. } | RunError::Record { .. } => ("internal", Exit::Internal, None),
+        RunError::Deserialize { .. } => ("unreadable_state", Exit::Damaged, hint("`--restart` starts over")),
+        RunError::Version { .. } => {
+            ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
+        }
+        RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
+        RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
+        RunError::InDoubt { run, questions } if are_of_evidence(questions) => (
+            "evidence",
+            Exit::Evidence,
+            Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
+        ),
+        RunError::InDoubt { run, questions } => (
+            "in_doubt",
+            Exit::InDoubt,
+            Some(format!(
+                "look at what the step did, then decide: `waypost resume {run} --treat-as done`{}, or `--treat-as retry`",
+                if questions.iter().all(|one| one.branch.is_main()) {
+                    ""
+                } else {
+                    " (with `--retry-failed` if it is on an item that failed)"
+                }
+            )),
+        ),
+        RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),
+        RunError::Undoing { run, to } => {
+            ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
+        }
+        RunError::NotUndone { run, to, stopped_by, .. } => {
+            let exit = stopped_by.as_deref().map_or(Exit::StepFailed, ladder::exit_of);
+            ("not_undone", exit, Some(undo::way_out(run, *to)))
+        }
+        RunError::NotBegun { run, by } => {
+            ("not_begun", ladder::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
+        }
+        RunError::NotMarked { .. } => ("not_marked", Exit::Usage, None),
+        RunError::NotEdited { .. } => ("not_edited", Exit::Usage, None),
+        RunError::EvidenceLost { run, branch, step, .. } => {
+            ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
+        }
+        RunError::NotSettled { .. } => {
+            ("not_settled", Exit::Usage, hint("`--treat-as retry` runs it again; `--restart` starts over"))
+        }
+        RunError::Cancelled(run) => {
+            ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts it over")))
+        }
+        RunError::Changed { .. } => (
+            "changed",
+            Exit::Changed,
+            hint(
+                "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
+            ),
+        ),
+        RunError::NoSuchWait { run, .. } => {
+            ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
+        }
+        RunError::Answered { run, .. } => {
+            ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
+        }
+        RunError::InvalidName(_) => ("usage", Exit::Usage, None),
+        RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
+        RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
+            ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
+        }
+        RunError::Begin(error) if is_full(error) => {
+            ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
+        }
+        RunError::Begin(error) if is_supervisor_lost(error) => (
+            "interrupted",
+            Exit::StepFailed,
+            hint("no step was started; `waypost resume` goes on with the run"),
+        ),
+        RunError::Begin(error) if is_without_scratch(error) => (
+            "cannot_write",
+            Exit::CannotWrite,
+            hint("no step was started; `waypost resume` goes on with the run"),
+        ),
+        RunError::Begin(_) => ("cannot_begin", Exit::Internal, None),
+    }
+}
+
+/// Returns the command to rerun a step of the main branch, or the opener of the step's branch.
+fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
+    let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
+    let step = opener.as_ref().unwrap_or(step);
+    format!("`waypost resume {run} --from {step}` runs step `{step}` again, and what needs it")
+}
