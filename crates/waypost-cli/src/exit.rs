@@ -30,6 +30,8 @@ pub(crate) enum Exit {
     Unreachable,
     /// A bug.
     Internal,
+    /// The system lacks descriptors, processes or memory.
+    NoResources,
     /// A file or folder cannot be made.
     CannotCreate,
     /// A checkpoint cannot be written.
@@ -56,7 +58,7 @@ pub(crate) enum Exit {
 
 impl Exit {
     /// All of them with a meaning of their own, by rising number.
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Done,
         Self::StepFailed,
         Self::Usage,
@@ -69,6 +71,7 @@ impl Exit {
         Self::Changed,
         Self::Unreachable,
         Self::Internal,
+        Self::NoResources,
         Self::CannotCreate,
         Self::CannotWrite,
         Self::Waiting,
@@ -98,6 +101,9 @@ impl Exit {
             Self::Changed => (9, "the workflow changed, needs a choice"),
             Self::Unreachable => (69, "store not reachable"),
             Self::Internal => (70, "internal error"),
+            Self::NoResources => {
+                (71, "the system lacks descriptors, processes or memory: interrupted, resumable")
+            }
             Self::CannotCreate => (73, "cannot create a file or folder"),
             Self::CannotWrite => (74, "cannot write a checkpoint, or the answer to stdout (disk full)"),
             Self::Waiting => (75, "waiting (approval, signal, sleep): resume later"),

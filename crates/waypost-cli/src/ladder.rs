@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
-use waypost_workflow::program::{BUDGET, LOSS, NO_ROOM};
+use waypost_workflow::program::{BUDGET, LOSS, NO_RESOURCES, NO_ROOM};
 
 use crate::exit::Exit;
 use crate::output::progress::Progress;
@@ -87,6 +87,7 @@ pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
         by if by.starts_with(LOSS) => Exit::StepFailed,
         by if by.starts_with(NO_ROOM) => Exit::CannotWrite,
+        by if by.starts_with(NO_RESOURCES) => Exit::NoResources,
         "SIGTERM" => Exit::Terminate,
         "SIGHUP" => Exit::Hangup,
         TIMEOUT => Exit::Timeout,

@@ -29,6 +29,7 @@ mod exit;
 mod failed;
 mod hooks;
 mod ladder;
+mod limits;
 mod looking;
 mod output;
 mod params;
@@ -83,6 +84,8 @@ fn main() -> ExitCode {
         return waypost_workflow::supervisor::main();
     }
     hear_of_limits();
+    let descriptors = limits::raise_descriptors();
+    waypost_workflow::supervisor::give_steps_descriptors(descriptors);
     let mut context = Context::new(&cli);
     if let Err(error) = context.configure(&mut cli, &matches)
         && !cli.command.bears_wrong_configuration()

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use waypost::engine::labelled;
 use waypost::record::{Flaw, Record, RunStatus};
-use waypost::store::{Damage, RunQuery, Scan, Store, StoreError, StoreExt as _};
+use waypost::store::{Damage, PAGE_ITEMS_MAX, RunQuery, RunSummary, Scan, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
@@ -223,6 +223,8 @@ pub(crate) enum Default {
     Newest,
     /// The newest that can be resumed.
     NewestResumable,
+    /// The only one.
+    Only,
 }
 
 /// Returns the statuses that can be resumed.
@@ -231,6 +233,11 @@ pub(crate) fn resumable_statuses() -> BTreeSet<RunStatus> {
     let statuses = BTreeSet::from([Failed, InDoubt, Interrupted, Queued, Waiting]);
     debug_assert!(statuses.iter().all(|status| status.is_resumable()));
     statuses
+}
+
+/// Returns the statuses of runs that have not ended.
+pub(crate) fn unfinished_statuses() -> BTreeSet<RunStatus> {
+    resumable_statuses().into_iter().chain([RunStatus::Running]).collect()
 }
 
 /// Finds the run that is meant: by its name, by the beginning of its name, or the newest.
@@ -279,8 +286,12 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
 ///
 /// # Errors
 /// Those of [`find`]; [`Error::NotFound`] too where the name of the one run goes on with digits behind a digit.
-pub(crate) async fn find_unasked(store: &dyn Store, text: &str) -> Result<RunId, Error> {
-    let found = find(store, Some(text), Default::Newest).await;
+pub(crate) async fn find_unasked(
+    store: &dyn Store,
+    text: &str,
+    qualifying: BTreeSet<RunStatus>,
+) -> Result<RunId, Error> {
+    let found = find_to_decide(store, text, qualifying).await;
     match &found {
         Ok(run) | Err(Error::Lost { run, .. }) if cuts_number(run.as_str(), text) => {
             let hint = format!("where nobody is asked, a number is a whole one: did you mean `{run}`?");
@@ -299,17 +310,67 @@ fn cuts_number(name: &str, text: &str) -> bool {
         && text.as_bytes().last().is_some_and(is_digit)
 }
 
+/// Finds the run for a command that decides or removes: `@` must leave no choice.
+///
+/// # Errors
+/// Those of [`find`]. [`Error::Usage`]: several runs qualify. [`Error::NotFound`]: none does.
+pub(crate) async fn find_to_decide(
+    store: &dyn Store,
+    text: &str,
+    qualifying: BTreeSet<RunStatus>,
+) -> Result<RunId, Error> {
+    match text {
+        "@" => only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect()),
+        _ => find(store, Some(text), Default::Newest).await,
+    }
+}
+
+/// Returns the only candidate for `@`.
+///
+/// # Errors
+/// As for [`find_to_decide`].
+pub(crate) fn only(mut candidates: Vec<RunId>) -> Result<RunId, Error> {
+    match candidates.len() {
+        0 => Err(Error::not_found("run that `@` could be here", "`waypost list` shows the runs")),
+        1 => Ok(candidates.remove(0)),
+        count => {
+            let mut names: Vec<_> = candidates.iter().take(CANDIDATES_MAX).map(RunId::as_str).collect();
+            names.extend((count > CANDIDATES_MAX).then_some("..."));
+            let names = names.join(", ");
+            Err(Error::usage(format!("`@` could be any of {count} runs: {names}"), "name the run"))
+        }
+    }
+}
+
+/// Lists the newest runs with one of these statuses, or all: of workflow files in the current folder or below, else of the
+/// whole store.
+pub(crate) async fn here_first(
+    store: &dyn Store,
+    statuses: BTreeSet<RunStatus>,
+) -> Result<Vec<RunSummary>, Error> {
+    let query = RunQuery { statuses, limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
+    let runs = store.runs(&query).await?.runs;
+    let here = std::env::current_dir().and_then(|folder| folder.canonicalize()).ok();
+    let is_here = |run: &&RunSummary| {
+        let file = run.path.as_deref().map(|path| place::from_home(store.home(), path));
+        file.zip(here.as_deref()).is_some_and(|(file, here)| file.starts_with(here))
+    };
+    let below: Vec<RunSummary> = runs.iter().filter(is_here).cloned().collect();
+    Ok(if below.is_empty() { runs } else { below })
+}
+
 async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     let statuses = match default {
-        Default::Newest => BTreeSet::new(),
+        Default::Newest | Default::Only => BTreeSet::new(),
         Default::NewestResumable => resumable_statuses(),
     };
-    let found = store.runs(&RunQuery { statuses, limit: 1, ..RunQuery::default() }).await?;
+    let found = here_first(store, statuses).await?;
     let what = match default {
+        Default::Only => return only(found.into_iter().map(|run| run.run).collect()),
         Default::Newest => "run in the store",
         Default::NewestResumable => "run that can be resumed",
     };
-    let run = found.runs.into_iter().next();
+    let run = found.into_iter().next();
     run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: `waypost run FILE`"))
 }
 

@@ -53,6 +53,10 @@ pub struct Holder {
     /// When the process began, in clock ticks after boot; with `pid` and `boot_id` it names one process for good.
     /// 0 where the system does not tell.
     pub started: u64,
+    /// The namespace of the process number, as in `/proc/self/ns/pid`: one for each container. Empty on systems without
+    /// namespaces.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pid_namespace: String,
     /// Since when it has the lock.
     pub since: jiff::Timestamp,
     /// The name of the program.
@@ -71,6 +75,7 @@ impl Holder {
             host: host_name(),
             boot_id: boot_id()?,
             started: process_started(pid)?,
+            pid_namespace: pid_namespace(),
             since,
             what: program_name(),
         })
@@ -83,6 +88,7 @@ impl Holder {
             host: String::new(),
             boot_id: String::new(),
             started: 0,
+            pid_namespace: String::new(),
             since: jiff::Timestamp::UNIX_EPOCH,
             what: String::new(),
         }
@@ -99,15 +105,15 @@ impl Holder {
     /// the run is dead, or by a process of another machine or container.
     #[must_use]
     pub fn lives(&self) -> bool {
-        self.same_boot() && process_started(self.pid).is_ok_and(|started| started == self.started)
+        self.is_of_here() && process_started(self.pid).is_ok_and(|started| started == self.started)
     }
 
-    /// Says that the process is surely gone: it was of this machine, since its last start, and is no more.
+    /// Says that the process is surely gone. In another container or on another machine, a held lock means a live process.
     ///
     /// The lock may be held on by the supervisor that ends what the process left; it lets go within moments.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.is_letting_go() || (self.same_boot() && !self.lives())
+        self.is_letting_go() || (self.is_of_here() && !self.lives())
     }
 
     fn is_letting_go(&self) -> bool {
@@ -118,6 +124,12 @@ impl Holder {
     #[must_use]
     pub fn same_boot(&self) -> bool {
         self.pid != 0 && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+    }
+
+    /// Says whether the process number is valid here: same boot, same namespace.
+    #[must_use]
+    pub fn is_of_here(&self) -> bool {
+        self.same_boot() && self.pid_namespace == pid_namespace()
     }
 }
 
@@ -462,6 +474,12 @@ fn boot_id() -> io::Result<String> {
 #[cfg(not(target_os = "linux"))]
 fn boot_id() -> io::Result<String> {
     Ok(String::new())
+}
+
+/// Returns the name of the namespace of process numbers; empty where the system has none.
+fn pid_namespace() -> String {
+    let name = std::fs::read_link("/proc/self/ns/pid");
+    name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// Returns the name of this machine.

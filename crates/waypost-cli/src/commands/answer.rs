@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{Engine, RunError, Snapshot, Waiting};
-use waypost::record::WaitKind;
+use waypost::record::{RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::file::{AnswerKind, Work};
 use waypost_workflow::mask::Mask;
@@ -16,10 +16,10 @@ use crate::cli::{AnswerArgs, SignalArgs};
 use crate::definition::{Chosen, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::shown;
+use crate::output::{shown, shown_lines};
 use crate::place::Access;
 use crate::place::quoted;
-use crate::reference::{Default, find, step_on};
+use crate::reference::{Default, find, here_first, only, step_on};
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
 /// How many commands a hint gives.
@@ -27,13 +27,16 @@ const COMMANDS_MAX: usize = 10;
 
 pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let engine = Engine::new(Arc::clone(&store));
+    let run = match args.run.as_str() {
+        "@" => only(asking(&engine).await?)?,
+        name => find(store.as_ref(), Some(name), Default::Newest).await?,
+    };
     let (id, text) = match args.words.as_slice() {
         [value] => (None, value),
         [id, value] => (Some(id.as_str()), value),
         _ => unreachable!("the parser of options takes one or two"),
     };
-    let engine = Engine::new(Arc::clone(&store));
     let (open, answered) = questions(&engine, &run).await?;
     let question = meant(&run, &open, &answered, id)?;
     refuse_secret(store.as_ref(), &run, text).await?;
@@ -50,6 +53,12 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         })?;
         return Ok(Exit::Done);
     }
+    if let Some(asked) = question.wait.question.as_ref() {
+        context.output.answer(&format!(
+            "Question: {}",
+            shown_lines(&asked.as_str().map_or_else(|| asked.to_string(), str::to_owned))
+        ))?;
+    }
     let text = format!("Answered step {} of run {run}", question.step);
     told(context, store.as_ref(), &run, &text, open.len().saturating_sub(1)).await
 }
@@ -58,7 +67,7 @@ pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, 
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let status = store.run(&run).await?.summary.status;
-    if !status.is_resumable() && status != waypost::record::RunStatus::Running {
+    if !status.is_resumable() && status != RunStatus::Running {
         return Err(Error::usage(
             format!("run {run} is {}, and takes no signals any more", status.name()),
             "`waypost list --resumable` shows runs that do",
@@ -79,6 +88,17 @@ pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, 
     }
     let text = format!("Sent signal {} to run {run}", shown(&args.name));
     told(context, store.as_ref(), &run, &text, 0).await
+}
+
+/// Lists the runs with an open question.
+async fn asking(engine: &Engine) -> Result<Vec<RunId>, Error> {
+    let statuses = [RunStatus::Waiting, RunStatus::Running, RunStatus::Interrupted, RunStatus::Failed];
+    let mut asking = Vec::new();
+    for run in here_first(engine.store().as_ref(), statuses.into()).await? {
+        let (open, _) = questions(engine, &run.run).await?;
+        asking.extend((!open.is_empty()).then_some(run.run));
+    }
+    Ok(asking)
 }
 
 /// Says what was given, and what comes of it.

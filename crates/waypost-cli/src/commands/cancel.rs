@@ -16,7 +16,7 @@ use crate::cli::CancelArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
-use crate::reference::find_unasked;
+use crate::reference::{find_unasked, unfinished_statuses};
 use crate::staying::who_stays;
 use crate::view::{CancelledView, UndoneView, VERSION};
 
@@ -27,7 +27,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let run = find_unasked(store.as_ref(), &args.run).await?;
+    let run = find_unasked(store.as_ref(), &args.run, unfinished_statuses()).await?;
     let summary = store.run(&run).await?.summary;
     if summary.holder.is_none() {
         match summary.status {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::engine::{Engine, Snapshot};
+use waypost::record::RunStatus;
 use waypost::store::{Store, StoreError};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
@@ -19,7 +20,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::place::Access;
-use crate::reference::{Default, find};
+use crate::reference::{Default, find, find_to_decide, unfinished_statuses};
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 
 pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Result<Exit, Error> {
@@ -211,7 +212,8 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
 
 async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let qualifying = unfinished_statuses().into_iter().chain([RunStatus::CompletedWithFailures]).collect();
+    let run = find_to_decide(store.as_ref(), &args.run, qualifying).await?;
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter is named".to_owned(), "name their keys, or say `--all`"));
     }

@@ -1,5 +1,6 @@
 //! `waypost delete`: removes runs with all that belongs to them, after asking.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::RunId;
@@ -11,7 +12,7 @@ use super::clear::Deleting;
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::{Default, find, find_unasked};
+use crate::reference::{find_to_decide, find_unasked};
 use crate::staying::who_stays;
 use crate::view::{DeletedView, VERSION};
 
@@ -22,8 +23,8 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
         let found = match asks {
-            true => find(store.as_ref(), Some(name), Default::Newest).await,
-            false => find_unasked(store.as_ref(), name).await,
+            true => find_to_decide(store.as_ref(), name, BTreeSet::new()).await,
+            false => find_unasked(store.as_ref(), name, BTreeSet::new()).await,
         };
         let run = match found {
             // What is left of it, goes.

@@ -358,7 +358,7 @@ fn locks(runs: &Runs, checkup: &mut Checkup) {
                 "that process is dead, and its supervisor still ends what it left: wait a moment, then `waypost resume {run}`"
             );
             checkup.warn(NAME, format!("{message}, which is dead"), hint);
-        } else if !holder.same_boot() {
+        } else if !holder.is_of_here() {
             let hint = "a process of another machine or container: make sure that only one machine writes to this store";
             checkup.warn(NAME, format!("{message}, which cannot be seen from here"), hint);
         } else {

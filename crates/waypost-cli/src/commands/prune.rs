@@ -21,7 +21,7 @@ use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::{self, Access};
-use crate::reference::{Default, find};
+use crate::reference::find_to_decide;
 use crate::size;
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
@@ -59,7 +59,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     }
     if let Some(keep) = args.keep {
         let runs = match &args.run {
-            Some(name) => vec![find(store.as_ref(), Some(name), Default::Newest).await?],
+            Some(name) => vec![find_to_decide(store.as_ref(), name, BTreeSet::new()).await?],
             // A run with no more checkpoints than that has no more states.
             None => all(store.as_ref(), &RunQuery::default())
                 .await?

@@ -448,7 +448,8 @@ pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, 
 /// Returns the name of a store that was found by search and is not beside the workflow file.
 fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String> {
     let folder = place::start_of_search(Some(file)).ok()?;
-    let is_elsewhere = context.store_given().0.is_none() && store.home()?.canonicalize().ok()? != folder;
+    let home = store.home()?.canonicalize().ok()?;
+    let is_elsewhere = context.store_given().0.is_none() && home != folder.join(place::FOLDER);
     is_elsewhere.then(|| crate::output::shown(&store.to_string()).into_owned())
 }
 

@@ -13,7 +13,7 @@ use crate::cli::StopArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::place::Access;
-use crate::reference::{Default, find};
+use crate::reference::find_to_decide;
 use crate::staying::who_stays;
 use crate::time;
 use crate::view::{StoppedView, VERSION};
@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let run = find_to_decide(store.as_ref(), &args.run, [RunStatus::Running].into()).await?;
     let summary = store.run(&run).await?.summary;
     let Some(holder) = summary.holder.or_else(|| who_stays(store.as_ref(), &run)) else {
         return told(context, &run, summary.status, false);
@@ -79,7 +79,7 @@ fn halted(holder: &Holder) -> Vec<u32> {
         // The name before it stands in parentheses, and may hold anything.
         status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
     };
-    if !holder.same_boot() {
+    if !holder.is_of_here() {
         return Vec::new();
     }
     let children = children(holder.pid).unwrap_or_default();

@@ -30,7 +30,7 @@ use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let (run, checkpoint) = Reference::parse(&args.checkpoint)?.locate(store.as_ref(), Meant::Newest).await?;
+    let (run, checkpoint) = Reference::parse(&args.checkpoint)?.locate(store.as_ref(), Meant::Only).await?;
     let (branch, seq) = match (args.to, checkpoint) {
         (Some(RollbackTo::Verified), None) => match verified(&store, &run).await? {
             Some(seq) => (BranchPath::main(), seq),

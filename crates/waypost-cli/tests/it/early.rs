@@ -49,7 +49,7 @@ fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
         (told, rig.path("begun").exists())
     };
 
-    let rig = Rig::with(&flow("", ""));
+    let rig = Rig::with(&flow("", "key: ${{ item }}"));
     check("same_key", &rig.waypost(&["run", "flow.yaml", "--id", "r", "-p", r#"regions=["eu","us","eu"]"#]));
     assert!(!rig.path("begun").exists());
     assert_eq!(code_of(&rig, &["show", "r"]), Some(5), "no run was made");
@@ -71,7 +71,7 @@ fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
         assert!(told.starts_with("exit 0\n"), "{more} {with}: {told}");
     }
     // What another step decides is not known before.
-    let needs = "steps:\n  - { id: first, run: 'touch begun; echo n=1 >> $WAYPOST_OUTPUT' }\n  - id: each\n    foreach:\n      items: ${{ params.regions }}\n      filter: steps.first.outputs.n == 1\n      steps: [{ id: w, run: 'true' }]\n";
+    let needs = "steps:\n  - { id: first, run: 'touch begun; echo n=1 >> $WAYPOST_OUTPUT' }\n  - id: each\n    foreach:\n      items: ${{ params.regions }}\n      key: ${{ item }}\n      filter: steps.first.outputs.n == 1\n      steps: [{ id: w, run: 'true' }]\n";
     let (told, begun) = run(&format!("params: {{ regions: {{ type: json }} }}\n{needs}"), r#"["eu","eu"]"#);
     assert!(told.starts_with("exit 1\n") && begun, "{told}");
 }

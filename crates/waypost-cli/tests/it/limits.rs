@@ -197,3 +197,106 @@ fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
         }
     }
 }
+
+/// Calls the command in a shell with other limits.
+fn limited(rig: &Rig, limits: &str, args: &str) -> std::process::Output {
+    let waypost = env!("CARGO_BIN_EXE_waypost");
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", &format!("ulimit {limits} && exec {waypost} {args}")]).current_dir(rig.path(""));
+    command.env_remove("WAYPOST_STORE").output().unwrap()
+}
+
+const MANY: &str = "steps:
+  - id: each
+    foreach:
+      items: {run: 'seq 1 60'}
+      as: i
+      max_parallel: 60
+      steps: [{id: w, env: {I: '${{ i }}'}, run: 'sleep 0.2; echo $I >> done; ulimit -Sn >> soft'}]
+";
+
+#[test]
+fn no_more_steps_start_than_there_are_descriptors_for() {
+    let rig = Rig::with(MANY);
+
+    let ended = limited(&rig, "-n 128", "run flow.yaml --id r -q");
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert_eq!(rig.read("done").lines().count(), 60);
+}
+
+#[test]
+fn the_soft_limit_of_descriptors_is_raised_and_steps_keep_theirs() {
+    let rig = Rig::with(MANY);
+
+    let ended = limited(&rig, "-Sn 100", "run flow.yaml --id r -q");
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert_eq!(rig.read("soft"), "100\n".repeat(60));
+}
+
+#[test]
+fn a_lack_of_descriptors_interrupts_the_run_and_fails_no_item() {
+    let rig = Rig::with(&MANY.replace("as: i", "on_item_failure: dead_letter\n      as: i"));
+    let careful = rig.read("flow.yaml").replace("{id: w,", "{id: w, idempotent: false,");
+    rig.write("flow.yaml", &careful);
+
+    let stopped = limited(&rig, "-n 30", "run flow.yaml --id r -q");
+
+    assert_eq!(stopped.status.code(), Some(71), "{}", rig.told(&stopped));
+    let told = rig.told(&stopped);
+    assert!(
+        told.contains("too few descriptors (`ulimit -n`)") && told.contains("waypost resume r"),
+        "{told}"
+    );
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "interrupted");
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+    let done = rig.read("done");
+    assert_eq!(
+        (done.lines().count(), done.lines().collect::<std::collections::BTreeSet<_>>().len()),
+        (60, 60)
+    );
+}
+
+#[test]
+fn a_value_too_large_for_a_process_fails_once_and_names_another_way() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> tries; head -c 200000 /dev/zero | tr \"\\0\" x', capture: text}
+  - {id: b, retry: {max: 3, delay: 1h}, env: {X: '${{ steps.a.outputs.result }}'}, run: 'true'}
+",
+    );
+
+    let ended = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    assert_eq!(ended.status.code(), Some(1), "{}", rig.told(&ended));
+    let told = rig.told(&ended);
+    assert!(told.contains("`stdin:`") && told.contains("`items_file`"), "{told}");
+}
+
+// Only root can make a namespace of process numbers.
+#[test]
+fn a_live_run_in_another_container_is_running() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let rig = Rig::with("steps:\n  - {id: a, run: 'touch up; while ! test -e down; do sleep 0.05; done'}\n");
+    let waypost = env!("CARGO_BIN_EXE_waypost");
+    let in_container = |args: &[&str]| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-pf", "--mount-proc", "--kill-child", waypost]).args(args).current_dir(rig.path(""));
+        command
+    };
+    let mut running = in_container(&["run", "flow.yaml", "--id", "r", "-q"]).spawn().unwrap();
+    rig.wait_for("up", |_| true);
+
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "running");
+    let other = in_container(&["list", "--json"]).output().unwrap();
+    let other: Value = serde_json::from_slice(&other.stdout).unwrap();
+    assert_eq!(other["runs"][0]["status"], "running");
+    assert_eq!(rig.call(&["delete", "r", "--yes"]).status.code(), Some(6));
+
+    rig.write("down", "");
+    assert!(running.wait().unwrap().success());
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "completed");
+}

@@ -48,6 +48,7 @@ mod naming;
 mod nested_letters;
 mod new;
 mod newer;
+mod newest_run;
 mod once;
 mod paper;
 mod passes_again;

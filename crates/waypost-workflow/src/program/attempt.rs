@@ -127,7 +127,12 @@ impl WorkflowProgram {
     ) -> Performed<StepOutput> {
         let scratch = match Scratch::make(folder.path(), attempt) {
             Ok(scratch) => scratch,
-            Err(error) => return Performed::Failed { failure: no_scratch(&error), told: Told::default() },
+            Err(error) => {
+                return match lacking(&error) {
+                    Some(lack) => interrupted(&lack, attempt),
+                    None => Performed::Failed { failure: no_scratch(&error), told: Told::default() },
+                };
+            }
         };
         let process = StepProcess {
             argv: job.argv.clone(),
@@ -142,6 +147,9 @@ impl WorkflowProgram {
         match spawned {
             Ok(child) => self.follow(child, job, attempt, &scratch, mark).await,
             Err(error) => {
+                if let Some(lack) = lacking(&error) {
+                    return interrupted(&lack, attempt);
+                }
                 if let SpawnError::Supervisor(lost) = &error {
                     self.end_leftovers(lost, attempt, mark);
                 }
@@ -431,6 +439,28 @@ fn how_far(logged: &AtomicU64) -> (Map<String, Value>, Told) {
 /// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
 pub const LOSS: &str = "the loss of ";
 
+/// First words of the cause of an interruption for lack of descriptors, processes or memory.
+pub const NO_RESOURCES: &str = "too few ";
+
+/// Returns the resource behind a failure, with the command that raises its limit; `None` for other causes.
+pub fn lacking(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let errno = causes.find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())?;
+    Some(match errno {
+        libc::EMFILE | libc::ENFILE => format!("{NO_RESOURCES}descriptors (`ulimit -n`)"),
+        libc::EAGAIN => format!("{NO_RESOURCES}processes (`ulimit -u`)"),
+        libc::ENOMEM => format!("{NO_RESOURCES}pages of memory"),
+        libc::ENOSPC | libc::EDQUOT | libc::EROFS => format!("{NO_ROOM} on a disk"),
+        _ => return None,
+    })
+}
+
+/// Interrupts the run for lack of a resource. The step has not begun, and does not fail.
+fn interrupted(why: &str, attempt: &Attempt) -> Performed<StepOutput> {
+    attempt.stop_session(&format!("{why} for step {}", attempt.step));
+    Performed::Stopped { in_progress: false }
+}
+
 /// Begins what a run was stopped by when a step failed on a disk without room for what Waypost keeps of it.
 pub const NO_ROOM: &str = "the lack of space";
 
@@ -449,7 +479,11 @@ pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutpu
         // What was to start it is gone, and nobody can say that it had not begun.
         return cut(lost);
     }
-    let mut failure = failure(FailureKind::Spawn, error);
+    let kind = match error {
+        SpawnError::TooLong { .. } => FailureKind::Limit,
+        _ => FailureKind::Spawn,
+    };
+    let mut failure = failure(kind, error);
     failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
     Performed::Failed { failure, told: Told::default() }
 }

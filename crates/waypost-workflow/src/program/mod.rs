@@ -65,7 +65,7 @@ pub use levels::shape_of;
 
 pub use agent::Agents;
 pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
-pub use attempt::{LOSS, NO_ROOM};
+pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
 pub use error::ProgramError;
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use scratch::ScratchError;
@@ -467,7 +467,7 @@ impl Program for WorkflowProgram {
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
             // The same expression over the same state gives the same error, and who said no is not asked again at once.
-            (FailureKind::Expression, _) => false,
+            (FailureKind::Expression | FailureKind::Limit, _) => false,
             _ if step.work.command().is_none() => false,
             // It may have taken effect; only who says so of its evidence wants it done twice.
             (kind, Some(0)) if !step.idempotent => {

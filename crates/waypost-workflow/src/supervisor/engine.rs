@@ -21,7 +21,10 @@ use super::channel::{self, Link};
 use super::wire::{
     Control, Event, INLINE_BYTES_MAX, Order, PROTOCOL, REQUEST_BYTES_MAX, Stage, StartFlags, encode_request,
 };
-use super::{Child, Output, SpawnError, Stdin, StepProcess, SupervisorError, SupervisorProgram};
+use super::{
+    Child, DESCRIPTORS, Output, STEP_DESCRIPTORS, SpawnError, Stdin, StepProcess, SupervisorError,
+    SupervisorProgram,
+};
 
 /// How long a started supervisor, and a reaper told to start a step, may take to answer. They take 2 ms and 1 ms on an
 /// idle machine; this is for one that swaps, and for a step that stopped its reaper.
@@ -88,6 +91,7 @@ impl Supervisor {
         let control = Link::new(ours).map_err(SupervisorError::Channel)?;
         let mut command = Command::new(&program.path);
         command.args(&program.args).stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        command.env(STEP_DESCRIPTORS, DESCRIPTORS.load(Ordering::Relaxed).to_string());
         // Its own group: a Ctrl-C on the terminal reaches the engine alone.
         command.process_group(0);
         if let Some(arg0) = &program.arg0 {

@@ -8,6 +8,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use rustix::process::Pid;
 
@@ -40,6 +41,7 @@ struct Plan {
     dir: *const c_char,
     stdio: [RawFd; 3],
     parent: libc::pid_t,
+    descriptors: libc::rlim_t,
     failure: Option<Failure>,
 }
 
@@ -65,6 +67,7 @@ impl Launcher {
             dir: request.dir.as_ptr(),
             stdio,
             parent: rustix::process::getpid().as_raw_nonzero().get(),
+            descriptors: super::DESCRIPTORS.load(Ordering::Relaxed),
             failure: None,
         };
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
@@ -165,6 +168,11 @@ fn become_program(plan: &Plan) -> Failure {
         // Everything is close-on-exec already; this is for a descriptor that somebody forgot. Kernels before 5.9
         // do not know the call.
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32);
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if plan.descriptors != 0 && libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = plan.descriptors;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());

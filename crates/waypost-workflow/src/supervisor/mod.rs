@@ -48,6 +48,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_os = "linux")]
 pub use self::{
@@ -176,6 +177,16 @@ impl std::fmt::Display for Exit {
     }
 }
 
+/// The environment variable with the soft limit of descriptors of steps, for the supervisor.
+const STEP_DESCRIPTORS: &str = "WAYPOST_STEP_DESCRIPTORS";
+/// The soft limit of descriptors of steps; 0 for that of the supervisor.
+static DESCRIPTORS: AtomicU64 = AtomicU64::new(0);
+
+/// Sets the soft limit of descriptors of steps, after this process raised its own limit.
+pub fn give_steps_descriptors(soft_limit: Option<u64>) {
+    DESCRIPTORS.store(soft_limit.unwrap_or(0), Ordering::Relaxed);
+}
+
 /// Why the supervisor cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
@@ -246,7 +257,7 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// Arguments and environment are longer than the system takes.
-    #[error("command `{}` has {bytes} bytes of arguments and environment, more than the system takes", command.display())]
+    #[error("command `{}` has {bytes} bytes of arguments and environment, more than the system takes: pass a long value by `stdin:`, and the items of a step by `items_file`", command.display())]
     TooLong {
         /// The command as given.
         command: OsString,

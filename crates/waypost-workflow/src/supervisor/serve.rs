@@ -63,6 +63,8 @@ fn serve() -> io::Result<()> {
         return Err(io::Error::other("a program with threads cannot fork safely"));
     }
     signals::block_all()?;
+    let descriptors = std::env::var(super::STEP_DESCRIPTORS).ok().and_then(|limit| limit.parse().ok());
+    super::give_steps_descriptors(descriptors);
     let control = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
     let nothing = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
     rustix::stdio::dup2_stdin(&nothing)?;

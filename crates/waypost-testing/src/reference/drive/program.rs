@@ -32,6 +32,9 @@ pub(super) struct State {
     outputs: BTreeMap<String, i64>,
     /// Finished passes by step.
     passes: BTreeMap<String, u32>,
+    /// Digests of the results of joined children, by step: equal sums in `outputs` may hide a difference.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    joined: BTreeMap<String, Digest>,
 }
 
 impl State {
@@ -151,7 +154,7 @@ pub(super) fn scope_of(branch: &BranchPath) -> String {
 impl Program for Driven {
     type State = State;
     type Job = Job;
-    type Output = i64;
+    type Output = Made;
 
     fn shape(&self) -> &Shape {
         &self.shape
@@ -199,6 +202,7 @@ impl Program for Driven {
     fn forget(&self, spot: Spot<'_>, state: &mut State) {
         state.outputs.remove(spot.step.id.as_str());
         state.passes.remove(spot.step.id.as_str());
+        state.joined.remove(spot.step.id.as_str());
     }
 
     fn forget_failure(&self, spot: Spot<'_>, state: &mut State) {
@@ -210,6 +214,7 @@ impl Program for Driven {
         let id = spot.step.id.as_str();
         state.outputs.extend(then.outputs.get_key_value(id).map(|(id, output)| (id.clone(), *output)));
         state.passes.extend(then.passes.get_key_value(id).map(|(id, passes)| (id.clone(), *passes)));
+        state.joined.extend(then.joined.get_key_value(id).map(|(id, digest)| (id.clone(), *digest)));
     }
 
     fn forget_join(&self, spot: Spot<'_>, state: &mut State) {
@@ -222,7 +227,7 @@ impl Program for Driven {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<i64>> {
+    async fn salvage(&self, _: Spot<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<Made>> {
         None
     }
 
@@ -244,7 +249,8 @@ impl Program for Driven {
     }
 
     fn gave(&self, spot: Spot<'_>, state: &State) -> Option<Value> {
-        state.outputs.get(spot.step.id.as_str()).map(|output| json!(output))
+        let id = spot.step.id.as_str();
+        state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
 
     fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
@@ -265,11 +271,11 @@ impl Program for Driven {
         Ok(Job { given: Given { path, step, input: state.input, outputs }, joined })
     }
 
-    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<i64> {
+    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<Made> {
         let Job { given, joined } = job;
         let (output, evidence) = match joined {
-            Some(joined) => match sum_of(&joined).await {
-                Ok(sum) => (sum, None),
+            Some(joined) => match made_by_children(&joined).await {
+                Ok(made) => (made, None),
                 Err(failure) => return Performed::Failed { failure, told: Told::default() },
             },
             None => {
@@ -280,10 +286,10 @@ impl Program for Driven {
                     Some(pack) => Some(attempt.check_evidence(pack, None).await),
                     None => None,
                 };
-                (output, evidence)
+                (Made { output, joined: None }, evidence)
             }
         };
-        let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output))]);
+        let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output.output))]);
         let ending =
             Ending { exit_code: Some(0), outputs: outputs.into_iter().collect(), ..Ending::default() };
         Performed::Completed { output, ending, told: Told { evidence, ..Told::default() } }
@@ -302,11 +308,13 @@ impl Program for Driven {
         &self,
         state: &mut State,
         spot: Spot<'_>,
-        settled: Settlement<'_, i64>,
+        settled: Settlement<'_, Made>,
     ) -> Result<Follow, Failure> {
         let id = spot.step.id.to_string();
         if let Settlement::Completed(output, _) = settled {
-            state.outputs.insert(id.clone(), output);
+            let name = id.clone();
+            state.outputs.insert(name.clone(), output.output);
+            state.joined.extend(output.joined.map(|digest| (name, digest)));
         }
         let step = self.step(spot, state);
         if step.kind != Kind::Group || step.passes == 1 {
@@ -324,15 +332,25 @@ impl Program for Driven {
     async fn end(&self) {}
 }
 
-/// Returns the output of a join: the sum over its children.
-async fn sum_of(joined: &Joined) -> Result<i64, Failure> {
+/// What a step gave.
+#[derive(Debug)]
+pub(super) struct Made {
+    output: i64,
+    /// Of a join: digest of what each child gave.
+    joined: Option<Digest>,
+}
+
+/// Returns the result of a join: the sum over the children, and the digest of their results.
+async fn made_by_children(joined: &Joined) -> Result<Made, Failure> {
     let failed = |error: String| Failure::new(FailureKind::Error, vec![error]);
     let mut outcomes = joined.outcomes().await.map_err(|error| failed(error.to_string()))?;
-    let mut sum = 0;
+    let (mut sum, mut gave) = (0, Vec::new());
     while let Some(child) = outcomes.next().await.map_err(|error| failed(error.to_string()))? {
         let bytes = child.record.state_bytes().ok_or_else(|| failed("a child has no state".to_owned()))?;
         let state: State = serde_json::from_slice(bytes).map_err(|error| failed(error.to_string()))?;
         sum += state.outputs.values().sum::<i64>();
+        gave.push(json!([state.scope, state.outputs, state.joined]).to_string());
     }
-    Ok(sum.rem_euclid(97))
+    let digest = Digest::of_parts(gave.iter().map(String::as_bytes));
+    Ok(Made { output: sum.rem_euclid(97), joined: Some(digest) })
 }

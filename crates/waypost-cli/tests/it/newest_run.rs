@@ -1,0 +1,73 @@
+//! `@` and a RUN that is left out.
+
+use std::fs;
+use std::process::Output;
+
+use crate::rig::Rig;
+
+const ASKS: &str = "steps:\n  - {id: ask, approve: 'Delete the old files?'}\n";
+
+/// One store above the folders `a` and `b`, each with a waiting run.
+fn rig() -> Rig {
+    let rig = Rig::new();
+    for folder in ["a", "b"] {
+        fs::create_dir_all(rig.path(folder)).unwrap();
+        rig.write(&format!("{folder}/flow.yaml"), ASKS);
+    }
+    fs::create_dir(rig.path(".waypost")).unwrap();
+    for folder in ["a", "b"] {
+        let id = format!("run-{folder}");
+        let ran = call(&rig, folder, &["run", "flow.yaml", "--id", &id, "--wait", "0s", "-q"]);
+        assert_eq!(ran.status.code(), Some(75), "{}", rig.told(&ran));
+    }
+    rig
+}
+
+fn call(rig: &Rig, folder: &str, args: &[&str]) -> Output {
+    rig.command(args).current_dir(rig.path(folder)).output().unwrap()
+}
+
+#[test]
+fn the_run_of_the_current_folder_is_meant_first() {
+    let rig = rig();
+
+    for (folder, run) in [("a", "run-a"), ("b", "run-b")] {
+        let shown = call(&rig, folder, &["show", "--json"]);
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+        assert_eq!(shown["run"], run);
+    }
+    let answered = call(&rig, "a", &["answer", "@", "yes"]);
+    assert_eq!(answered.status.code(), Some(0), "{}", rig.told(&answered));
+    let told = rig.told(&answered);
+    assert!(told.contains("Delete the old files?") && told.contains("run run-a"), "{told}");
+    assert_eq!(call(&rig, "a", &["resume", "-q"]).status.code(), Some(0), "the run of this folder");
+    assert_eq!(call(&rig, "", &["show", "run-b", "--json"]).status.code(), Some(0));
+    assert_eq!(call(&rig, "b", &["resume", "--wait", "0s", "-q"]).status.code(), Some(75));
+}
+
+#[test]
+fn what_decides_or_removes_refuses_a_choice() {
+    let rig = rig();
+    for args in [
+        &["answer", "@", "yes"][..],
+        &["cancel", "@"],
+        &["rollback", "@@1"],
+        &["delete", "@", "--yes"],
+        &["prune", "@", "--keep", "3"],
+        &["dead-letters", "drop", "@", "--all"],
+    ] {
+        let refused = call(&rig, "", args);
+        let told = rig.told(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {told}");
+        assert!(told.contains("run-a") && told.contains("run-b"), "{args:?}: {told}");
+    }
+    let unlike = call(&rig, "", &["stop", "@"]);
+    assert_eq!(unlike.status.code(), Some(5), "no run is live: {}", rig.told(&unlike));
+
+    // One that qualifies is no choice.
+    assert_eq!(call(&rig, "", &["answer", "run-b", "no"]).status.code(), Some(0));
+    assert_eq!(call(&rig, "", &["answer", "@", "yes"]).status.code(), Some(0));
+    assert_eq!(call(&rig, "", &["resume", "run-a", "-q"]).status.code(), Some(0));
+    assert_eq!(call(&rig, "a", &["delete", "@", "--yes"]).status.code(), Some(0));
+    assert_eq!(call(&rig, "", &["show", "run-a"]).status.code(), Some(5));
+}
