@@ -41,6 +41,7 @@ mod fall;
 mod fan;
 mod fit;
 mod invalidate;
+mod isolation;
 mod leave;
 mod line;
 mod lines;

@@ -46,6 +46,8 @@ pub struct Step {
     pub idempotent: bool,
     /// How often and when it is tried again.
     pub retry: Retry,
+    /// After so many cuts in a row, the step starts only alone; one more cut fails the step.
+    pub cuts_max: u32,
     /// How long one try may take.
     pub timeout: Option<Duration>,
     /// Subjects of its evidence, by resolved path: what it is about to write.
@@ -64,6 +66,9 @@ pub struct Step {
     pub list: Option<Digest>,
 }
 
+/// The default of [`Step::cuts_max`].
+pub const CUTS_MAX: u32 = 3;
+
 impl Step {
     /// Makes a step that needs `needs`, may be repeated, and is tried once.
     pub fn new(id: StepId, needs: Vec<StepId>, fingerprint: Digest) -> Self {
@@ -75,6 +80,7 @@ impl Step {
             may_end: false,
             idempotent: true,
             retry: Retry::default(),
+            cuts_max: CUTS_MAX,
             timeout: None,
             subjects: Vec::new(),
             claims: false,

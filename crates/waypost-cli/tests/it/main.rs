@@ -19,6 +19,7 @@ mod checkup;
 mod children;
 mod choices;
 mod config;
+mod cuts;
 mod database;
 mod demo;
 mod displaced;

@@ -185,6 +185,7 @@ fn assemble_one(
         capture: draft.capture,
         continue_on_error: draft.tolerance,
         idempotent: draft.idempotent,
+        cuts_max: draft.cuts_max,
         grace: draft.grace,
         env: Arc::new(layers),
     }

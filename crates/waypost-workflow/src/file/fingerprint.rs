@@ -16,7 +16,7 @@ const RECIPE: u32 = 1;
 
 /// SHA-256, in hex, over what `draft` does and where its values come from.
 ///
-/// Not over: comments, the order of keys, names, descriptions, timeouts, retries, `grace`, `report`, `undo`,
+/// Not over: comments, the order of keys, names, descriptions, timeouts, retries, `max_cuts`, `grace`, `report`, `undo`,
 /// `idempotent`, nor how a text is quoted or folded. `shared` is the `env` of the workflow and of `defaults`.
 pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
     print(draft, shared, Part::Whole)

@@ -169,6 +169,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
             json!({ "type": "boolean" }),
             "Whether one failure also stops the steps that do not need the failed one.",
         ),
+        ("workflow", "max_cuts") => {
+            (count(1), "Cuts in a row from which on a step starts only alone; after one more it fails.")
+        }
         ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
         ("workflow", "store") => {
             (text(), "Where its runs are kept: sqlite:PATH or file:DIR, from the folder of the file.")
@@ -244,6 +247,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
             (reference("codes"), "Whether, or after which exit codes, the run goes on.")
         }
         ("step", "idempotent") => (truth(), "false if running it twice could do harm."),
+        ("step", "max_cuts") => {
+            (count(1), "Cuts in a row from which on it starts only alone; after one more it fails.")
+        }
         ("step", "grace") => (reference("duration"), "How long it has to end after it was told to."),
         ("step", "evidence") => (reference("evidence"), "By what it is believed to be done."),
         ("pack", "at_least") => (count(1), "How many of the claims must hold."),

@@ -138,6 +138,12 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
     causes
 }
 
+/// `max_cuts`: cuts in a row before a step starts only alone.
+pub(super) fn cuts_max(checker: &mut Checker<'_>, node: &Node) -> Option<u32> {
+    let count = checker.integer(node, "max_cuts", 1..=RETRY_MAX)?;
+    u32::try_from(count).ok()
+}
+
 /// `shell`: `bash`, `sh`, or program and arguments.
 pub(super) fn shell(checker: &mut Checker<'_>, node: &Node) -> Option<Shell> {
     let help = "write `bash`, `sh`, or the whole command as a list: `[python3, -c]`";

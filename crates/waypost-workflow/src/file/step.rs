@@ -59,6 +59,7 @@ pub(super) static STEP: KeySet = KeySet {
         "continue_on_error",
         "idempotent",
         "grace",
+        "max_cuts",
         "undo",
         "report",
         "evidence",
@@ -118,6 +119,7 @@ pub(super) struct Draft<'n> {
     pub(super) stdin: Option<(Template, &'n Node)>,
     pub(super) tolerance: Tolerance,
     pub(super) idempotent: bool,
+    pub(super) cuts_max: Option<u32>,
     pub(super) grace: Duration,
     pub(super) undo: Option<(Template, &'n Node)>,
     pub(super) report: Option<(Template, &'n Node)>,
@@ -236,6 +238,7 @@ pub(super) fn step<'n>(
             .get("idempotent")
             .and_then(|node| checker.truth(node, "idempotent"))
             .unwrap_or(true),
+        cuts_max: fields.get("max_cuts").and_then(|node| settings::cuts_max(checker, node)),
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
         undo: template(checker, "undo"),
         report: template(checker, "report"),

@@ -34,6 +34,7 @@ pub struct Workflow {
     pub(super) timeout: Option<Duration>,
     pub(super) budget: Option<Budget>,
     pub(super) fail_fast: bool,
+    pub(super) cuts_max: Option<u32>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
     pub(super) allow_paths: Vec<PathBuf>,
@@ -148,6 +149,11 @@ impl Workflow {
     /// Says whether no further step starts once one has failed, but those that ask for failures in their `if`.
     pub fn fails_fast(&self) -> bool {
         self.fail_fast
+    }
+
+    /// Returns the default of `max_cuts` of a step.
+    pub fn cuts_max(&self) -> u32 {
+        self.cuts_max.unwrap_or(waypost::shape::CUTS_MAX)
     }
 
     /// What all its steps may use together.
@@ -394,6 +400,8 @@ pub struct Step {
     pub continue_on_error: Tolerance,
     /// Whether it may simply run again after it was cut.
     pub idempotent: bool,
+    /// After so many cuts in a row, the step starts only alone.
+    pub cuts_max: Option<u32>,
     /// How long it has between being told to stop and being killed.
     pub grace: Duration,
     /// What undoes it.

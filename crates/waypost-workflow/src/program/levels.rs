@@ -121,6 +121,7 @@ fn level(
         node.list = step.list.as_ref().map(|list| list.parse()).transpose()?;
         node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
+        node.cuts_max = step.cuts_max.unwrap_or_else(|| around.file.workflow.cuts_max());
         node.claims = super::WorkflowProgram::is_checked_later(step);
         // What waits for something outside has all the time that it takes.
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());

@@ -285,6 +285,7 @@ impl<P: Program> Session<'_, P> {
             let entry = line.entry_mut(place);
             entry.status = Status::Ready;
             entry.failures = failures;
+            entry.cuts = 0;
             entry.since = 0;
             let due = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
             entry.wait_until(due, now);

@@ -33,7 +33,7 @@ use super::reuse::read_digests;
 use super::session::{Carried, Session};
 use super::snapshot::{Snapshot, position_of};
 use super::stand::{self, Asked, Stand};
-use super::take_up::reopen;
+use super::take_up::{Reopening, reopen, was_killed};
 use super::undo::refuse_amid;
 use super::unlooked::Unlooked;
 use super::wish::Wishes;
@@ -166,6 +166,7 @@ async fn go_on<'a, P: Program>(
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.on_unknown = options.on_unknown;
     session.by_person = options.by.is_some();
+    session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
@@ -418,7 +419,9 @@ async fn main_line<'a, P: Program>(
     }
     main.reopens = *reopens;
     if main.reopens {
-        reopen(&mut main, engine.clock.now(), options.by.is_some());
+        let was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
+        let by_person = options.by.is_some();
+        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed });
         decide_openers(program, &mut main);
     }
     if let Some(config) = &config_over {

@@ -24,7 +24,7 @@ use super::schedule::{children_of, collects, for_children};
 use super::session::Session;
 use super::snapshot::position_of;
 use super::stand::Stand;
-use super::take_up::reopen;
+use super::take_up::{Reopening, reopen};
 use super::{Engine, OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
@@ -493,7 +493,8 @@ pub(super) async fn go_on<P: Program>(
     let is_new = !session.is_again || head.record.header().token != lease.token();
     line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
     if line.reopens {
-        reopen(&mut line, session.now(), session.by_person);
+        let Session { by_person, was_killed, .. } = *session;
+        reopen(&mut line, Reopening { now: session.now(), by_person, was_killed });
         decide_openers(session.program, &mut line);
     }
     line.drafts.extend(drafts);
@@ -509,10 +510,15 @@ pub(super) async fn go_on<P: Program>(
         line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
-    line.has_room = is_opener_in && !line.rests() && fan.active < parallel_max;
+    let was_cut = line.position.frontier.iter().any(|entry| entry.cuts > 0);
+    line.has_room = is_opener_in && !was_cut && !line.rests() && fan.active < parallel_max;
+    line.is_hungry = was_cut;
     fan.active += usize::from(line.has_room);
     let is_written = !line.drafts.is_empty();
     let id = session.lines.add(line);
+    if was_cut {
+        session.lines.get_mut(opener.line).fan_mut(opener.place).cut.push_back(id);
+    }
     session.touched.insert(id);
     if is_written {
         session.mark_dirty(id);

@@ -81,6 +81,8 @@ pub(super) struct FanOut {
     pub(super) given: Option<HashMap<BranchPath, u64>>,
     /// Branches that lack only room to go on.
     pub(super) hungry: VecDeque<LineId>,
+    /// Children with a cut step: they go on once no other child waits for a start.
+    pub(super) cut: VecDeque<LineId>,
     /// Branches that have been opened and will be let go once that is written, unless there is room for them before.
     pub(super) parked: VecDeque<LineId>,
     /// Where children ended.
@@ -91,7 +93,7 @@ pub(super) struct FanOut {
 impl FanOut {
     /// Says whether there are branches that have not begun, or lack only room to go on.
     pub(super) fn has_more(&self) -> bool {
-        let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked]);
+        let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked, &self.cut]);
         opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
     }
 
@@ -119,6 +121,7 @@ impl FanOut {
             reader: None,
             given: None,
             hungry: VecDeque::new(),
+            cut: VecDeque::new(),
             parked: VecDeque::new(),
             ends: Arc::new(Ends::new(total)),
             here: vec![false; total as usize],

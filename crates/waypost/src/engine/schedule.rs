@@ -80,7 +80,7 @@ impl<'a, P: Program> Session<'a, P> {
             if !self.has_room(id) {
                 return openings;
             }
-            if self.is_full() && !self.opens(id, place) {
+            if (self.is_full() || self.must_wait_to_be_alone(id, place)) && !self.opens(id, place) {
                 self.crowded.insert(id);
                 return openings;
             }
@@ -88,6 +88,7 @@ impl<'a, P: Program> Session<'a, P> {
                 || self.doubts(id, place)
                 || self.hold_before(id, place)
                 || self.is_over_limit(id, place)
+                || self.is_cut_too_often(id, place)
             {
                 continue;
             }
@@ -114,16 +115,6 @@ impl<'a, P: Program> Session<'a, P> {
         fan.hungry.push_back(id);
         self.lines.get_mut(id).is_hungry = true;
         false
-    }
-
-    /// Says whether as many steps are at work on all branches as may be at once.
-    fn is_full(&self) -> bool {
-        let Some(most) = self.options.parallel_max else { return false };
-        let about_to = |id: &LineId| {
-            let line = self.lines.get(*id);
-            line.starting.len() + line.alone.len()
-        };
-        self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>() >= most.get()
     }
 
     /// Says whether all that a step does next is to open branches.
@@ -278,6 +269,12 @@ impl<'a, P: Program> Session<'a, P> {
                     self.begin_child(id, place, queued).await?;
                 } else if let Some(parked) = fan.parked.pop_front() {
                     self.unpark(id, place, parked);
+                } else if fan.opened == fan.total
+                    && let Some(cut) = fan.cut.pop_front()
+                {
+                    if self.feeds(id, place, cut) {
+                        self.touched.insert(cut);
+                    }
                 } else {
                     self.open_page(id, place).await?;
                     if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {

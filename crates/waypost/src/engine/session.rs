@@ -70,8 +70,12 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) latest: Timestamp,
     /// The begin of the session, by the monotonic clock and by the clock of the engine.
     pub(super) began: (Instant, Timestamp),
-    /// A person resumes: delayed tries start at once, with a new retry budget.
+    /// A person resumes.
     pub(super) by_person: bool,
+    /// The session before was killed.
+    pub(super) was_killed: bool,
+    /// A step with many cuts is in flight: nothing starts beside it.
+    pub(super) is_isolated: bool,
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<LineId>,
     /// Branches that could go on, and wait until fewer steps are at work.
@@ -186,6 +190,8 @@ impl<'a, P: Program> Session<'a, P> {
             latest: Timestamp::MIN,
             began: (Instant::now(), engine.clock.now()),
             by_person: false,
+            was_killed: false,
+            is_isolated: false,
             launching: BTreeSet::new(),
             crowded: BTreeSet::new(),
             timers: BTreeSet::new(),
@@ -223,13 +229,6 @@ impl<'a, P: Program> Session<'a, P> {
             reusable_verdicts: ReusableVerdicts::default(),
             idle_rounds: 0,
         })
-    }
-
-    /// Returns the time for waits. A clock that is set back during the session does not make a wait longer.
-    pub(super) fn now(&self) -> Timestamp {
-        let (began, at) = self.began;
-        let monotonic = at.checked_add(began.elapsed()).unwrap_or(at);
-        self.engine.clock.now().max(monotonic)
     }
 
     pub(super) fn main(&self) -> &Line<'a, P::State> {

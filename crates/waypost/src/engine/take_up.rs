@@ -1,12 +1,12 @@
 //! How a session of a resume begins: what is written first, and whether there is anything to do at all.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
 use crate::shape::Shape;
-use crate::store::{Lease, SignalKind, StoreExt as _};
+use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 
 use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;
@@ -88,6 +88,13 @@ enum Taken {
 }
 
 impl<P: Program> Session<'_, P> {
+    /// Returns the time for waits. Setting the clock back during the session makes no wait longer.
+    pub(super) fn now(&self) -> Timestamp {
+        let (began, at) = self.began;
+        let monotonic = at.checked_add(began.elapsed()).unwrap_or(at);
+        self.engine.clock.now().max(monotonic)
+    }
+
     /// Goes on after a resume: plans were made, nothing was started.
     pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
@@ -180,11 +187,46 @@ pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
     entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
 }
 
+/// How a resume takes up unfinished steps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reopening {
+    pub(super) now: Timestamp,
+    /// A person resumes: delayed tries start at once, the retry budget is new, and cuts count from 0.
+    pub(super) by_person: bool,
+    /// The session before was killed: each step in flight was cut once more.
+    pub(super) was_killed: bool,
+}
+
+/// Says whether the session before was killed. No: it ended, was asked to stop, or the machine was restarted.
+pub(super) async fn was_killed(
+    engine: &Engine,
+    summary: &RunSummary,
+    newest: Timestamp,
+) -> Result<bool, RunError> {
+    Ok(summary.summary.status == RunStatus::Running
+        && !was_restarted_since(newest, engine.clock.now())
+        && stop_requests(engine, &summary.run).await?.is_empty())
+}
+
+/// Says whether the machine was started after a time; unknown counts as no.
+fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok();
+    let seconds = uptime.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
+    let up = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
+    up.and_then(|up| now.checked_sub(up).ok()).is_some_and(|started| started > time)
+}
+
 /// Applies a resume to the unfinished steps of a scope: cut and failed steps are ready, failed steps have a new retry budget, and
-/// held steps continue. `by_person`: delayed tries start at once.
-pub(super) fn reopen<S>(line: &mut Line<'_, S>, now: Timestamp, by_person: bool) {
+/// held steps continue.
+pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
+    let Reopening { now, by_person, was_killed } = reopening;
     for entry in &mut line.position.frontier {
         entry.continue_wait(now);
+        entry.cuts = match entry.status {
+            _ if by_person => 0,
+            Status::Started if was_killed => entry.cuts + 1,
+            _ => entry.cuts,
+        };
         if entry.status == Status::Failed && entry.is_unsettled() {
             line.cut.push(entry.step.clone());
         }

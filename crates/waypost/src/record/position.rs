@@ -360,6 +360,9 @@ pub struct FrontierEntry {
     /// Failures counted against the retry budget; a user's resume starts it anew, a crash does not touch it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub failures: u32,
+    /// Starts in a row without a recorded end: each time, the runner was killed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cuts: u32,
     /// The record in which this status began.
     pub since: u64,
     /// When a delayed try or a sleep is due.
@@ -400,6 +403,7 @@ impl FrontierEntry {
             status: Status::Ready,
             at: Try::default(),
             failures: 0,
+            cuts: 0,
             since: 0,
             wake_at: None,
             delay_ms: 0,

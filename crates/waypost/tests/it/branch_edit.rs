@@ -124,7 +124,7 @@ async fn a_branch_that_has_not_begun_begins_with_what_was_changed() {
         let outcome = world.engine.resume(&graph, "r").edit_branch("plan:b", edited).await.unwrap();
 
         assert_eq!(outcome.state.done, ["plan", "a=a", "b=edited+b"]);
-        assert_eq!(stage.said(), ["a", "b", "merge"]);
+        assert_eq!(stage.said(), ["b", "a", "merge"]);
     }
 }
 

@@ -134,6 +134,7 @@ fn entry_of(text: &str) -> FrontierEntry {
             epoch: marked('e').unwrap_or(0),
         },
         failures: u32::from(words.contains(&"f")),
+        cuts: 0,
         since: 1,
         wake_at: after("at").map(|time| time.parse::<Timestamp>().unwrap()),
         delay_ms: 0,

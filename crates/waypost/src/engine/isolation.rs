@@ -1,0 +1,48 @@
+//! Steps in flight: how many may be, and which only alone.
+//!
+//! A step may take down the runner, by memory say. After many cuts in a row, the step starts only while nothing else is in flight,
+//! and fails after one more cut. Input: a ready step with its count of cuts. Output: start, wait or fail.
+
+use crate::record::{Failure, FailureKind};
+
+use super::line::LineId;
+use super::session::Session;
+use super::{Program, Told};
+
+impl<P: Program> Session<'_, P> {
+    /// Says whether no further step may start.
+    pub(super) fn is_full(&self) -> bool {
+        let in_flight = self.in_flight();
+        let is_beside = self.is_isolated && in_flight > 0;
+        is_beside || self.options.parallel_max.is_some_and(|most| in_flight >= most.get())
+    }
+
+    fn in_flight(&self) -> usize {
+        let about_to = |id: &LineId| {
+            let line = self.lines.get(*id);
+            line.starting.len() + line.alone.len()
+        };
+        self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>()
+    }
+
+    /// Says whether a step must wait for other steps to end: the step was cut often, and starts only alone.
+    pub(super) fn must_wait_to_be_alone(&mut self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let is_alone = line.entry(place).cuts >= line.shape.steps()[place].cuts_max;
+        let waits = is_alone && self.in_flight() > 0;
+        self.is_isolated = is_alone || (self.is_isolated && self.in_flight() > 0);
+        waits
+    }
+
+    /// Fails a step that was cut once more after it started alone.
+    pub(super) fn is_cut_too_often(&mut self, id: LineId, place: usize) -> bool {
+        let line = self.lines.get(id);
+        let cuts = line.entry(place).cuts;
+        if cuts <= line.shape.steps()[place].cuts_max {
+            return false;
+        }
+        let text = format!("cut {cuts} times: each time, the process that ran the step was killed");
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), Told::default());
+        true
+    }
+}
