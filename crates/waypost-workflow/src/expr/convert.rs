@@ -5,6 +5,10 @@ use serde_json::{Map, Number, Value};
 
 /// Levels of lists and maps in a result; JSON text of more is refused by its readers.
 const DEPTH_MAX: usize = 128;
+/// Size of a result: a list of lists that stands for a few numbers in an expression may come to gigabytes.
+const BYTES_MAX: usize = super::machine::RESULT_BYTES_MAX;
+/// What a value takes beside its text.
+const VALUE_BYTES: usize = 16;
 /// Characters of a value that an error message shows.
 const SHOWN_CHARS_MAX: usize = 40;
 
@@ -39,13 +43,15 @@ pub(crate) fn from_number(number: &Number) -> minijinja::Value {
 /// # Errors
 /// Values that JSON does not have (a missing one, NaN, a function, a number beyond 64 bits), or too deep ones.
 pub(crate) fn to_json(value: &minijinja::Value) -> Result<Value, String> {
-    convert(value, DEPTH_MAX)
+    convert(value, DEPTH_MAX, &mut BYTES_MAX.clone())
 }
 
-fn convert(value: &minijinja::Value, depth: usize) -> Result<Value, String> {
+fn convert(value: &minijinja::Value, depth: usize, left: &mut usize) -> Result<Value, String> {
     let Some(depth) = depth.checked_sub(1) else {
         return Err(format!("the value is nested deeper than {DEPTH_MAX} levels"));
     };
+    let bytes = VALUE_BYTES + value.as_str().map_or(0, str::len);
+    *left = left.checked_sub(bytes).ok_or_else(|| format!("the result is larger than {BYTES_MAX} bytes"))?;
     match value.kind() {
         ValueKind::Undefined => Err(PART_IS_MISSING.to_owned()),
         ValueKind::None => Ok(Value::Null),
@@ -54,7 +60,7 @@ fn convert(value: &minijinja::Value, depth: usize) -> Result<Value, String> {
         ValueKind::String => Ok(Value::String(value.as_str().unwrap_or_default().to_owned())),
         ValueKind::Seq | ValueKind::Iterable => {
             let items = value.try_iter().map_err(|error| error.to_string())?;
-            items.map(|item| convert(&item, depth)).collect::<Result<_, _>>().map(Value::Array)
+            items.map(|item| convert(&item, depth, left)).collect::<Result<_, _>>().map(Value::Array)
         }
         ValueKind::Map => {
             let mut map = Map::new();
@@ -65,7 +71,7 @@ fn convert(value: &minijinja::Value, depth: usize) -> Result<Value, String> {
                     None if matches!(key.kind(), ValueKind::Number | ValueKind::Bool) => key.to_string(),
                     None => return Err("a map has a key that is not text".to_owned()),
                 };
-                map.insert(name, convert(&item, depth)?);
+                map.insert(name, convert(&item, depth, left)?);
             }
             Ok(Value::Object(map))
         }

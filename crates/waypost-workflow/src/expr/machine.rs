@@ -2,10 +2,10 @@
 
 use std::cmp::Ordering;
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 use serde_json::Value;
 
 use super::rewrite::{COMPARE, Rewritten};
@@ -25,7 +25,9 @@ const RECURSION_MAX: usize = 100;
 pub(crate) const TOKENS_MAX: usize = 1_000;
 
 /// Size of what `join` and `replace` may make: two outputs of 1 MiB could otherwise multiply to a terabyte.
-const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
+pub(super) const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Longest text that is taken apart: each of its parts takes some 24 bytes beside its text.
+const PARTED_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut environment = Environment::new();
@@ -37,6 +39,9 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.add_filter("tojson", to_json);
     environment.add_filter("join", join);
     environment.add_filter("replace", replace);
+    environment.add_filter("split", split);
+    environment.add_filter("lines", lines);
+    environment.add_filter("list", list);
     environment
 });
 
@@ -69,6 +74,35 @@ fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
     let count = text.matches(from).count();
     check_size(text.len().saturating_add(count.saturating_mul(to.len())))?;
     Ok(text.replace(from, to))
+}
+
+/// The filter `split`, with a limit.
+fn split(
+    text: &minijinja::Value,
+    separator: Option<Arc<str>>,
+    splits_max: Option<i64>,
+) -> Result<minijinja::Value, Error> {
+    check_parted("split", text)?;
+    filters::split(text, separator, splits_max)
+}
+
+/// The filter `lines`, with a limit.
+fn lines(text: &minijinja::Value) -> Result<minijinja::Value, Error> {
+    check_parted("lines", text)?;
+    filters::lines(text)
+}
+
+/// The filter `list`, with a limit.
+fn list(state: &State<'_, '_>, value: minijinja::Value) -> Result<minijinja::Value, Error> {
+    check_parted("list", &value)?;
+    filters::list(state, value)
+}
+
+fn check_parted(filter: &str, value: &minijinja::Value) -> Result<(), Error> {
+    match value.as_str().is_some_and(|text| text.len() > PARTED_BYTES_MAX) {
+        true => Err(invalid(format!("`{filter}` takes texts of at most {PARTED_BYTES_MAX} bytes"))),
+        false => Ok(()),
+    }
 }
 
 fn check_size(bytes: usize) -> Result<(), Error> {

@@ -338,3 +338,19 @@ fn the_exit_code_of_a_step_that_has_none_is_null() {
     assert!(holds("steps.late.exit_code != 0"));
     assert!(!holds("steps.late.exit_code == 0"));
 }
+
+#[test]
+fn a_result_has_a_limit_however_short_its_expression_is() {
+    for (text, why) in [
+        ("${{ [[1]*10000]*10000 }}", "larger than 67108864 bytes"),
+        ("${{ [['some text'*1000]*10000] }}", "larger than 67108864 bytes"),
+        ("${{ ('a '*30000000) | split }}", "`split` takes texts of at most 8388608 bytes"),
+        ("${{ ('a'*30000000) | list | length }}", "`list` takes texts of at most 8388608 bytes"),
+        ("${{ ('a\n'*9000000) | lines | length }}", "`lines` takes texts of at most 8388608 bytes"),
+    ] {
+        let error = Template::parse(text).unwrap().evaluate(&scope()).unwrap_err();
+        assert!(error.to_string().contains(why) || format!("{error:?}").contains(why), "{text}: {error:?}");
+    }
+    let value = Template::parse("${{ 'a b c' | split | length }}").unwrap().evaluate(&scope()).unwrap();
+    assert_eq!(value, json!(3));
+}
