@@ -113,6 +113,23 @@ impl Mask {
         }
     }
 
+    /// Masks the texts and numbers of a value, keys of maps included.
+    pub(crate) fn mask_value(&self, value: &mut serde_json::Value) {
+        use serde_json::Value;
+        match value {
+            Value::String(text) => *text = self.mask_str(text).into_owned(),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mask_value(item)),
+            Value::Object(map) => {
+                for (key, mut item) in std::mem::take(map) {
+                    self.mask_value(&mut item);
+                    map.insert(self.mask_str(&key).into_owned(), item);
+                }
+            }
+            Value::Number(_) if self.is_within(value) => *value = Value::from(MASK),
+            Value::Number(_) | Value::Null | Value::Bool(_) => {}
+        }
+    }
+
     /// Returns where the first secret in `bytes` begins, in whatever form.
     #[must_use]
     pub fn find(&self, bytes: &[u8]) -> Option<usize> {

@@ -3,6 +3,7 @@
 use waypost::engine::Engine;
 
 use super::Context;
+use super::answer::refuse_secret;
 use crate::cli::CheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -14,6 +15,9 @@ pub(crate) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Resul
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let label = args.label.as_deref();
+    if let Some(label) = label {
+        refuse_secret(store.as_ref(), &run, label).await?;
+    }
     let at = Engine::new(store).checkpoint(&run, label).await?.to_string();
     if context.output.json {
         let run = run.to_string();

@@ -69,6 +69,7 @@ mod retry_waits;
 mod rig;
 mod running;
 mod screens;
+mod secret_inputs;
 mod services;
 mod setting;
 mod signals;

@@ -324,6 +324,10 @@ impl Program for WorkflowProgram {
         evidence::redact(claim, &self.mask);
     }
 
+    fn redact_answer(&self, value: &mut Value) {
+        self.mask.mask_value(value);
+    }
+
     fn keeps_apart(&self) -> bool {
         true
     }

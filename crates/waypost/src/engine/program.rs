@@ -103,6 +103,9 @@ pub trait Program: Send + Sync {
     /// Hides in what was found of a claim what nobody may keep or show.
     fn redact(&self, claim: &mut Claim);
 
+    /// Masks secrets in an answer or signal before the record.
+    fn redact_answer(&self, value: &mut Value);
+
     /// Says whether the state keeps what each step gave apart, so that [`forget`](Self::forget) leaves it as if the step had
     /// never run. Then a step that a person wants to be done again takes with it only those that come after it; otherwise
     /// the whole branch goes back to the state that the step was given.

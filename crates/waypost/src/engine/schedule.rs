@@ -481,6 +481,8 @@ impl<'a, P: Program> Session<'a, P> {
             let found = self.lines.iter().filter(|(_, line)| meant(line));
             let found = found.filter_map(|(id, line)| Some((id, line.waiting_for(&matches)?))).next();
             if let Some((id, place)) = found {
+                let mut value = value;
+                self.program.redact_answer(&mut value);
                 self.lines.get_mut(id).answer(place, &matches, value);
                 self.consumed.push(signal.id);
                 self.mark_dirty(id);

@@ -177,6 +177,8 @@ impl Program for Hooked {
 
     fn redact(&self, _: &mut Claim) {}
 
+    fn redact_answer(&self, _: &mut Value) {}
+
     fn keeps_apart(&self) -> bool {
         false
     }

@@ -266,6 +266,8 @@ impl Program for Toy {
 
     fn redact(&self, _: &mut Claim) {}
 
+    fn redact_answer(&self, _: &mut Value) {}
+
     fn keeps_apart(&self) -> bool {
         false
     }

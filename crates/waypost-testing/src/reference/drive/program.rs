@@ -223,6 +223,8 @@ impl Program for Driven {
 
     fn redact(&self, _: &mut Claim) {}
 
+    fn redact_answer(&self, _: &mut Value) {}
+
     fn undo(&self, _: Spot<'_>, _: &Try, _: &State) -> Result<Option<Job>, Failure> {
         Ok(None)
     }

@@ -194,6 +194,10 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.redact(claim);
     }
 
+    fn redact_answer(&self, value: &mut Value) {
+        self.inner.redact_answer(value);
+    }
+
     fn keeps_apart(&self) -> bool {
         self.inner.keeps_apart()
     }

@@ -1,0 +1,53 @@
+//! Secrets in what a person gives to a run.
+
+use std::process::Output;
+
+use crate::rig::Rig;
+
+const FLOW: &str = "secrets: [TOKEN]
+steps:
+  - {id: word, wait: word}
+  - {id: ask, approve: {question: 'Which name?', answer: text}}
+  - {id: end, env: {WORD: '${{ steps.word.outputs.value }}'}, run: 'echo \"$WORD\" > word'}
+";
+
+fn call(rig: &Rig, token: Option<&str>, args: &[&str]) -> Output {
+    let mut command = rig.command(args);
+    token.into_iter().for_each(|token| drop(command.env("TOKEN", token)));
+    command.output().unwrap()
+}
+
+#[test]
+fn a_resume_that_knows_a_secret_masks_it_in_answers_and_signals() {
+    let rig = Rig::with(FLOW);
+    let token = Some("s3cret-token");
+    let waits = call(&rig, token, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]);
+    assert_eq!(waits.status.code(), Some(75), "{}", rig.told(&waits));
+    // Whoever gives these does not have the secret in the environment.
+    let given = call(&rig, None, &["signal", "r", "word", "my s3cret-token"]);
+    assert_eq!(given.status.code(), Some(0), "{}", rig.told(&given));
+    assert_eq!(call(&rig, token, &["resume", "r", "--wait", "0s", "-q"]).status.code(), Some(75));
+    assert_eq!(call(&rig, None, &["answer", "r", "s3cret-token"]).status.code(), Some(0));
+
+    let ended = call(&rig, token, &["resume", "r", "-q"]);
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert_eq!(rig.read("word"), "my ***\n");
+    for args in [&["show", "r", "--json"][..], &["events", "r", "--json"], &["export", "r@1", "/dev/stdout"]]
+    {
+        let told = call(&rig, None, args);
+        assert!(!String::from_utf8_lossy(&told.stdout).contains("s3cret"), "{args:?}: {}", rig.told(&told));
+    }
+}
+
+#[test]
+fn a_label_with_a_secret_is_refused() {
+    let rig = Rig::with("secrets: [TOKEN]\nsteps:\n  - {id: a, run: 'true'}\n");
+    let token = Some("s3cret-token");
+    assert_eq!(call(&rig, token, &["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+    let refused = call(&rig, token, &["checkpoint", "r", "--label", "v1-s3cret-token"]);
+
+    assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+    assert_eq!(call(&rig, token, &["checkpoint", "r", "--label", "v1"]).status.code(), Some(0));
+}
