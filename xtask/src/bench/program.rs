@@ -191,6 +191,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     fn redact(&self, _: &mut Claim) {}
 
+    fn redact_answer(&self, _: &mut Value) {}
+
     fn keeps_apart(&self) -> bool {
         false
     }
@@ -330,6 +332,8 @@ impl Program for Again {
     fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
 
     fn redact(&self, _: &mut Claim) {}
+
+    fn redact_answer(&self, _: &mut Value) {}
 
     fn keeps_apart(&self) -> bool {
         false
