@@ -13,7 +13,9 @@ steps:
 
 fn call(rig: &Rig, token: Option<&str>, args: &[&str]) -> Output {
     let mut command = rig.command(args);
-    token.into_iter().for_each(|token| drop(command.env("TOKEN", token)));
+    if let Some(token) = token {
+        command.env("TOKEN", token);
+    }
     command.output().unwrap()
 }
 
