@@ -10,7 +10,7 @@ use waypost::engine::{OnLostCheckpoint, SessionOptions};
 use waypost::record::Durability;
 use waypost::store::Store;
 use waypost::{RunId, StepId};
-use waypost_workflow::file::{self, AgentCommand, OnCheckpointFailure, Workflow};
+use waypost_workflow::file::{self, AgentCommand, OnCheckpointFailure, Workflow, read_secret};
 use waypost_workflow::program::{Agents, Surroundings};
 use waypost_workflow::supervisor::SupervisorProgram;
 
@@ -115,15 +115,27 @@ pub(crate) fn processors() -> NonZeroUsize {
 /// Says so before anything is made.
 pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
     let missing =
-        workflow.missing_secrets(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+        workflow.missing_secrets(|name| secret(workflow, name).is_some_and(|value| !value.is_empty()));
     if missing.is_empty() {
         return Ok(());
     }
-    let names = missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let named = |name: &&str| match workflow.secret_files().get(*name) {
+        Some(file) => format!("`{name}` (file {})", file.display()),
+        None => format!("`{name}`"),
+    };
+    let names = missing.iter().map(named).collect::<Vec<_>>().join(", ");
     Err(Error::usage(
         format!("the workflow needs secrets that are not set: {names}"),
-        "set them in the environment",
+        "set them in the environment, or write their files",
     ))
+}
+
+/// Returns the value of a secret, from its file or the environment.
+pub(crate) fn secret(workflow: &Workflow, name: &str) -> Option<OsString> {
+    match workflow.secret_files().get(name) {
+        Some(file) => read_secret(file),
+        None => std::env::var_os(name),
+    }
 }
 
 /// Says so before anything is made.

@@ -53,3 +53,39 @@ fn a_label_with_a_secret_is_refused() {
     assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
     assert_eq!(call(&rig, token, &["checkpoint", "r", "--label", "v1"]).status.code(), Some(0));
 }
+
+#[test]
+fn a_secret_may_come_from_a_file() {
+    let rig = Rig::with(
+        "secrets: [{TOKEN: {file: token.txt}}]
+steps:
+  - {id: a, run: 'echo \"seen $TOKEN\"; test ${#TOKEN} = 12'}
+",
+    );
+    let missing = call(&rig, None, &["run", "flow.yaml", "--id", "r", "-q"]);
+    assert_eq!(missing.status.code(), Some(2), "{}", rig.told(&missing));
+    assert!(rig.told(&missing).contains("`TOKEN` (file "), "{}", rig.told(&missing));
+    rig.write("token.txt", "s3cret-token\n");
+
+    // The file counts, and not the environment.
+    let ended = call(&rig, Some("other-token"), &["run", "flow.yaml", "--id", "r", "-q"]);
+
+    assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));
+    assert!(rig.waypost(&["logs", "r"]).contains("seen ***"));
+    let refused = call(&rig, None, &["checkpoint", "r", "--label", "s3cret-token"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
+}
+
+#[test]
+fn a_secret_with_a_wrong_file_is_shown_in_place() {
+    for (secrets, why) in [
+        ("[{TOKEN: {path: x}}]", "a secret has no key `path`"),
+        ("[{TOKEN: x}]", "a secret must be a map"),
+        ("[{A: {file: x}, B: {file: y}}]", "one name with its file"),
+        ("{TOKEN: {file: x}}", "a list of names"),
+    ] {
+        let rig = Rig::with(&format!("secrets: {secrets}\nsteps:\n  - {{id: a, run: 'true'}}\n"));
+        let told = rig.waypost(&["check", "flow.yaml"]);
+        assert!(told.starts_with("exit 78\n") && told.contains(why), "{secrets}: {told}");
+    }
+}

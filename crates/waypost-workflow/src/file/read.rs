@@ -15,6 +15,7 @@ use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
 use super::params::{Param, ParamKind, Pattern};
+use super::secrets::{self, Secrets};
 use super::settings::{self, Checkpoints, Variable};
 use super::step::{self, Defaults};
 use super::store;
@@ -101,7 +102,7 @@ struct Top<'n> {
     description: Option<String>,
     params: Vec<Param>,
     env: Vec<Variable<'n>>,
-    secrets: Vec<String>,
+    secrets: Secrets,
     defaults: Defaults,
     defaults_env: Vec<Variable<'n>>,
     defaults_dir: Option<(Template, &'n Node)>,
@@ -130,7 +131,7 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
     body.refuse_inner_services(checker, hook.as_ref());
     let names = Names {
         params: &top.params,
-        secrets: &top.secrets,
+        secrets: &top.secrets.names,
         env: &top.env,
         defaults_env: &top.defaults_env,
         body: &body,
@@ -169,7 +170,7 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
         description: get("description").and_then(|node| checker.text(node, "description")),
         params: get("params").map(|node| params(checker, node)).unwrap_or_default(),
         secrets: get("secrets")
-            .map(|node| secrets(checker, node, &[&env, &defaults_env]))
+            .map(|node| secrets::secrets(checker, node, &[&env, &defaults_env]))
             .unwrap_or_default(),
         env,
         defaults,
@@ -253,29 +254,6 @@ fn defaults<'n>(
     defaults.dir = dir.as_ref().map(|(dir, _)| dir.clone());
     let env = fields.get("env").map(|node| settings::env(checker, node)).unwrap_or_default();
     (defaults, env, dir)
-}
-
-fn secrets(checker: &mut Checker<'_>, node: &Node, layers: &[&[Variable<'_>]]) -> Vec<String> {
-    if let Kind::Map(_) = node.kind {
-        let help = "write their names: `secrets: [API_TOKEN]`; the values come from the caller's environment";
-        checker.mismatch(node, "secrets", "a list of names", help);
-        return Vec::new();
-    }
-    let mut secrets: Vec<String> = Vec::new();
-    for (name, node) in checker.texts(node, "secrets") {
-        if !settings::variable_name(checker, node, &name) {
-            continue;
-        }
-        if secrets.contains(&name) {
-            checker.wrong(node, format!("`{name}` stands twice in `secrets`"), "remove one");
-        } else if layers.iter().copied().flatten().any(|(variable, ..)| *variable == name) {
-            let help = "a secret comes from the caller's environment: remove it from `env`";
-            checker.wrong(node, format!("`{name}` is a secret, but `env` sets it too"), help);
-        } else {
-            secrets.push(name);
-        }
-    }
-    secrets
 }
 
 /// Folders beneath which evidence may lie that is not beneath that of the file.
@@ -401,11 +379,8 @@ fn assemble(
         }
     }
     let mut secrets = top.secrets;
-    for secret in body.all().filter_map(|step| step.work.child()).flat_map(|child| child.workflow().secrets())
-    {
-        if !secrets.contains(secret) {
-            secrets.push(secret.clone());
-        }
+    for child in body.all().filter_map(|step| step.work.child()) {
+        secrets.extend(child.workflow().secrets(), child.workflow().secret_files());
     }
     Workflow {
         name: top.name.or_else(stem).unwrap_or_else(|| "workflow".to_owned()),
@@ -418,7 +393,8 @@ fn assemble(
         fail_fast: top.fail_fast,
         cuts_max: top.cuts_max,
         params: top.params,
-        secrets,
+        secrets: secrets.names,
+        secret_files: secrets.files,
         allow_paths,
         labels: top.labels,
         checkpoints: top.checkpoints,

@@ -151,7 +151,11 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("workflow", "version") => (json!({ "const": 1 }), "The version of the language."),
         ("workflow", "params") => (map_of("param"), "What a run wants to be told."),
         ("workflow", "secrets") => {
-            (reference("words"), "Names of variables that come from the caller and are never stored.")
+            let file = json!({ "type": "object", "properties": { "file": { "type": "string" } }, "required": ["file"], "additionalProperties": false });
+            let of_file = json!({ "type": "object", "additionalProperties": file });
+            let items = json!({ "anyOf": [{ "type": "string" }, of_file] });
+            let schema = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": items }] });
+            (schema, "Names of variables that come from the caller, or from files, and are never stored.")
         }
         ("workflow", "defaults") => (reference("defaults"), "For steps that do not say their own."),
         ("workflow", "max_parallel") => (

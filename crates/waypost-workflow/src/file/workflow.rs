@@ -37,6 +37,7 @@ pub struct Workflow {
     pub(super) cuts_max: Option<u32>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
+    pub(super) secret_files: BTreeMap<String, PathBuf>,
     pub(super) allow_paths: Vec<PathBuf>,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) checkpoints: Checkpoints,
@@ -177,6 +178,11 @@ impl Workflow {
     /// The folders beneath which evidence may lie by an absolute path, those of the files that it names included.
     pub fn allow_paths(&self) -> &[PathBuf] {
         &self.allow_paths
+    }
+
+    /// The files of secrets, by name.
+    pub fn secret_files(&self) -> &BTreeMap<String, PathBuf> {
+        &self.secret_files
     }
 
     /// The declared secrets for which `is_set` says no: a run must not begin without them.

@@ -22,7 +22,7 @@ use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
 use crate::expr::{Condition, Scope};
-use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow};
+use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow, read_secret};
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
@@ -130,12 +130,24 @@ struct Session {
     purse: Option<Arc<Purse>>,
 }
 
+impl Surroundings {
+    /// Sets the secrets from files.
+    fn with_secret_files(mut self, workflow: &Workflow) -> Self {
+        for (name, path) in workflow.secret_files() {
+            self.environment.retain(|(key, _)| key != name.as_str());
+            self.environment.extend(read_secret(path).map(|value| (name.into(), value)));
+        }
+        self
+    }
+}
+
 impl WorkflowProgram {
     /// Makes a program of a checked workflow.
     ///
     /// # Errors
     /// [`ProgramError`]: nothing was started.
     pub fn new(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+        let surroundings = surroundings.with_secret_files(&workflow);
         let value =
             |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         let missing = workflow.missing_secrets(|name| value(name).is_some_and(|value| !value.is_empty()));
@@ -159,6 +171,7 @@ impl WorkflowProgram {
     /// # Errors
     /// [`ProgramError`].
     pub fn to_look(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+        let surroundings = surroundings.with_secret_files(&workflow);
         let value =
             |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         let secret = |name: &String| {

@@ -136,7 +136,15 @@ impl OnceError {
                 ("interrupted", Exit::StepFailed, hint("nothing was remembered; call it again"))
             }
             // As a shell says it.
-            Self::Spawn(SpawnError::CommandNotFound { .. } | SpawnError::InterpreterNotFound { .. }) => {
+            Self::Spawn(SpawnError::CommandNotFound { command }) => {
+                let name = command.to_string_lossy();
+                let help = format!(
+                    "a shell function is no program: `export -f {name}`, then `waypost once KEY -- bash -c {name}`"
+                );
+                let is_name = crate::draft::is_name(&name.replace('-', "_"));
+                ("command_not_found", Exit::Command(127), is_name.then_some(help))
+            }
+            Self::Spawn(SpawnError::InterpreterNotFound { .. }) => {
                 ("command_not_found", Exit::Command(127), None)
             }
             Self::Spawn(SpawnError::CommandNotExecutable { .. }) => {
