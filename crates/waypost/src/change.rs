@@ -9,7 +9,9 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, Fan, FrontierEntry, Position, Reusable, Settled, StepPrint};
+use crate::record::{
+    Definition, Fan, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind,
+};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -279,6 +281,12 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
             entry
         };
         let mut entry = known.unwrap_or_else(begin);
+        let asks = entry.waits.iter().any(|wait| wait.on == WaitKind::Answer);
+        if asks && old.get(step) != Some(&after.steps()[place].fingerprint) {
+            // The changed step asks its own question.
+            (entry.status, entry.since) = (Status::Ready, 0);
+            entry.waits.clear();
+        }
         if let Some(since) = relisted.get(step) {
             entry = FrontierEntry { relisted: Some(*since), ..begin() };
         }

@@ -367,3 +367,19 @@ fn who_stays_for_a_run_that_waits_is_stopped_and_no_run_is_deleted_under_it() {
         assert!(!rig.path("trace").exists());
     }
 }
+
+#[test]
+fn an_answer_counts_only_for_the_question_that_was_asked() {
+    let flow = |question: &str| format!("steps:\n  - {{id: ask, approve: '{question}'}}\n");
+    let rig = Rig::with(&flow("Delete acme?"));
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(75));
+    assert_eq!(rig.call(&["answer", "r", "yes"]).status.code(), Some(0));
+    rig.write("flow.yaml", &flow("Delete evil corp?"));
+
+    let asked = rig.call(&["resume", "r", "-q"]);
+
+    assert_eq!(asked.status.code(), Some(75), "{}", rig.told(&asked));
+    assert_eq!(rig.json(&["show", "r", "--json"])["waiting"][0]["question"], "Delete evil corp?");
+    assert_eq!(rig.call(&["answer", "r", "yes"]).status.code(), Some(0));
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+}

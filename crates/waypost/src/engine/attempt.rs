@@ -124,9 +124,11 @@ impl Attempt {
         self.key_of(&[])
     }
 
-    /// Returns the id of a wait for `key` in this step: the same until the step is deliberately redone.
-    pub fn wait_id(&self, key: &str) -> String {
-        self.key_of(&[key.as_bytes()])
+    /// Returns the id of a wait for `key` in this step: the same until the step is deliberately redone, or asks another
+    /// question. An answer has the id of its question, and counts for no other question.
+    pub fn wait_id(&self, key: &str, question: Option<&Value>) -> String {
+        let question = question.map(Value::to_string).unwrap_or_default();
+        self.key_of(&[key.as_bytes(), question.as_bytes()])
     }
 
     /// Returns a key for undoing the step: the same however often that is begun, and none of those of its tries.
@@ -283,7 +285,8 @@ impl Attempt {
     /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and
     /// [`answered`](Self::answered) has the answer under `key`.
     pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
-        let wait = Wait { id: self.wait_id(key), key: key.to_owned(), on, question };
+        let id = self.wait_id(key, question.as_ref());
+        let wait = Wait { id, key: key.to_owned(), on, question };
         let _ = self.ask(Asked::Wait(wait)).await;
         pending().await
     }
