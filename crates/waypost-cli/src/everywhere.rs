@@ -1,7 +1,7 @@
-//! The stores that this user has worked with, for `list --everywhere`: their addresses, one a line, newest last.
+//! The user's list of stores for `list --everywhere`: one address a line, newest last.
 //!
-//! Best effort: a store that could not be noted works like any other, and one that is gone is forgotten. The search
-//! for a store reads the list last, for stores below the current folder. Stores in the temporary folder of the system are not noted: they are gone soon.
+//! Best effort: a failed write of the list is ignored, and addresses of deleted stores are dropped. The search for a
+//! store reads the list last, for stores below the current folder. Stores in the system's temporary folder are left out.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};

@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors of a step in flight: its output, log and scratch files here, and its socket in the supervisor.
+/// Descriptors of a step in flight: output, log and scratch file in this process, a socket in the supervisor.
 const DESCRIPTORS_PER_STEP: u64 = 4;
-/// Descriptors left for the store, evidence and what steps share.
+/// Descriptors left for the store, evidence and files shared by steps.
 const DESCRIPTORS_SPARE: u64 = 40;
 /// Processes of a step in flight: the reaper, a shell and a command.
 const PROCESSES_PER_STEP: u64 = 3;

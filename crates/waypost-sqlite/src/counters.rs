@@ -133,7 +133,7 @@ fn branch_counts(connection: &Connection, run: i64) -> Result<(i64, i64), Failur
         .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
-/// Returns the id of the main branch, as kept in the row of the run and in its own.
+/// Returns the id of the main branch, as stored in the run's row and in the branch's row.
 fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Failure> {
     let sql = "SELECT main, branches.id FROM runs JOIN branches ON run = runs.id WHERE runs.id = ?1 AND branches.path = 'main'";
     let ids = connection.prepare_cached(sql)?.query_row([run], |row| Ok((row.get(0)?, row.get(1)?)));

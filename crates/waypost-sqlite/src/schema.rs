@@ -146,7 +146,7 @@ struct Migration {
     sql: &'static str,
 }
 
-/// All of them, by rising version.
+/// All migrations, by rising version.
 const MIGRATIONS: &[Migration] = &[];
 
 /// Says whether this crate reads what has that version.

@@ -1,4 +1,4 @@
-//! What errors of the engine are called, how a command ends with them, and what to do next.
+//! Messages, exit codes and next commands for errors of the engine.
 
 use waypost::engine::RunError;
 use waypost::record::Flaw;

@@ -1,4 +1,4 @@
-//! Databases of other versions: those of before the first release are refused, and nothing of them is changed.
+//! Databases of a schema version before the first release are refused and left unchanged.
 
 use std::fs;
 

@@ -86,8 +86,7 @@ fn path(checker: &mut Checker<'_>, node: &Node) -> Option<PathBuf> {
     Some(checker.source.path.parent().unwrap_or(Path::new(".")).join(path))
 }
 
-/// Reads the value of a secret from its file, without the newline at its end; `None` if the file cannot be read, or is
-/// larger than 64 KiB.
+/// Reads a secret's file, without the trailing newline; `None` if the file is unreadable or larger than 64 KiB.
 pub fn read_secret(path: &Path) -> Option<OsString> {
     let mut value = Vec::new();
     std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX + 1).read_to_end(&mut value).ok()?;

@@ -442,7 +442,7 @@ pub const LOSS: &str = "the loss of ";
 /// First words of the cause of an interruption for lack of descriptors, processes or memory.
 pub const NO_RESOURCES: &str = "too few ";
 
-/// Returns the resource behind a failure, with the command that raises its limit; `None` for other causes.
+/// Returns the exhausted resource of a failure and the command that raises the limit; `None` for other causes.
 pub fn lacking(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let errno = causes.find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())?;

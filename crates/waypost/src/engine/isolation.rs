@@ -34,7 +34,7 @@ impl<P: Program> Session<'_, P> {
         waits
     }
 
-    /// Fails a step that was cut once more after it started alone.
+    /// Fails a step that was cut again after a start alone.
     pub(super) fn is_cut_too_often(&mut self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let cuts = line.entry(place).cuts;
