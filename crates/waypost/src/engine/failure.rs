@@ -13,7 +13,7 @@ use crate::shape::{Shape, Unfinished};
 use crate::store::StoreError;
 
 use super::fit::Forget;
-use super::invalidate::Invalidated;
+use super::invalidate::{Invalidated, Results};
 use super::line::{Line, LineId};
 use super::schedule::collects;
 use super::session::Session;
@@ -143,7 +143,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
             || after.position.asks_about(&step.id)
             || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
         // A person may keep the result of a step, or rerun the step.
-        after.drop_end(step, is_finished, true);
+        after.drop_end(step, is_finished, Results::Drop);
         after.forgotten.push(Forget::Failure(step.id.clone()));
     }
     let forgotten = after.forgotten;

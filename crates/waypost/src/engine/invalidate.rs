@@ -70,7 +70,7 @@ pub(super) fn invalidate(
         if results == Results::Keep {
             set_aside(&mut after.position, (shape, place), is_finished, 0);
         } else {
-            after.drop_end(step, is_finished, results == Results::Drop);
+            after.drop_end(step, is_finished, results);
             after.exclude_reuse(step);
         }
     }
@@ -84,7 +84,7 @@ pub(super) fn invalidate(
                 results.remove(&(passes_before + 1));
             }
         } else {
-            after.drop_end(step, is_finished, false);
+            after.drop_end(step, is_finished, Results::Retry);
             after.exclude_reuse(step);
         }
         let position = &mut after.position;
@@ -118,15 +118,15 @@ impl Invalidated {
         }
     }
 
-    /// Drops the end and the unfinished work of a step. `asks`: a person is asked before a rerun of a step with
-    /// `idempotent: false`, and the result stays in the state, since the person may keep the result.
-    pub(super) fn drop_end(&mut self, step: &Step, is_finished: bool, asks: bool) {
+    /// Drops the end and the unfinished work of a step. With [`Results::Drop`], a step with `idempotent: false` is in
+    /// doubt, and the result stays in the state, since a person may keep the result.
+    pub(super) fn drop_end(&mut self, step: &Step, is_finished: bool, results: Results) {
         let position = &mut self.position;
         let id = &step.id;
         let was_done = is_finished && position.did(id) || position.asks_about(id);
         let entry = take_entry(position, id);
         position.ledger.remove(id);
-        if asks && step.must_ask_again(was_done, entry.as_ref()) {
+        if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) {
             let started = entry.filter(|entry| step.has_begun(entry));
             return position.ask_about(id, started);
         }
