@@ -36,7 +36,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         last: None,
         torn: false,
         grows: false,
-        headed: false,
+        headed: args.follow && !is_one_step(args.step.as_deref()),
     };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
@@ -50,7 +50,6 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
             return documents(context, store.as_ref(), &run, &tries).await;
         }
         printer.grows = args.follow && working;
-        printer.headed |= printer.grows && !is_one_step(args.step.as_deref());
         let printed = printer.print(&tries).await?;
         if context.output.json {
             if !working {
@@ -272,7 +271,7 @@ struct Printer<'a> {
     torn: bool,
     /// More may come of each log.
     grows: bool,
-    /// Each log has a heading, since others may follow that are not begun yet.
+    /// Each log has a heading: other steps may start while the logs are followed.
     headed: bool,
 }
 
