@@ -195,7 +195,7 @@ impl Links {
             definition: None,
             config: None,
             repeated: None,
-            dead: 0,
+            failures: 0,
             root: None,
             children: None,
             token: self.token,

@@ -9,9 +9,7 @@ use std::fmt;
 
 use crate::id::{Digest, StepId};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{
-    Definition, Fan, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind,
-};
+use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind};
 use crate::shape::{END, Shape, Step, Unfinished};
 
 /// How one step differs.
@@ -298,10 +296,7 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     let minimal = |place: &usize| !finished[*place] && after.needs(*place).iter().all(|need| finished[*need]);
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
     let mut joined = position.joined.clone();
-    // How branches ended is not counted twice.
-    let again = redone.iter().map(|(step, _)| step).chain(relisted.keys());
-    let left: Vec<_> = again.filter_map(|step| joined.remove(step)).collect();
-    let dead = left.iter().map(Fan::dead_in_all).sum();
+    joined.retain(|step, _| !redone.iter().any(|(again, _)| again == step) && !relisted.contains_key(step));
     let counts =
         |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id) && !relisted.contains_key(id);
     let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
@@ -310,7 +305,6 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
         frontier,
         ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
         joined,
-        dead: position.dead.saturating_sub(dead),
         epoch: if is_new { position.epoch } else { epoch },
         ..position.clone()
     };

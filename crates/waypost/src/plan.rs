@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::id::{BranchPath, StepId};
-use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Status, Verdict};
+use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, SettledAs, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
 
 mod bound;
@@ -169,7 +169,7 @@ struct Made<'a> {
 impl Effective {
     /// Lists the packs of one of its steps, the newest first.
     fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = Made<'a>> {
-        let newest = self.position.ledger.get(step).map(|settled| settled.seq());
+        let newest = self.position.ledger.get(step).map(|settled| settled.seq);
         let newest = self.evidence.get(step).map(|pack| (newest, pack));
         let passes = self.passes.get(step).into_iter().flatten().map(|(seq, pack)| (Some(*seq), pack));
         newest.into_iter().chain(passes).scan(0, move |next, (seq, pack)| {
@@ -504,7 +504,7 @@ impl BranchView<'_> {
 
     /// Says whether what a step made in a pass before the newest does not hold.
     fn is_broken_before(&self, step: &StepId) -> bool {
-        let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq());
+        let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq);
         let is_before = |made: &Made<'_>| made.seq.is_some() && made.seq != newest;
         let mut before = self.branch.made_by(step).filter(is_before);
         before.any(|made| matches!(self.weigh(&made), Some(Standing::Failed { .. })))
@@ -576,7 +576,7 @@ impl BranchView<'_> {
     fn finished(&self, place: usize, upstream: Option<&StepId>) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
         let settled = self.branch.position.ledger.get(step.id.as_str());
-        if let Some(Settled::Skipped(seq)) = settled {
+        if let Some(Settled { how: SettledAs::Skipped, seq, .. }) = settled {
             return (Action::Skip, Cause::Skipped(*seq));
         }
         if let Some(decision) = self.doubted(step) {
@@ -584,8 +584,10 @@ impl BranchView<'_> {
         }
         match (upstream, settled) {
             (Some(before), _) => (Action::Recheck, Cause::UpstreamChanged(before.clone())),
-            (None, Some(Settled::Tolerated(seq))) => (Action::Reuse, Cause::Tolerated(*seq)),
-            (None, settled) => (Action::Reuse, Cause::Finished(settled.map(|settled| settled.seq()))),
+            (None, Some(Settled { how: SettledAs::Tolerated, seq, .. })) => {
+                (Action::Reuse, Cause::Tolerated(*seq))
+            }
+            (None, settled) => (Action::Reuse, Cause::Finished(settled.map(|settled| settled.seq))),
         }
     }
 

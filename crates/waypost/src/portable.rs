@@ -382,7 +382,7 @@ fn place_of(record: &Record) -> (&BranchPath, u64) {
 
 /// The seqs of its branch that a position cannot do without.
 fn referred_to(position: &Position) -> BTreeSet<u64> {
-    let settled = position.ledger.values().map(|settled| settled.seq());
+    let settled = position.ledger.values().map(|settled| settled.seq);
     settled.chain(position.definition).chain(position.config).collect()
 }
 

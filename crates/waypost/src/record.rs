@@ -36,7 +36,7 @@ pub use header::{
 };
 pub use position::{
     Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, SettleBy, Settled,
-    Status,
+    SettledAs, Status,
 };
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};

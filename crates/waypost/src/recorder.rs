@@ -96,7 +96,8 @@ use crate::evidence::Site;
 use crate::id::{BranchPath, CheckpointRef, RunId};
 use crate::lock::Holder;
 use crate::record::{
-    End, Flaw, Header, Phase, Position, Reason, Record, RunRecord, RunStatus, SealedRun, Settled, Status, Try,
+    End, Flaw, Header, Phase, Position, Reason, Record, RunRecord, RunStatus, SealedRun, Settled, SettledAs,
+    Status, Try,
 };
 use crate::store::{
     Batch, BatchId, Damage, FIRST_TOKEN, Head, Lease, Page, Renewal, Signal, Store, StoreError, StoreExt as _,
@@ -421,7 +422,7 @@ impl Recorder {
             return Err(Error::Unfinished { run, steps: open.into_iter().map(|entry| entry.step).collect() });
         }
         for entry in &failed {
-            next.settle(&entry.step, Settled::Tolerated(entry.since));
+            next.settle(&entry.step, Settled::new(SettledAs::Tolerated, entry.since));
         }
         next.ended = true;
         let phase = Phase::Progress { key: FINISHED_KEY.to_owned(), value: serde_json::Value::Null };

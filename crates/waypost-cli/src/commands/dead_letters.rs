@@ -68,7 +68,7 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
 fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
     let main = heads.into_iter().find(|record| record.header().branch.is_main())?;
-    match main.position().ok()?.dead {
+    match main.position().ok()?.failed_children() {
         0 => None,
         1 => Some("1 item failed in an earlier pass of a loop, which has gone on since".to_owned()),
         count => Some(format!("{count} items failed in earlier passes of a loop, which has gone on since")),
@@ -98,7 +98,7 @@ async fn failed_before(store: &dyn Store, snapshot: &Snapshot) -> Result<Option<
 /// Returns how many failures a run began with that it has come past already.
 async fn came_along(store: &dyn Store, run: &RunId) -> Result<u64, Error> {
     match store.load(run, &BranchPath::main(), 1).await {
-        Ok(first) => Ok(first.position().map_or(0, |position| position.dead)),
+        Ok(first) => Ok(first.position().map_or(0, |position| position.failed_children())),
         Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => Ok(0),
         Err(error) => Err(error.into()),
     }

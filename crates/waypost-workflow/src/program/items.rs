@@ -432,7 +432,7 @@ impl Joining {
 
 /// Says whether a person has left an item at its failure.
 fn is_left(end: &ChildEnd) -> bool {
-    end.record.header().dead > 0
+    end.record.header().failures > 0
 }
 
 /// What later steps read of one item.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
     EndDigests, Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled,
-    Status, Wait, WaitKind,
+    SettledAs, Status, Wait, WaitKind,
 };
 
 use super::fan::JoinedDigests;
@@ -96,7 +96,9 @@ impl<P: Program> Session<'_, P> {
                 return self.fail(id, place, failure, told);
             }
         };
-        let settled = matters.then(|| Settled::Completed(line.seq_of_next_draft()));
+        let failures = line.failures_joined(place);
+        let settled = Settled { failures, ..Settled::completed(line.seq_of_next_draft()) };
+        let settled = (matters || failures > 0).then_some(settled);
         let reason = match line.entry(place) {
             _ if root.is_some() => Reason::Join,
             entry if entry.at.attempt > 1 => Reason::Retry,
@@ -298,7 +300,9 @@ impl<P: Program> Session<'_, P> {
                 traced = Some(failed_digests(line.branch(), &step.id, seq));
                 line.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
             }
-            line.settle(place, Some(Settled::Tolerated(seq)), follow);
+            let failures = line.failures_joined(place);
+            let settled = Settled { failures, ..Settled::new(SettledAs::Tolerated, seq) };
+            line.settle(place, Some(settled), follow);
         } else {
             if line.comes_after(place) {
                 line.end_afterwards(place);

@@ -70,10 +70,7 @@ pub(super) async fn go_back(
         if (is_left || !goes_on) && !is_named {
             check_left(shape, entry, &record)?;
         }
-        if let Some(fan) = entry.fan.take_if(|_| is_left) {
-            // How they ended is not counted twice.
-            position.dead = position.dead.min(dead_at(engine, &run, fan.since).await?.unwrap_or(u64::MAX));
-        }
+        entry.fan.take_if(|_| is_left);
         if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
             entry.status = Status::Ready;
             entry.at.attempt = 0;
@@ -199,14 +196,6 @@ fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
 fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
     let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
     children.is_some_and(|children| !children.is_fork())
-}
-
-/// Returns how many branches had failed by a record of the main branch, if its position is still kept.
-pub(super) async fn dead_at(engine: &Engine, run: &RunId, seq: u64) -> Result<Option<u64>, RunError> {
-    match engine.store.load(run, &BranchPath::main(), seq).await {
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
-        record => Ok(record?.position().ok().map(|position| position.dead)),
-    }
 }
 
 /// Says whether all branches of a fan-out have ended: the step that joins them is the next.

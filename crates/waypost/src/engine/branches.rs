@@ -79,7 +79,7 @@ pub(super) async fn take_up<P: Program>(
             let step = &line.shape.steps()[fan.place].id;
             let entry = line.position.frontier.iter().find(|entry| entry.step == *step);
             // One that had failed may have ended well in a session that wrote nothing here.
-            let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.dead > 0);
+            let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.failures > 0);
             if !fan.is_complete() || is_counted || line.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
@@ -89,7 +89,9 @@ pub(super) async fn take_up<P: Program>(
         for place in waiting {
             let line = session.lines.get_mut(id);
             let entry = line.entry_mut(place);
-            let counted = entry.fan.as_mut().map_or(0, |fan| std::mem::take(&mut fan.dead));
+            if let Some(fan) = &mut entry.fan {
+                fan.failures = 0;
+            }
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
                 entry.waits = vec![for_children()];
             }
@@ -97,8 +99,6 @@ pub(super) async fn take_up<P: Program>(
                 entry.status = Status::Waiting;
                 entry.since = 0;
             }
-            // They are joined once more.
-            line.position.dead = line.position.dead.saturating_sub(counted);
         }
         session.touched.insert(id);
     }

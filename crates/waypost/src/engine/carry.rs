@@ -17,17 +17,17 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::{PORTABLE_BYTES_MAX, Portable};
-use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Status, Try};
+use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Settled, Status, Try};
 use crate::shape::{Children, Shape};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
-use super::back::{dead_at, is_left_behind, joins, load_with_state};
+use super::back::{is_left_behind, joins, load_with_state};
 use super::begin::decode_state;
 use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
 use super::doubt::{cut_in, cut_there};
 use super::fan::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
-use super::line::{Line, LineId, MAIN, Opener};
+use super::line::{Line, LineId, Opener};
 use super::open::Begin;
 use super::passes::life_of;
 use super::recheck::joined_on;
@@ -36,7 +36,7 @@ use super::schedule::{children_of, for_children};
 use super::session::Session;
 use super::sitting::Sitting;
 use super::snapshot::{accepted_on, position_of};
-use super::travel::{begun_anew, copy_of, settled_at};
+use super::travel::{begun_anew, copy_of};
 use super::{Engine, Program, RunError};
 
 /// Where the new run keeps items that were frozen in the other one.
@@ -64,8 +64,6 @@ pub(super) struct Along {
     opened: HashMap<BranchPath, HashMap<u64, u64>>,
     /// Frozen items, by the blob that they were in.
     items: BTreeMap<String, Vec<u8>>,
-    /// How many branches had failed before those that are about to be joined, by the step that joins them.
-    dead: BTreeMap<StepId, u64>,
 }
 
 impl Along {
@@ -100,14 +98,7 @@ impl Along {
             }
         }
         for entry in &mut position.frontier {
-            let Some(fan) = &entry.fan else { continue };
-            let dead = dead_at(engine, run, fan.since).await?.unwrap_or(u64::MAX);
-            if left.contains(&entry.step) {
-                entry.fan = None;
-                position.dead = position.dead.min(dead);
-            } else {
-                along.dead.insert(entry.step.clone(), dead);
-            }
+            entry.fan.take_if(|_| left.contains(&entry.step));
         }
         let mut names = engine.store.branches(run).await?;
         names.remove(&main);
@@ -188,7 +179,7 @@ impl Along {
         for record in from.children() {
             let position = position_of(record)?.back_at_work();
             let branch = record.header().branch.clone();
-            let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
+            let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq).collect();
             let known = from.history().iter().filter(|known| known.header().branch == branch);
             let known = known.filter(|known| seqs.contains(&known.header().seq));
             let own = Some(record).filter(|record| seqs.contains(&record.header().seq));
@@ -288,15 +279,8 @@ impl Along {
                 return Err(changed(why));
             }
             let line = session.lines.get_mut(id);
-            let (failed, is_complete) = (line.fan_mut(place).failed, line.fan_mut(place).is_complete());
+            let is_complete = line.fan_mut(place).is_complete();
             if !is_joining || !is_complete || !missing.is_empty() {
-                if is_joining {
-                    // How they ended is not counted twice.
-                    let before = self.dead.get(&step).filter(|_| id == MAIN).copied();
-                    let dead = line.position.dead;
-                    line.position.dead =
-                        before.map_or(dead.saturating_sub(failed), |before| dead.min(before));
-                }
                 let entry = line.entry_mut(place);
                 (entry.status, entry.waits) = (Status::Waiting, vec![for_children()]);
             }
@@ -447,7 +431,7 @@ impl Along {
 /// it has those that opened what was joined.
 pub(super) fn copy_settled<'r, S>(
     line: &mut Line<'_, S>,
-    (ledger, joined): (&BTreeMap<StepId, crate::record::Settled>, &HashMap<StepId, u64>),
+    (ledger, joined): (&BTreeMap<StepId, Settled>, &HashMap<StepId, u64>),
     records: impl Iterator<Item = &'r Record>,
     leaves: bool,
 ) -> HashMap<u64, u64> {
@@ -456,10 +440,10 @@ pub(super) fn copy_settled<'r, S>(
     records.sort_by_key(|record| record.header().seq);
     for record in records {
         let (seq, old) = (line.seq_of_next_draft(), record.header().seq);
-        let known = ledger.iter().find(|(_, settled)| settled.seq() == old);
+        let known = ledger.iter().find(|(_, settled)| settled.seq == old);
         let is_left = leaves && record.header().evidence.is_some();
-        if let Some((step, known)) = known.filter(|_| !is_left) {
-            line.position.ledger.insert(step.clone(), settled_at(*known, seq));
+        if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
+            line.position.ledger.insert(step.clone(), Settled { seq, ..*known });
         }
         let mut copy = copy_of(record);
         copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
@@ -483,7 +467,7 @@ pub(super) async fn settled_on(
 ) -> Result<Vec<Record>, StoreError> {
     let mut settled = Vec::with_capacity(position.ledger.len());
     for at in position.ledger.values() {
-        settled.push(store.load(&header.run, &header.branch, at.seq()).await?.without_body());
+        settled.push(store.load(&header.run, &header.branch, at.seq).await?.without_body());
     }
     if settled.iter().all(|record| record.header().evidence.is_none()) {
         return Ok(settled);

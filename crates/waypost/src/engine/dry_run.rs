@@ -239,7 +239,7 @@ impl DryRun {
         let is_leaf = shape.steps()[place].children.is_none();
         let is_finished = !Unfinished::of(shape, position).has(place)
             && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
-        let seq = position.ledger.get(&key.1).map(|settled| settled.seq());
+        let seq = position.ledger.get(&key.1).map(|settled| settled.seq);
         let by = self.settled.get(key).cloned();
         (is_leaf && is_finished && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
             .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use crate::id::StepId;
-use crate::record::{FrontierEntry, Position, Record, Settled, SkipCause, Status};
+use crate::record::{FrontierEntry, Position, Record, Settled, SettledAs, SkipCause, Status};
 use crate::shape::{Shape, Unfinished};
 use crate::store::StoreError;
 
@@ -105,7 +105,7 @@ pub(super) fn position_for_retry(
 /// so that a person is asked when its turn comes.
 pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forget> {
     let before = Unfinished::of(shape, position);
-    let passed_over = |settled: &Settled| matches!(settled, Settled::PassedOver(_));
+    let passed_over = |settled: &Settled| settled.how == SettledAs::PassedOver;
     let passed: BTreeSet<StepId> =
         position.ledger.iter().filter(|(_, end)| passed_over(end)).map(|(step, _)| step.clone()).collect();
     *position = std::mem::take(position).with_failures_open();
@@ -161,12 +161,13 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
 pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::State>) {
     for step in line.redecided.clone() {
         let Some(place) = line.shape.place(step.as_str()) else { continue };
-        let Some(fan) = line.entry(place).fan.clone() else { continue };
+        if line.entry(place).fan.is_none() {
+            continue;
+        }
         let admitted = program.admit(line.spot(place), &line.state, Upstream::Succeeded);
         if matches!(admitted, Ok(Admission::Skip(_))) {
             let entry = line.entry_mut(place);
             (entry.fan, entry.at.attempt) = (None, 0);
-            line.position.dead = line.position.dead.saturating_sub(fan.dead_in_all());
             line.position.revisited = true;
         }
     }
@@ -186,7 +187,8 @@ pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) 
     let upstream = shape.with_needs(place);
     let is_upstream = |entry: &&FrontierEntry| {
         let at = shape.place(entry.step.as_str()).filter(|at| *at != place && upstream[*at]);
-        at.is_some() && matches!(position.ledger.get(&entry.step), Some(Settled::Failed(_)))
+        at.is_some()
+            && position.ledger.get(&entry.step).is_some_and(|settled| settled.how == SettledAs::Failed)
     };
     position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
 }

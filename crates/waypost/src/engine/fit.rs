@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::change::{self, CarriedOver, Carry, Change};
 use crate::events::{RerunCause, STEP_SETTLED};
 use crate::id::{BranchPath, StepId};
-use crate::record::{Definition, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled};
+use crate::record::{Definition, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled, SettledAs};
 use crate::shape::{Shape, Unfinished};
 use crate::store::{Lease, StoreError, StoreExt as _};
 
@@ -71,14 +71,14 @@ async fn ends_of(engine: &Engine, base: &Base) -> Result<BTreeMap<StepId, Settle
     let header = base.record.header();
     for record in engine.store.history(&header.run, &header.branch, header.seq).await? {
         let header = record.header();
-        let settled = match &header.phase {
-            Phase::Completed(_) => Settled::Completed(header.seq),
-            Phase::Failed(failure) if failure.tolerated => Settled::Tolerated(header.seq),
-            Phase::Skipped(_) => Settled::Skipped(header.seq),
+        let how = match &header.phase {
+            Phase::Completed(_) => SettledAs::Completed,
+            Phase::Failed(failure) if failure.tolerated => SettledAs::Tolerated,
+            Phase::Skipped(_) => SettledAs::Skipped,
             _ => continue,
         };
         if let Some(step) = &header.step {
-            ends.entry(step.clone()).or_insert(settled);
+            ends.entry(step.clone()).or_insert(Settled::new(how, header.seq));
         }
     }
     Ok(ends)

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::events::{RerunCause, STEP_INVALIDATED};
 use crate::id::StepId;
-use crate::record::{Fan, FrontierEntry, Note, Position, Reusable, Status};
+use crate::record::{FrontierEntry, Note, Position, Reusable, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
 use super::fit::Forget;
@@ -90,8 +90,6 @@ pub(super) fn invalidate(
         let position = &mut after.position;
         position.reusable.retain(|_, results| !results.is_empty());
         if let Some(fan) = &entry.fan {
-            // With `Keep`, the earlier passes count already.
-            position.dead += if results == Results::Keep { fan.dead } else { fan.dead_in_all() };
             position.joined.insert(step.id.clone(), fan.clone());
             position.rerun_whole.remove(&step.id);
             let joins = |forget: &mut Forget| match forget {
@@ -130,9 +128,8 @@ impl Invalidated {
             let started = entry.filter(|entry| step.has_begun(entry));
             return position.ask_about(id, started);
         }
-        let entry = position.ask_no_more(id).or(entry);
-        let fan = position.joined.remove(id).or_else(|| entry.and_then(|entry| entry.fan));
-        position.dead = position.dead.saturating_sub(fan.map_or(0, |fan| fan.dead_in_all()));
+        position.ask_no_more(id);
+        position.joined.remove(id);
         self.forgotten.push(Forget::Step(id.clone()));
     }
 }
@@ -170,15 +167,12 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
     let entry = take_entry(position, &step.id);
     let last = position.ledger.remove(&step.id);
     let fan = position.joined.remove(&step.id);
-    let counted = fan.as_ref().or(entry.as_ref().and_then(|entry| entry.fan.as_ref()));
-    position.dead = position.dead.saturating_sub(counted.map_or(0, Fan::dead_in_all));
     if let (Some(settled), Some(fan)) = (last, fan.as_ref().filter(|fan| fan.pass > 0)) {
         let ends = fan.passes.iter().map(|pass| pass.settled).chain([settled]);
         for (pass, settled) in (1..).zip(ends) {
             let of_pass = fan.of_pass(pass);
             if pass <= passes_kept {
                 position.ledger.insert(step.id.clone(), settled);
-                position.dead += of_pass.as_ref().map_or(0, |fan| fan.dead);
                 position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
             } else if settled.gave_result() {
                 let follows = pass < fan.pass || !is_finished;

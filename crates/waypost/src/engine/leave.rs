@@ -49,7 +49,7 @@ impl Engine {
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.end = Some(End::Skipped);
             // It failed all the same: whoever joins it comes past that.
-            draft.dead = header.dead + 1;
+            draft.failures = header.failures + 1;
             let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
             chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;
         }

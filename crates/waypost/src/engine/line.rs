@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
-    End, EndDigests, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
-    STATE_BYTES_WARN, Settled, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, Failure, Fan, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
+    STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
 };
 use crate::shape::{Shape, Unfinished};
 
@@ -220,8 +220,7 @@ impl<'a, S> Line<'a, S> {
 
     /// Returns how many failures were come past: of branches that were joined, and of steps where that was tolerated.
     pub(super) fn failures_passed(&self) -> u64 {
-        let tolerated = |settled: &&Settled| matches!(settled, Settled::Tolerated(_));
-        self.position.dead + self.position.ledger.values().filter(tolerated).count() as u64
+        self.position.failures_passed()
     }
 
     /// Says whether a step of it ended as failed.
@@ -232,7 +231,7 @@ impl<'a, S> Line<'a, S> {
     /// Ends a step as failed with the newest draft: its entry is kept for a retry, and what it frees is ready.
     pub(super) fn end_as_failed(&mut self, place: usize) {
         let entry = self.entry(place).clone();
-        let settled = Settled::Failed(self.seq_of_next_draft() - 1);
+        let settled = Settled::new(SettledAs::Failed, self.seq_of_next_draft() - 1);
         self.settle(place, Some(settled), super::Follow::Needs);
         self.position.failed.push(entry);
     }
@@ -251,10 +250,10 @@ impl<'a, S> Line<'a, S> {
     /// Makes what was written last the end of the branch; returns by how much that raises the failures that the branch
     /// which opened this one comes past.
     pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
-        let dead = if end == End::Completed { self.failures_passed() } else { 0 };
+        let failures = if end == End::Completed { self.failures_passed() } else { 0 };
         let last = self.drafts.last_mut().expect("what ended was written");
-        (last.end, last.dead) = (Some(end), dead);
-        dead + u64::from(end == End::Failed)
+        (last.end, last.failures) = (Some(end), failures);
+        failures + u64::from(end == End::Failed)
     }
 
     pub(super) fn seq_of_next_draft(&self) -> u64 {
@@ -315,7 +314,9 @@ impl<'a, S> Line<'a, S> {
         self.position.ask_no_more(&id);
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
-            if !matches!(settled, Some(Settled::Skipped(_) | Settled::PassedOver(_))) {
+            if !settled
+                .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver))
+            {
                 // No later pass follows: drop the results of later passes.
                 self.position.reusable.remove(&id);
             }
@@ -346,6 +347,19 @@ impl<'a, S> Line<'a, S> {
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
         }
+    }
+
+    /// Returns how many children failed in a pass that is about to end, and in the passes before it.
+    pub(super) fn failures_joined(&self, place: usize) -> u64 {
+        let fan = self.entry(place).fan.as_ref().and_then(Fan::of_work);
+        fan.map_or(0, |fan| fan.failures) + self.failures_before(place)
+    }
+
+    /// Returns how many children failed in the passes before the one of a step.
+    pub(super) fn failures_before(&self, place: usize) -> u64 {
+        let is_later_pass = self.entry(place).at.iteration.last().is_some_and(|pass| *pass > 1);
+        let before = self.position.ledger.get(self.step_id(place)).filter(|_| is_later_pass);
+        before.map_or(0, |settled| settled.failures)
     }
 
     /// Returns which of its steps are unfinished; from the first call on that is kept up to date.

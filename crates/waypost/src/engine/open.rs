@@ -187,7 +187,7 @@ impl<'a, P: Program> Session<'a, P> {
             }
             let child = children.path(&branch, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
             if let Some(last) = newest.of(&child).await? {
-                failed += last.header().dead_with_it();
+                failed += last.header().failures_with_it();
                 ends.push((item.index, last));
             }
         }

@@ -146,7 +146,7 @@ pub(super) async fn joined_on(
             continue;
         }
         let Some(settled) = position.ledger.get(&step.id) else { continue };
-        let made = store.load(&header.run, &header.branch, settled.seq()).await?;
+        let made = store.load(&header.run, &header.branch, settled.seq).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
     for step in also {
@@ -258,7 +258,7 @@ pub(super) async fn judge<P: Program>(
 fn evidence_lost(known: &Known, error: StoreError) -> RunError {
     let StoreError::Damaged { damage, .. } = &error else { return error.into() };
     let branch = &known.record.header().branch;
-    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq() == damage.seq;
+    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq == damage.seq;
     let Some((step, _)) = known.position.ledger.iter().find(is_of) else { return error.into() };
     let (run, branch, step) = (damage.run.clone(), branch.clone(), step.clone());
     RunError::EvidenceLost { run, branch, step, source: error }
@@ -293,7 +293,7 @@ pub(super) async fn doubted(
     };
     let effective = |(branch, position, _): &(BranchPath, &Position, &[Record])| {
         let made = |(step, known): (&StepId, &Settled)| {
-            Some((step.clone(), record(branch, known.seq())?.header().evidence.clone()?))
+            Some((step.clone(), record(branch, known.seq)?.header().evidence.clone()?))
         };
         Effective {
             branch: branch.clone(),

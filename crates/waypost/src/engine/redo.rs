@@ -143,7 +143,7 @@ impl Chooser<'_> {
             match known.position.ledger.get(&step) {
                 _ if waits && !is_passed => waiting.push(child.clone()),
                 Some(settled) => {
-                    let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq();
+                    let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq;
                     let target = Target { seq, step, claims: None };
                     joined.push((target, child.clone()));
                 }

@@ -12,8 +12,8 @@ use crate::events::{RerunCause, STEP_INVALIDATED, STEP_REUSED};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::record::{
-    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SkipCause,
-    Status, Trace, Verdict, WaitKind,
+    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SettledAs,
+    SkipCause, Status, Trace, Verdict, WaitKind,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
@@ -147,7 +147,7 @@ impl<P: Program> Session<'_, P> {
     ) -> Result<Option<RerunCause>, RunError> {
         let line = self.lines.get(id);
         let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        let ended = match self.engine.store.load(&run, &branch, settled.seq()).await {
+        let ended = match self.engine.store.load(&run, &branch, settled.seq).await {
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
                 return Ok(Some(RerunCause::UpstreamChanged { step: None }));
             }
@@ -180,16 +180,19 @@ impl<P: Program> Session<'_, P> {
         let Some(Reusable::Ended { settled, fan, follows, .. }) = line.take_result(candidate.place) else {
             return Ok(None);
         };
+        let failures = fan.as_ref().map_or(settled.failures, |fan| {
+            let before = fan.passes.last().map_or(0, |pass| pass.settled.failures);
+            settled.failures.saturating_sub(before) + line.failures_before(candidate.place)
+        });
+        let settled = Settled { failures, ..settled };
         let fan = fan.map(|fan| line.position.after_current_passes(&candidate.step, fan));
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
         line.settle(candidate.place, Some(settled), follow);
         if let Some(fan) = fan {
-            let is_pass = fan.pass > 0;
-            line.position.dead += if is_pass { fan.dead } else { fan.dead_in_all() };
             line.position.joined.insert(candidate.step.clone(), fan);
         }
         line.digests.extend(header.digests.map(|digests| (candidate.step.clone(), digests)));
-        note_reuse(line, &candidate.step, settled.seq());
+        note_reuse(line, &candidate.step, settled.seq);
         self.mark_dirty(id);
         self.touched.insert(id);
         Ok(None)
@@ -301,7 +304,7 @@ impl<P: Program> Session<'_, P> {
         let step = &line.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {
             Some(Reusable::Ended { settled, fan, .. }) => {
-                let is_done = !matches!(settled, Settled::Skipped(_));
+                let is_done = settled.how != SettledAs::Skipped;
                 (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
             }
             Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
@@ -328,7 +331,7 @@ impl<P: Program> Session<'_, P> {
         let (run, branch, mut position) =
             (line.chain.run.clone(), line.branch().clone(), line.position.clone());
         // Ends that are not committed yet are upstream of all that may be reused.
-        position.ledger.retain(|_, settled| settled.seq() < line.chain.next);
+        position.ledger.retain(|_, settled| settled.seq < line.chain.next);
         let AsIfInForce { effective, incomplete } =
             as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
         let run = store.run(&run).await?;
@@ -391,7 +394,7 @@ pub(super) async fn read_digests<P: Program>(
     }
     wanted.retain(|step| !line.digests.contains_key(step));
     let settled = wanted.into_iter().filter_map(|step| {
-        let seq = line.position.ledger.get(&step)?.seq();
+        let seq = line.position.ledger.get(&step)?.seq;
         (seq < line.chain.next).then_some((seq, step))
     });
     let settled: BTreeMap<u64, StepId> = settled.collect();
@@ -482,7 +485,7 @@ fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: 
     let Some((_, key)) = name.opened_by() else { return false };
     if is_hook(step, name) {
         // Hooks were opened before the end, and no later ones belong to it.
-        let ended = position.ledger.get(&step.id).map(|settled| settled.seq());
+        let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
         return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
     }
     let Some(fan) = position.joined.get(&step.id) else { return false };

@@ -234,10 +234,7 @@ impl Rewind<'_> {
                 Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
                 None => false,
             };
-            if let Some(fan) = entry.fan.take_if(|_| is_left) {
-                // A failure of a child is not counted twice.
-                position.dead = position.dead.saturating_sub(fan.dead);
-            }
+            entry.fan.take_if(|_| is_left);
             (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
             entry.passed = false;
             entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };

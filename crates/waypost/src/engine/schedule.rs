@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use crate::record::{
-    End, Failure, FailureKind, Fan, FrontierEntry, Phase, Reason, RunStatus, Settled, SkipCause, Status, Try,
-    WAIT_AFTER, Wait, WaitKind,
+    End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, SettledAs, SkipCause,
+    Status, Try, WAIT_AFTER, Wait, WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
@@ -173,14 +173,14 @@ impl<'a, P: Program> Session<'a, P> {
         match follow {
             Ok(follow) => {
                 let seq = line.seq_of_next_draft();
-                let (settled, traced) = match cause {
+                let (how, traced) = match cause {
                     SkipCause::UpstreamFailed(_) => {
-                        (Settled::PassedOver(seq), failed_digests(line.branch(), &step, seq))
+                        (SettledAs::PassedOver, failed_digests(line.branch(), &step, seq))
                     }
-                    _ => (Settled::Skipped(seq), skipped_digests(line, place)),
+                    _ => (SettledAs::Skipped, skipped_digests(line, place)),
                 };
-                let (settled, traced) = (Some(settled), keeps_traces.then_some(traced));
-                line.settle(place, settled, follow);
+                let traced = keeps_traces.then_some(traced);
+                line.settle(place, Some(Settled::new(how, seq)), follow);
                 line.digests.extend(traced.map(|digests| (step.clone(), digests)));
                 line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
                 self.mark_dirty(id);
@@ -301,19 +301,13 @@ impl<'a, P: Program> Session<'a, P> {
         let failed = line.fan_mut(place).failed;
         let comes_after = children_of(line, place).afterwards;
         // What comes after the work of a step does not make its result another.
-        let dead = if comes_after { 0 } else { failed };
-        line.position.dead += dead;
-        let before = line.position.joined.get(line.step_id(place)).map(Fan::dead_in_all);
+        let failures = if comes_after { 0 } else { failed };
         let entry = line.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
         let step = entry.step.clone();
-        let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
         if let Some(fan) = &mut entry.fan {
-            fan.dead = dead;
-            if let Some(before) = before {
-                fan.dead_before = if is_later_pass { before } else { 0 };
-            }
+            fan.failures = failures;
             if keeps_apart && !comes_after {
                 let fan = fan.clone();
                 line.position.joined.insert(step, fan);

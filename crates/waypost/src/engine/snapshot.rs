@@ -8,7 +8,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Effective, Plan, Verdicts, plan, steps_in_lost};
 use crate::record::{
     Definition, FrontierEntry, Header, Pack, Phase, Position, Record, Repeated, Reusable, RunStatus, Settled,
-    Status,
+    SettledAs, Status,
 };
 use crate::shape::{Shape, Step};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
@@ -258,16 +258,15 @@ pub(super) async fn effective_of(
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
     let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
     let settled = steps.iter().filter_map(|step| position.ledger.get(&step.id));
-    let is_looked_at = |settled: &&Settled| {
-        !matches!(settled, Settled::Tolerated(_)) && !accepted.contains_key(&settled.seq())
-    };
-    let seqs = settled.filter(is_looked_at).map(|settled| settled.seq()).collect();
+    let is_looked_at =
+        |settled: &&Settled| settled.how != SettledAs::Tolerated && !accepted.contains_key(&settled.seq);
+    let seqs = settled.filter(is_looked_at).map(|settled| settled.seq).collect();
     let made = store.records(&header.run, &header.branch, &seqs).await?;
     for step in steps {
         let settled = position.ledger.get(&step.id);
-        let pack = match settled.map(|settled| settled.seq()) {
+        let pack = match settled.map(|settled| settled.seq) {
             // It counts as finished although it is not to be believed.
-            _ if matches!(settled, Some(Settled::Tolerated(_))) => None,
+            _ if settled.is_some_and(|settled| settled.how == SettledAs::Tolerated) => None,
             Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
             Some(seq) => made.get(&seq).and_then(|record| record.header().evidence.clone()),
             None => cut_pack_of(store, header, &position, step).await?,
@@ -294,7 +293,7 @@ async fn reusable_packs(
     let mut ends: BTreeMap<u64, StepId> = BTreeMap::new();
     for (step, results) in &position.reusable {
         if let Some(Reusable::Ended { settled, .. }) = results.values().next_back() {
-            ends.insert(settled.seq(), step.clone());
+            ends.insert(settled.seq, step.clone());
         }
     }
     let made = match ends.is_empty() {
@@ -370,7 +369,7 @@ async fn passes_of(
     let history = store.history(&header.run, &header.branch, header.seq).await?;
     for end in counting_ends(shape, position, &history) {
         let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
-        let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq()) == Some(end.seq);
+        let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq) == Some(end.seq);
         let pack = accepted.get(&end.seq).or(end.evidence.as_ref());
         if let (true, false, Some(pack)) = (comes_again(step), is_newest, pack) {
             passes.entry(step.id.clone()).or_default().push((end.seq, pack.clone()));

@@ -397,7 +397,7 @@ impl<'a> Scout<'a> {
             for step in joins.cloned().collect::<Vec<_>>() {
                 let header = known.record.header();
                 if let Some(joined) = ended_on(store, self.shape, (header, &known.position), &step).await? {
-                    let settled = Settled::Completed(joined.header().seq);
+                    let settled = Settled::completed(joined.header().seq);
                     known.position.ledger.insert(step, settled);
                 }
             }

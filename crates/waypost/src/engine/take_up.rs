@@ -244,7 +244,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
                 entry.status = Status::Ready;
                 entry.failures = 0;
                 entry.wake_at = None;
-                if entry.fan.as_ref().is_some_and(|fan| fan.dead == 0) {
+                if entry.fan.as_ref().is_some_and(|fan| fan.failures == 0) {
                     line.uncounted.push(entry.step.clone());
                 }
             }

@@ -6,7 +6,7 @@ use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{
     Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
-    Settled, Status, Try,
+    Status, Try,
 };
 use crate::shape::Shape;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
@@ -241,7 +241,7 @@ impl Engine {
         check_forkable(&from.reference())?;
         let mut position = from.position().clone().back_at_work();
         let along = Along::of_portable(from, &mut position, blinds(program, &start))?;
-        let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq()).collect();
+        let seqs: Vec<u64> = position.ledger.values().map(|settled| settled.seq).collect();
         let known = from.history().iter().chain([from.checkpoint()]);
         let settled = known.filter(|record| seqs.contains(&record.header().seq)).cloned().collect();
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
@@ -442,16 +442,6 @@ pub(super) fn copy_of(record: &Record) -> Draft {
     draft.told.notes.clone_from(&header.notes);
     draft.labels.clone_from(&header.labels);
     draft
-}
-
-pub(super) fn settled_at(settled: Settled, seq: u64) -> Settled {
-    match settled {
-        Settled::Completed(_) => Settled::Completed(seq),
-        Settled::Skipped(_) => Settled::Skipped(seq),
-        Settled::Tolerated(_) => Settled::Tolerated(seq),
-        Settled::Failed(_) => Settled::Failed(seq),
-        Settled::PassedOver(_) => Settled::PassedOver(seq),
-    }
 }
 
 /// What a position is in a run of its own: nothing is under way, asked or kept there.

@@ -49,7 +49,7 @@ impl<'a> Steps<'a> {
             order[place] = at;
             let ended = |need: usize| {
                 let settled = branch.position.ledger.get(&shape.steps()[need].id);
-                before[need].max(settled.map_or(0, |settled| settled.seq()))
+                before[need].max(settled.map_or(0, |settled| settled.seq))
             };
             before[place] = shape.needs(place).iter().map(|need| ended(*need)).max().unwrap_or_default();
         }
@@ -115,7 +115,7 @@ impl<'a> Ranks<'a> {
         let above = self.origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
         let own = match self.steps.get(&branch.branch) {
             Some(steps) => {
-                let settled = branch.position.ledger.get(step).map(|settled| settled.seq());
+                let settled = branch.position.ledger.get(step).map(|settled| settled.seq);
                 steps.place(step, seq, (true, settled == Some(seq)))
             }
             None => Place { time: seq, order: 0, is_end: true, seq },

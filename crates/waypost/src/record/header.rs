@@ -95,7 +95,7 @@ pub struct Header {
     /// On the record that ends a child branch as completed: how many failures it has come past, of branches that it joined
     /// and steps that were tolerated.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub dead: u64,
+    pub failures: u64,
     /// On an end of a graph with evidence: what it was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<Trace>,
@@ -145,8 +145,8 @@ impl Repeated {
 
 impl Header {
     /// Returns how many failures a branch that ended with this record adds to those of the one that opened it.
-    pub(crate) fn dead_with_it(&self) -> u64 {
-        u64::from(self.end == Some(End::Failed)) + self.dead
+    pub(crate) fn failures_with_it(&self) -> u64 {
+        u64::from(self.end == Some(End::Failed)) + self.failures
     }
 
     /// Returns what the next record repeats of this one.

@@ -38,9 +38,6 @@ pub struct Position {
     /// was there before itself.
     #[serde(default, skip_serializing_if = "is_default")]
     pub revisited: bool,
-    /// Children that ended as failed, in all fan-outs so far.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub dead: u64,
     /// The fan-outs that steps joined last, where the state keeps apart what each step gave: branches of them can be worked on
     /// again without the states of then.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -86,7 +83,7 @@ pub struct Position {
 impl Position {
     /// Says whether a finished step did something: it was not skipped, and what it opens had branches.
     pub(crate) fn did(&self, step: &StepId) -> bool {
-        let is_skipped = matches!(self.ledger.get(step), Some(Settled::Skipped(_)));
+        let is_skipped = self.ledger.get(step).is_some_and(|settled| settled.how == SettledAs::Skipped);
         !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
     }
 
@@ -183,12 +180,23 @@ impl Position {
         self.ledger.values().filter(|settled| settled.is_unsuccessful()).count()
     }
 
+    /// Returns how many failures the run passed in this scope: failed children that were joined, and tolerated failures.
+    pub fn failures_passed(&self) -> u64 {
+        let of_end = |settled: &Settled| settled.failures + u64::from(settled.how == SettledAs::Tolerated);
+        self.ledger.values().map(of_end).sum()
+    }
+
+    /// Returns how many children ended as failed and were joined.
+    pub fn failed_children(&self) -> u64 {
+        self.ledger.values().map(|settled| settled.failures).sum()
+    }
+
     /// Returns the passes of a step that came before one that is about to begin.
     pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
         let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
             return Vec::new();
         };
-        let end = PassEnd { settled: *settled, since: fan.since, dead: fan.dead };
+        let end = PassEnd { settled: *settled, since: fan.since };
         fan.passes.iter().copied().chain([end]).collect()
     }
 
@@ -199,8 +207,7 @@ impl Position {
         if fan.pass == 0 || passes.len() + 1 != fan.pass as usize {
             return fan;
         }
-        let dead_before = passes.iter().map(|pass| pass.dead).sum();
-        Fan { passes, dead_before, ..fan }
+        Fan { passes, ..fan }
     }
 
     /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
@@ -307,42 +314,54 @@ impl Reusable {
     }
 }
 
-/// How a finished step was settled, and by which record of the branch.
+/// The end of a step in force: the record that counts, and the failures that the run passed there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settled {
+    /// How the step ended.
+    pub how: SettledAs,
+    /// The record of the end.
+    pub seq: u64,
+    /// Children that ended as failed, in this pass and the passes before it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures: u64,
+}
+
+/// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Settled {
-    /// It completed.
-    Completed(u64),
-    /// It was skipped.
-    Skipped(u64),
-    /// It failed, and that was tolerated.
-    Tolerated(u64),
-    /// It failed, and its retries are used up.
-    Failed(u64),
-    /// It did not run, as a step upstream of it failed.
-    PassedOver(u64),
+pub enum SettledAs {
+    /// The step completed.
+    Completed,
+    /// The step was skipped.
+    Skipped,
+    /// The step failed, and the failure was tolerated.
+    Tolerated,
+    /// The step failed, and the retries are used up.
+    Failed,
+    /// The step did not run: a step upstream failed.
+    PassedOver,
 }
 
 impl Settled {
-    /// Returns the seq of the record that counts.
-    pub fn seq(self) -> u64 {
-        match self {
-            Self::Completed(seq)
-            | Self::Skipped(seq)
-            | Self::Tolerated(seq)
-            | Self::Failed(seq)
-            | Self::PassedOver(seq) => seq,
-        }
+    /// Makes an end without failed children.
+    pub fn new(how: SettledAs, seq: u64) -> Self {
+        Self { how, seq, failures: 0 }
+    }
+
+    /// Makes the end of a completed step.
+    pub fn completed(seq: u64) -> Self {
+        Self::new(SettledAs::Completed, seq)
     }
 
     /// Says whether the step gave a result: it completed, or its failure was tolerated.
     pub fn gave_result(self) -> bool {
-        matches!(self, Self::Completed(_) | Self::Tolerated(_))
+        matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
     }
 
     /// Says whether the run fails on account of this end: the step failed, or was passed over after a failure.
     pub fn is_unsuccessful(self) -> bool {
-        matches!(self, Self::Failed(_) | Self::PassedOver(_))
+        matches!(self.how, SettledAs::Failed | SettledAs::PassedOver)
     }
 }
 
@@ -483,12 +502,9 @@ pub struct Fan {
     pub opened: u64,
     /// The record in which the fan-out began; its children name it as their origin.
     pub since: u64,
-    /// How many of them ended as failed, once all have ended and the position counts them as dead.
+    /// How many children ended as failed, once all have ended.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub dead: u64,
-    /// How many the position counts of earlier passes of a loop over the step.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub dead_before: u64,
+    pub failures: u64,
     /// Of a step whose passes have branches of their own: the number of the pass; 0 of any other.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pass: u32,
@@ -508,18 +524,7 @@ impl Fan {
     /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
-        Self {
-            items,
-            total,
-            opened: 0,
-            since: 0,
-            dead: 0,
-            dead_before: 0,
-            pass,
-            passes,
-            after: false,
-            work: None,
-        }
+        Self { items, total, opened: 0, since: 0, failures: 0, pass, passes, after: false, work: None }
     }
 
     /// Returns the fan-out of an earlier pass, or of this one, by its number.
@@ -528,16 +533,11 @@ impl Fan {
             return Some(self.clone());
         }
         let index = usize::try_from(pass.checked_sub(1)?).ok()?;
-        let PassEnd { since, dead, .. } = *self.passes.get(index)?;
+        let PassEnd { since, settled } = *self.passes.get(index)?;
         let passes = self.passes[..index].to_vec();
-        let dead_before = passes.iter().map(|pass| pass.dead).sum();
-        let one = Self { opened: 1, since, dead, dead_before, pass, passes, ..Self::new(None, 1) };
-        Some(one)
-    }
-
-    /// Returns how many the position counts as dead in all passes.
-    pub fn dead_in_all(&self) -> u64 {
-        self.dead + self.dead_before
+        let before = passes.last().map_or(0, |pass| pass.settled.failures);
+        let failures = settled.failures.saturating_sub(before);
+        Some(Self { opened: 1, since, failures, pass, passes, ..Self::new(None, 1) })
     }
 
     /// Returns the fan-out of the step's work: itself, or the one that it comes after.
@@ -559,9 +559,6 @@ pub struct PassEnd {
     pub settled: Settled,
     /// The record in which its branch was opened.
     pub since: u64,
-    /// How many of its children ended as failed.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub dead: u64,
 }
 
 /// Items of a fan-out, frozen in the store's blobs before its first child is opened.

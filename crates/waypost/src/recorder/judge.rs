@@ -333,7 +333,7 @@ fn restore(tip: &mut Tip, target: &Record) -> Result<(), Error> {
         // Its evidence did not hold then and does now: it is finished after all.
         debug_assert!(ending_of(header).is_some(), "a failed step has an ending");
         tip.position.frontier.retain(|entry| entry.step != *step);
-        tip.settle(step, Settled::Completed(seq));
+        tip.settle(step, Settled::completed(seq));
     }
     Ok(())
 }

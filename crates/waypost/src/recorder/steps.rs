@@ -113,7 +113,7 @@ impl Recorder {
         let state = given.unwrap_or_else(|| next.state.clone());
         let phase = if completed {
             next.close(begun);
-            next.settle(&begun.step, Settled::Completed(seq));
+            next.settle(&begun.step, Settled::completed(seq));
             next.state = state.clone();
             Phase::Completed(commit.ending())
         } else {
@@ -195,7 +195,7 @@ impl Recorder {
 
     /// Looks up the newest iteration of a step that has completed; 0 if there is none.
     async fn last_visit(&self, tip: &Tip, step: &StepId) -> Result<u32, Error> {
-        let known = tip.position.ledger.get(step.as_str()).map(|settled| settled.seq());
+        let known = tip.position.ledger.get(step.as_str()).map(|settled| settled.seq);
         if known.is_none() && tip.position.ledger.len() < LEDGER_STEPS_MAX {
             return Ok(0);
         }

@@ -69,7 +69,7 @@ impl Tip {
         let ledger = &mut self.position.ledger;
         ledger.insert(step.clone(), settled);
         if ledger.len() > LEDGER_STEPS_MAX {
-            let oldest = ledger.iter().min_by_key(|(_, settled)| settled.seq()).map(|(step, _)| step.clone());
+            let oldest = ledger.iter().min_by_key(|(_, settled)| settled.seq).map(|(step, _)| step.clone());
             if let Some(oldest) = oldest {
                 ledger.remove(&oldest);
                 self.visits.remove(&oldest);

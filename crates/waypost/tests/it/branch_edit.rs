@@ -182,7 +182,7 @@ async fn an_item_that_failed_for_good_is_mended_before_it_is_joined() {
         assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
         assert_eq!(stage.said(), ["z", "join", "join"]);
         let newest = world.store.newest(&run_id(), &waypost::BranchPath::main()).await.unwrap();
-        assert_eq!(newest.position().unwrap().dead, 1);
+        assert_eq!(newest.position().unwrap().failed_children(), 1);
     }
 }
 
@@ -203,7 +203,7 @@ async fn an_item_that_failed_for_good_is_mended_after_it_was_joined() {
         assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
         assert_eq!(stage.said(), ["z", "join"]);
         let newest = world.store.newest(&run_id(), &waypost::BranchPath::main()).await.unwrap();
-        assert_eq!(newest.position().unwrap().dead, 1);
+        assert_eq!(newest.position().unwrap().failed_children(), 1);
     }
 }
 

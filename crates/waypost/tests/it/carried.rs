@@ -107,7 +107,7 @@ async fn a_fork_amid_its_items_works_on_the_others_only() {
             expect.sort();
             assert_eq!(said, expect, "{before:?}");
             let end = world.store.newest(&outcome.run, &BranchPath::main()).await.unwrap();
-            assert_eq!(end.position().unwrap().dead, 1);
+            assert_eq!(end.position().unwrap().failed_children(), 1);
         }
     }
 }

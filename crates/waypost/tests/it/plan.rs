@@ -11,7 +11,9 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::Value;
 use waypost::plan::{Effective, Verdicts, checks, plan};
-use waypost::record::{Claim, FrontierEntry, Pack, Position, Settled, Status, Try, Verdict, Wait, WaitKind};
+use waypost::record::{
+    Claim, FrontierEntry, Pack, Position, Settled, SettledAs, Status, Try, Verdict, Wait, WaitKind,
+};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
 use waypost::{BranchPath, Digest, StepId};
 
@@ -87,9 +89,9 @@ fn position_of(line: &str) -> Effective {
     let settled = parts.get(2).into_iter().flat_map(|ledger| ledger.split_whitespace()).map(|entry| {
         let (step, at) = entry.split_once('=').unwrap();
         let settled = match at.split_once(':') {
-            Some(("skipped", seq)) => Settled::Skipped(seq.parse().unwrap()),
-            Some(("tolerated", seq)) => Settled::Tolerated(seq.parse().unwrap()),
-            _ => Settled::Completed(at.parse().unwrap()),
+            Some(("skipped", seq)) => Settled::new(SettledAs::Skipped, seq.parse().unwrap()),
+            Some(("tolerated", seq)) => Settled::new(SettledAs::Tolerated, seq.parse().unwrap()),
+            _ => Settled::completed(at.parse().unwrap()),
         };
         (StepId::new(step).unwrap(), settled)
     });

@@ -117,7 +117,7 @@ fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
         bytes: bytes.len() as u64,
         digest: Digest::of(bytes),
     });
-    let fan = Some(Fan { items, total: 3, opened: 3, since, dead: 0, ..Fan::new(None, 0) });
+    let fan = Some(Fan { items, total: 3, opened: 3, since, ..Fan::new(None, 0) });
     frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, since) }])
 }
 
@@ -141,7 +141,7 @@ fn seqs(records: &[Record]) -> Vec<u64> {
 async fn small() -> Portable {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), frontier(vec![entry("plan", Status::Started, 1)]), |_| ()).await;
-    let ledger = BTreeMap::from([(step_id("plan"), Settled::Completed(1))]);
+    let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
     let position = Position { ledger, ..frontier(vec![entry("search", Status::Started, 2)]) };
     story.add(&main_branch(), position, |_| ()).await;
     story.export(&main_branch(), 2).await.unwrap()
@@ -167,7 +167,7 @@ async fn it_holds_what_a_new_run_needs() {
     };
     story.add(&main_branch(), Position::default(), memo).await;
     let position = Position {
-        ledger: BTreeMap::from([(step_id("plan"), Settled::Completed(3))]),
+        ledger: BTreeMap::from([(step_id("plan"), Settled::completed(3))]),
         definition: Some(2),
         ..frontier(vec![entry("search", Status::Started, 4)])
     };
@@ -251,7 +251,7 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     let store = MemoryStore::new();
     let mut story = Story::new(store.clone());
     story.add(&main_branch(), Position::default(), |_| ()).await;
-    let ledger = BTreeMap::from([(step_id("plan"), Settled::Completed(1))]);
+    let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
     story.add(&main_branch(), Position { ledger, ..Position::default() }, |_| ()).await;
     story.add(&branch("each:a"), opened_by(3), |_| ()).await;
     story.add(&branch("each:a"), opened_by(3), |_| ()).await;

@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
-    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, Settled, SkipCause, Start, Status, Usage,
+    Ending, FrontierEntry, Header, Phase, Position, Reason, Record, SettledAs, SkipCause, Start, Status,
+    Usage,
 };
 use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
@@ -128,12 +129,12 @@ impl Branch {
             // Of one whose results were used again, the newest word is that, and its end is before.
             let ends_told = if is_finished { &told.finished } else { &told.ends };
             let end = ends_told.get(id).copied().filter(|header| counts(header.at.epoch));
-            let is_its_end = |header: &&Header| settled.is_none_or(|settled| settled.seq() <= header.seq);
+            let is_its_end = |header: &&Header| settled.is_none_or(|settled| settled.seq <= header.seq);
             let facts = StepFacts {
                 entry,
                 standing,
                 end: if is_finished { end.filter(is_its_end) } else { end },
-                kept: is_finished.then(|| Kept::of(settled, state)),
+                kept: is_finished.then(|| Kept::of(settled.map(|settled| settled.how), state)),
                 usage: told.usage.get(id).cloned(),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
@@ -240,13 +241,13 @@ struct Kept {
 }
 
 impl Kept {
-    fn of(settled: Option<Settled>, state: Option<&Value>) -> Self {
+    fn of(settled: Option<SettledAs>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
-            (Some(Settled::Skipped(_) | Settled::PassedOver(_)), _) | (None, Some("skipped")) => {
+            (Some(SettledAs::Skipped | SettledAs::PassedOver), _) | (None, Some("skipped")) => {
                 StepStatus::Skipped
             }
-            (Some(Settled::Tolerated(_) | Settled::Failed(_)), _) | (None, Some("failed")) => {
+            (Some(SettledAs::Tolerated | SettledAs::Failed), _) | (None, Some("failed")) => {
                 StepStatus::Failed
             }
             _ => StepStatus::Completed,

@@ -1,7 +1,7 @@
 //! Steps of a branch in doubt: how they are marked, and how they are settled.
 
 use crate::id::StepId;
-use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, Status, Try};
+use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, SettledAs, Status, Try};
 
 use super::super::Follow;
 use super::super::advance::inline_outputs;
@@ -63,19 +63,20 @@ impl<S> Line<'_, S> {
     pub(in crate::engine) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
         self.decide_visit(place);
         let seq = self.seq_of_next_draft();
-        let settled = match &mut phase {
+        let how = match &mut phase {
             Phase::Failed(failure) => {
                 inline_outputs(&mut failure.ending);
-                Settled::Tolerated(seq)
+                SettledAs::Tolerated
             }
             Phase::Completed(ending) => {
                 inline_outputs(ending);
-                Settled::Completed(seq)
+                SettledAs::Completed
             }
-            _ => Settled::Completed(seq),
+            _ => SettledAs::Completed,
         };
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
-        self.settle(place, Some(settled), follow);
+        let failures = self.failures_joined(place);
+        self.settle(place, Some(Settled { how, seq, failures }), follow);
         self.draft(phase, Reason::Manual, step, at);
     }
 
@@ -86,7 +87,8 @@ impl<S> Line<'_, S> {
         follow: Follow,
         (ending, pack): (Ending, Pack),
     ) {
-        let settled = Some(Settled::Completed(self.seq_of_next_draft()));
+        let failures = self.failures_joined(place);
+        let settled = Some(Settled { failures, ..Settled::completed(self.seq_of_next_draft()) });
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
         self.settle(place, settled, follow);
         let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
@@ -128,10 +130,8 @@ impl<S> Line<'_, S> {
                 let first = self.shape.first_iteration(place, &self.around);
                 self.entry_mut(place).at.iteration = first;
             }
-            let begun = self.position.ask_no_more(&step).and_then(|entry| entry.fan);
-            // What it gave counted until now, and so did what had failed of it.
-            let left = self.position.joined.remove(&step).or(begun).map_or(0, |fan| fan.dead_in_all());
-            self.position.dead = self.position.dead.saturating_sub(left);
+            self.position.ask_no_more(&step);
+            self.position.joined.remove(&step);
         }
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }

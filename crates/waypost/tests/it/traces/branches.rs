@@ -177,7 +177,7 @@ async fn joined_under_one_root(world: &World) {
         leaves.push(world.store.newest(&run_id(), &child).await.unwrap().digest());
     }
     assert_eq!(newest.header().children, Some(Digest::merkle(&leaves)));
-    assert_eq!(newest.position().unwrap().dead, 21);
+    assert_eq!(newest.position().unwrap().failed_children(), 21);
 }
 
 /// A session that was paused while another took the run over is refused when it wakes up and wants to write.
