@@ -21,69 +21,65 @@ use crate::record::{Position, Record, RunRecord, SealedRun};
 use crate::store::{Progress, RunEntry, Store, StoreError};
 
 mod accept;
-mod advance;
 mod attempt;
-mod back;
 mod begin;
-mod branches;
-mod by_hand;
 mod cancel;
-mod carry;
+mod capacity;
 pub(crate) mod chain;
+mod child_ends;
+mod child_heads;
+mod children;
 mod choice;
 mod commit;
-mod cut;
-mod doubt;
+mod completion;
+mod definition;
 mod dry_run;
-mod edit;
+mod escalation;
 mod failure;
-mod fall;
-mod fan;
-mod fit;
+mod fan_out;
+mod fork;
+mod fork_children;
+mod in_doubt;
+mod inspect;
 mod invalidate;
 mod isolation;
-mod leave;
-mod line;
-mod lines;
-mod look;
-mod newest;
-mod open;
+mod manual;
+mod open_scopes;
 mod options;
 mod outcome;
 mod panics;
-mod passes;
 mod program;
-mod recheck;
-mod redo;
+mod reopen;
 mod request;
+mod requested;
+mod reruns;
 mod restart;
+mod resume;
+mod resume_point;
 mod reuse;
 mod rewind;
-mod room;
-mod schedule;
+mod rollback;
+mod scheduler;
+mod scope;
+mod scopes;
 mod session;
 mod signals;
-mod sitting;
-mod snapshot;
-mod stand;
-mod stop;
-mod take_up;
 mod trace;
-mod travel;
-mod turns;
+mod trust;
 mod undo;
-mod unlooked;
-mod wish;
-mod within;
 
 pub use attempt::{
     Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };
-pub use by_hand::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use cancel::Cancel;
+pub use definition::{Compared, changed_within};
 pub use dry_run::DryRun;
-pub use fan::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
-pub use look::Look;
+pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
+pub use fork::{OriginEvidence, StartOptions};
+pub use inspect::Look;
+pub use inspect::Snapshot;
+use inspect::changed_at;
+pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
     OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
@@ -96,12 +92,8 @@ pub use program::{
     Spot, StateError, Told, Upstream,
 };
 pub use reuse::step_path;
-pub use snapshot::Snapshot;
-use snapshot::changed_at;
-pub use stop::{Stop, StopHandle, StopLevel};
-pub use travel::{OriginEvidence, StartOptions};
+pub use signals::{Stop, StopHandle, StopLevel};
 pub use undo::{UNDO, Undone};
-pub use within::{Compared, changed_within};
 
 /// How often the engine asks its store whether somebody wants the run to stop.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
@@ -266,7 +258,7 @@ impl Engine {
         options: ResumeOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         let holder = self.holder()?;
-        take_up::resumed(self, program, run, options, &holder).await
+        resume::resumed(self, program, run, options, &holder).await
     }
 
     /// Returns the configuration that is in force at a position.

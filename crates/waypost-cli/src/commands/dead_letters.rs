@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::engine::{Engine, Snapshot};
-use waypost::record::RunStatus;
-use waypost::store::{Store, StoreError};
+use waypost::record::{Record, RunStatus};
+use waypost::store::Store;
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::WorkflowState;
@@ -60,15 +60,19 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
-    let why = failed_before(store, &snapshot).await?.or_else(|| failed_in_passes(&snapshot));
+    let why = failed_before(&snapshot).or_else(|| failed_in_passes(&snapshot));
     Ok(why.unwrap_or_else(|| "no item failed for good".to_owned()))
+}
+
+/// Returns the newest record of the main branch.
+fn main_of(snapshot: &Snapshot) -> Option<&Record> {
+    let mut heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
+    heads.find(|record| record.header().branch.is_main())
 }
 
 /// Says how many items had failed in passes of a loop that has gone on since, which nobody can work on again.
 fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
-    let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
-    let main = heads.into_iter().find(|record| record.header().branch.is_main())?;
-    match main.position().ok()?.failed_children() {
+    match main_of(snapshot)?.position().ok()?.failed_children() {
         0 => None,
         1 => Some("1 item failed in an earlier pass of a loop, which has gone on since".to_owned()),
         count => Some(format!("{count} items failed in earlier passes of a loop, which has gone on since")),
@@ -76,31 +80,20 @@ fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
 }
 
 /// Says how many items had failed where the run that this one began from stood, if it has none of them itself.
-async fn failed_before(store: &dyn Store, snapshot: &Snapshot) -> Result<Option<String>, Error> {
-    let frozen = snapshot.entry.record.record();
-    let Some(parent) = &frozen.parent else { return Ok(None) };
-    let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
-    let main = heads.into_iter().find(|record| record.header().branch.is_main());
+fn failed_before(snapshot: &Snapshot) -> Option<String> {
+    let parent = snapshot.entry.record.record().parent.as_ref()?;
+    let main = main_of(snapshot);
     let state = main.and_then(|main| serde_json::from_slice::<WorkflowState>(main.state_bytes()?).ok());
     let count = match state.map_or(0, |state| state.items_failed()) {
-        // Those of a `foreach` within a step are in the states of branches; how many came along, the first record counts.
-        0 => came_along(store, &frozen.run).await?,
+        // Those of a `foreach` within a step are in the states of branches.
+        0 => main.and_then(|main| main.position().ok()).map_or(0, |position| position.failed_children()),
         count => count,
     };
     let run = &parent.run;
-    Ok(match count {
+    match count {
         0 => None,
         1 => Some(format!("1 item failed in run {run}, before this one began from it")),
         count => Some(format!("{count} items failed in run {run}, before this one began from it")),
-    })
-}
-
-/// Returns how many failures a run began with that it has come past already.
-async fn came_along(store: &dyn Store, run: &RunId) -> Result<u64, Error> {
-    match store.load(run, &BranchPath::main(), 1).await {
-        Ok(first) => Ok(first.position().map_or(0, |position| position.failed_children())),
-        Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => Ok(0),
-        Err(error) => Err(error.into()),
     }
 }
 

@@ -12,9 +12,9 @@ use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::recheck::{Trust, judge};
-use super::snapshot::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
-use super::stand::survey;
+use super::inspect::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
+use super::resume_point::survey;
+use super::trust::{Trust, judge};
 use super::{Engine, OnUnknown, Program, RunError};
 
 /// Key of the progress that carries accepted evidence.

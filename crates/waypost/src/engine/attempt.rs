@@ -16,9 +16,9 @@ use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
-use super::line::{LineId, MAIN};
-use super::request::{Asked, Request};
-use super::stop::{Stop, StopHandle, StopLevel};
+use super::request::{Request, ResumeQuery};
+use super::scope::{LineId, MAIN};
+use super::signals::{Stop, StopHandle, StopLevel};
 use super::{Engine, Spot, Told};
 
 /// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
@@ -197,7 +197,7 @@ impl Attempt {
             let (mut value, told) = said();
             let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             value.insert("elapsed_ms".to_owned(), elapsed_ms.into());
-            if self.ask(Asked::Tell { value: Value::Object(value), told }).await.is_err() {
+            if self.ask(ResumeQuery::Tell { value: Value::Object(value), told }).await.is_err() {
                 return pending().await;
             }
         }
@@ -266,7 +266,7 @@ impl Attempt {
         }
         let (kept, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = Asked::Keep { key: key.to_owned(), value, told, kept };
+        let what = ResumeQuery::Keep { key: key.to_owned(), value, told, kept };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }
@@ -287,11 +287,11 @@ impl Attempt {
     pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
         let id = self.wait_id(key, question.as_ref());
         let wait = Wait { id, key: key.to_owned(), on, question };
-        let _ = self.ask(Asked::Wait(wait)).await;
+        let _ = self.ask(ResumeQuery::Wait(wait)).await;
         pending().await
     }
 
-    async fn ask(&self, what: Asked) -> Result<(), ()> {
+    async fn ask(&self, what: ResumeQuery) -> Result<(), ()> {
         let request = Request { line: self.line, job: self.job, what };
         self.requests.send(request).await.map_err(drop)
     }

@@ -13,30 +13,30 @@ use crate::record::{
 use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 
-use super::back::go_back;
-use super::branches;
 use super::chain::{Chain, Draft, body_as_it_stands};
+use super::child_heads::pass_missing;
 use super::choice;
-use super::cut::from_step;
-use super::doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
-use super::edit;
+use super::definition::{self, Adopting, Forget, check_fit, check_stand, forget};
 use super::failure::{decide_openers, position_for_retry};
-use super::fit::{self, Adopting, Forget, check_fit, check_stand, forget};
+use super::in_doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
+use super::inspect::{Snapshot, position_of};
 use super::invalidate::Results;
-use super::line::{Line, MAIN};
-use super::newest::pass_missing;
+use super::manual;
+use super::open_scopes;
 use super::options::merge;
-use super::recheck::Trust;
-use super::redo::Move;
+use super::reopen::from_step;
+use super::requested::Requested;
+use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};
+use super::resume::{Reopening, reopen, was_killed};
+use super::resume_point::{self, ResumePoint, ResumeQuery};
 use super::reuse::read_digests;
+use super::rollback::go_back;
+use super::scope::{Line, MAIN};
 use super::session::{Carried, Session};
-use super::snapshot::{Snapshot, position_of};
-use super::stand::{self, Asked, Stand};
-use super::take_up::{Reopening, reopen, was_killed};
+use super::trust::PendingClaims;
+use super::trust::Trust;
 use super::undo::refuse_amid;
-use super::unlooked::Unlooked;
-use super::wish::Wishes;
 use super::{
     Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
@@ -170,21 +170,22 @@ async fn go_on<'a, P: Program>(
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
-    if let Some(Carried { batches, repaired, unlooked, idle_rounds }) = carried {
+    if let Some(Carried { batches, repaired, pending_claims, idle_rounds }) = carried {
         (session.batches, session.is_again) = (batches, true);
-        (session.unlooked, session.idle_rounds) = (unlooked, idle_rounds);
+        (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
         session.repaired.extend(repaired);
         session.main_mut().chain.resumed = false;
     }
-    if begin.stand.looked {
-        let mut left = std::mem::take(&mut begin.stand.left);
+    if begin.resume_point.looked {
+        let mut left = std::mem::take(&mut begin.resume_point.left);
         // At the end, nothing that is left can end any more.
         left.retain(|_, _| !session.main().position.frontier.is_empty());
-        session.unlooked = Unlooked { left, is_due: begin.stand.rewinds, ..Unlooked::default() };
+        session.pending_claims =
+            PendingClaims { left, is_due: begin.resume_point.rewinds, ..PendingClaims::default() };
     }
     if session.keeps_traces {
-        let has_moves = !begin.stand.moves.is_empty() || session.main().position.has_results();
-        session.unlooked.is_redone = has_moves || is_written;
+        let has_moves = !begin.resume_point.moves.is_empty() || session.main().position.has_results();
+        session.pending_claims.is_redone = has_moves || is_written;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
@@ -196,8 +197,9 @@ async fn go_on<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let edits = edit::Edits::of(options.edit_branches);
-    let questions = branches::take_up(&mut session, lease, begin.stand, &options.on_doubt, edits).await?;
+    let edits = manual::Edits::of(options.edit_branches);
+    let questions =
+        open_scopes::take_up(&mut session, lease, begin.resume_point, &options.on_doubt, edits).await?;
     // Whoever goes on from a checkpoint has decided.
     let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
     if !is_decided && !questions.is_empty() {
@@ -216,7 +218,7 @@ impl Base {
 /// Where the session of a resume begins.
 struct Begin {
     /// Of the branches beside the main one, and what is in doubt.
-    stand: Stand,
+    resume_point: ResumePoint,
     /// What is written first.
     drafts: Vec<Draft>,
     /// What is open on the main branch is taken up now, and was not before in this resume.
@@ -273,33 +275,33 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
-    let mut wishes = Wishes::take(&mut options.from, edited, program.shape());
+    let mut requested = Requested::take(&mut options.from, edited, program.shape());
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
-    wishes.rerun_changed(changed, program.shape());
-    wishes.by = options.by.clone();
-    let asked = Asked { again: is_again, ..asked(options, &wishes, lease.token()) };
+    requested.rerun_changed(changed, program.shape());
+    requested.by = options.by.clone();
+    let asked = ResumeQuery { again: is_again, ..asked(options, &requested, lease.token()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
-    let anew = carried.is_some_and(|carried| ends || carried.unlooked.is_due);
-    let asked = Asked { anew, ..asked };
-    let mut stand = match options.from {
-        None => stand::stand(engine, program, began_with, base, asked).await?,
-        Some(_) => Stand::default(),
+    let anew = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
+    let asked = ResumeQuery { anew, ..asked };
+    let mut resume_point = match options.from {
+        None => resume_point::find(engine, program, began_with, base, asked).await?,
+        Some(_) => ResumePoint::default(),
     };
-    choice::answer(&options.choices, &mut stand.questions);
-    options.edit_branches.retain(|(branch, _)| !stand.unreached.contains(branch));
+    choice::answer(&options.choices, &mut resume_point.questions);
+    options.edit_branches.retain(|(branch, _)| !resume_point.unreached.contains(branch));
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
-        stand.questions.extend(lost);
+        resume_point.questions.extend(lost);
     }
     let adopts = adopts(options, &base.snapshot.definition, program.shape());
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
-    if is_done && stand.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
+    if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
-    if matches!(options.on_doubt, OnDoubt::Ask) && !stand.questions.is_empty() {
-        return Err(in_doubt(stand.questions));
+    if matches!(options.on_doubt, OnDoubt::Ask) && !resume_point.questions.is_empty() {
+        return Err(in_doubt(resume_point.questions));
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let results = Results::dropped(!matches!(options.on_doubt, OnDoubt::Retry));
@@ -316,17 +318,17 @@ async fn find_begin<P: Program>(
     }
     // At the end, nothing is left to be done by any definition.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        let ends = fit::ends_to_keep(engine, base, adoption).await?;
+        let ends = definition::ends_to_keep(engine, base, adoption).await?;
         let adopting = Adopting { adoption, ends: &ends, asks: results == Results::Drop };
         let before = (&base.position, &base.snapshot.definition);
-        let carried = fit::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
-        base.notes = fit::causes_of(adoption, &carried, options.by.as_deref());
+        let carried = definition::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
+        base.notes = definition::causes_of(adoption, &carried, options.by.as_deref());
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         base.redone.extend(carried.relisted.into_iter().map(Forget::Join));
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
-        fit::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
+        definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
     }
     if results == Results::Drop {
         let wanted =
@@ -337,14 +339,14 @@ async fn find_begin<P: Program>(
     if options.from.is_some() || options.adopt.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
-            stand = stand::stand(engine, program, program.shape(), base, asked).await?;
+            resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
         }
-        choice::answer(&options.choices, &mut stand.questions);
-        if !stand.questions.is_empty() {
-            return Err(in_doubt(stand.questions));
+        choice::answer(&options.choices, &mut resume_point.questions);
+        if !resume_point.questions.is_empty() {
+            return Err(in_doubt(resume_point.questions));
         }
     }
-    let moved = stand.moves.remove(&BranchPath::main());
+    let moved = resume_point.moves.remove(&BranchPath::main());
     // What the sessions of this resume wrote nothing on, they did not come to.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
@@ -355,15 +357,15 @@ async fn find_begin<P: Program>(
         choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
         last_or_by_hand(&mut drafts);
     }
-    Ok(Some(Begin { stand, drafts, reopens: reopens && options.then == Then::GoOn }))
+    Ok(Some(Begin { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
 
 /// Takes the main branch from where it is to where a move takes it.
 ///
 /// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
 /// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
-fn move_on(base: &mut Base, moved: Move, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
-    let Move { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
+fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
+    let Reopened { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
         by_name.stand = Some(body_as_it_stands(&base.record, &base.position)?);
@@ -388,7 +390,7 @@ async fn main_line<'a, P: Program>(
     begin: &mut Begin,
     options: &mut ResumeOptions<P::State>,
 ) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
-    let Begin { stand, drafts, reopens } = begin;
+    let Begin { resume_point, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
@@ -404,13 +406,13 @@ async fn main_line<'a, P: Program>(
     if !program.shape().is_routed() && program.shape().has_evidence() {
         read_digests(engine.store.as_ref(), program, &mut main).await?;
     }
-    let (branch, asked) = (main.branch().clone(), &mut stand.settled);
+    let (branch, asked) = (main.branch().clone(), &mut resume_point.settled);
     let about = (&main.chain.run, &site, &branch, &main.state);
     let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;
     settle_salvaged(program, &mut main, done)?;
     // What does not hold any more by now is asked about.
-    stand.questions.append(asked);
-    decide_as_told(program, &mut main, std::mem::take(&mut stand.questions), &options.on_doubt)?;
+    resume_point.questions.append(asked);
+    decide_as_told(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
     let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
     main.position.epoch_max = main.position.epoch_max.max(newest);
@@ -455,13 +457,13 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<'a, S>(options: &ResumeOptions<S>, wishes: &'a Wishes, token: u64) -> Asked<'a> {
+fn asked<'a, S>(options: &ResumeOptions<S>, requested: &'a Requested, token: u64) -> ResumeQuery<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
     let salvages = matches!(options.on_doubt, OnDoubt::Ask);
-    Asked { trust, again: false, anew: false, by_hand, still, token, salvages, retries, wishes }
+    ResumeQuery { trust, again: false, anew: false, by_hand, still, token, salvages, retries, requested }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.

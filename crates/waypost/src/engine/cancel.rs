@@ -10,7 +10,7 @@ use crate::record::{
 use crate::store::{Batch, BatchId, Head, Lease, StoreExt as _, Summary};
 
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::snapshot::{Snapshot, position_of};
+use super::inspect::{Snapshot, position_of};
 use super::{Engine, RunError};
 
 /// What came of cancelling a run.

@@ -13,8 +13,8 @@ use crate::plan::Decision;
 use crate::record::{Choice, Note, Position, SettleBy, SkipCause, Status};
 use crate::shape::{Shape, Unfinished};
 
-use super::doubt::{note_trace, traced};
-use super::line::{Line, LineId};
+use super::in_doubt::{note_trace, traced};
+use super::scope::{Line, LineId};
 use super::session::Session;
 use super::{KnownOutputs, Program, RunError, Told};
 

@@ -11,8 +11,8 @@ use crate::record::{Body, End, FailedStep, Note, Phase, Position, Reason, RunSta
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::chain::{Chain, Draft};
-use super::fan::Queued;
-use super::line::{Line, LineId, MAIN};
+use super::fan_out::Queued;
+use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
 use super::{OnLostCheckpoint, Program, RunError, StepFailure};
 

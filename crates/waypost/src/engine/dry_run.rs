@@ -19,7 +19,7 @@ use crate::plan::{Action, Cause, Decision, Plan};
 use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status};
 use crate::shape::Unfinished;
 
-use super::snapshot::position_of;
+use super::inspect::position_of;
 use super::{Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot};
 
 mod overlay;
@@ -121,7 +121,7 @@ impl Engine {
 impl DryRun {
     /// Returns the started steps. The flag: all of the input is known, so the step starts in a real resume too.
     pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
-        self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::Known))
+        self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
     }
 
     fn take_in(&mut self, record: &Record) -> Result<(), RunError> {
@@ -195,7 +195,7 @@ impl DryRun {
         };
         let more = self.started.iter().filter(|(key, _)| !is_planned(key)).map(|(key, input)| {
             let (action, cause) = match input {
-                Input::Known => (Action::Run, self.cause_of(key, &key.1)),
+                Input::InForce => (Action::Run, self.cause_of(key, &key.1)),
                 Input::Unknown(step) => self.compared(key, step),
             };
             Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
@@ -216,7 +216,7 @@ impl DryRun {
             return match input {
                 Input::Unknown(step) if !is_run => Some(self.compared(key, step)),
                 Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
-                Input::Known if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
+                Input::InForce if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
                 _ => None,
             };
         }

@@ -1,4 +1,4 @@
-//! Failed steps of a graph by needs: their ends, and the retry of them by a resume.
+//! Failed ends: the steps of a graph by needs that failed, their retry by a resume, and failed branches that a person skips.
 //!
 //! ```text
 //!   a: failed ---> b: passed over ---> c, `always()`: completed
@@ -7,18 +7,21 @@
 
 use std::collections::BTreeSet;
 
-use crate::id::StepId;
-use crate::record::{FrontierEntry, Position, Record, Settled, SettledAs, SkipCause, Status};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::record::{
+    End, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
+};
 use crate::shape::{Shape, Unfinished};
-use crate::store::StoreError;
+use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
-use super::fit::Forget;
+use super::chain::{Chain, Draft, body_as_it_stands};
+use super::definition::Forget;
+use super::inspect::{Snapshot, position_as_recorded};
 use super::invalidate::{Invalidated, Results};
-use super::line::{Line, LineId};
-use super::schedule::collects;
+use super::scheduler::collects;
+use super::scope::{Line, LineId};
 use super::session::Session;
-use super::snapshot::position_as_recorded;
-use super::{Admission, Program, Upstream};
+use super::{Admission, Engine, Program, RunError, Upstream};
 
 impl<P: Program> Session<'_, P> {
     /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
@@ -191,4 +194,62 @@ pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) 
             && position.ledger.get(&entry.step).is_some_and(|settled| settled.how == SettledAs::Failed)
     };
     position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
+}
+
+/// What its last record says of why it was left.
+const LEFT: &str = "a person left it at its failure";
+
+impl Engine {
+    /// Has branches that ended as failed end as skipped, on a person's word, all of them or none. A step that has not
+    /// joined them yet sees them so; one that has is not done again. They count as failures that the run came past.
+    ///
+    /// # Errors
+    /// - [`RunError::NotEdited`]: one of them has not failed. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): somebody is at it.
+    pub async fn leave_branches(&self, run: &RunId, branches: &[BranchPath]) -> Result<(), RunError> {
+        self.store.wait_while_dying(run).await?;
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        match self.leave_under(&lease, branches).await {
+            // The batch gave the lease back.
+            Ok(true) => Ok(()),
+            other => {
+                let _ = self.store.release(lease, None).await;
+                other.map(|_| ())
+            }
+        }
+    }
+
+    async fn leave_under(&self, lease: &Lease, branches: &[BranchPath]) -> Result<bool, RunError> {
+        let (store, run) = (self.store.as_ref(), lease.run());
+        let mut records = Vec::new();
+        for branch in branches {
+            let newest = store.newest(run, branch).await?;
+            let header = newest.header();
+            if header.end != Some(End::Failed) {
+                let why = "it has not ended as failed".to_owned();
+                return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
+            }
+            let body = body_as_it_stands(&newest, &position_as_recorded(&newest)?)?;
+            let step = header.step.clone();
+            let unwritable =
+                |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };
+            let cause = SkipCause::Condition(LEFT.to_owned());
+            let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
+            draft.end = Some(End::Skipped);
+            // It failed all the same: whoever joins it comes past that.
+            draft.failures = header.failures + 1;
+            let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
+            chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;
+        }
+        if records.is_empty() {
+            return Ok(false);
+        }
+        let id = BatchId { token: lease.token(), count: 1 };
+        let at = records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
+        let summary = Snapshot::main(store, run).await?.entry.summary.summary.clone();
+        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
+        let lost = |source| RunError::Checkpoint { at, source };
+        self.store.append(lease, batch).await.map_err(lost)?;
+        Ok(true)
+    }
 }

@@ -18,7 +18,7 @@ use crate::id::StepId;
 use crate::record::{FrontierEntry, Note, Position, Reusable, Status};
 use crate::shape::{Shape, Step, Unfinished};
 
-use super::fit::Forget;
+use super::definition::Forget;
 use super::trace::pass_in;
 
 /// An invalid step.

@@ -5,7 +5,7 @@
 
 use crate::record::{Failure, FailureKind};
 
-use super::line::LineId;
+use super::scope::LineId;
 use super::session::Session;
 use super::{Program, Told};
 

@@ -150,7 +150,7 @@ pub enum ResumeFrom {
 /// What to do about damaged records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnDamage<S> {
-    /// Move them to quarantine and go on from the newest sound one; where none is sound, stop.
+    /// Reopened them to quarantine and go on from the newest sound one; where none is sound, stop.
     #[default]
     FallBack,
     /// Stop, and change nothing.

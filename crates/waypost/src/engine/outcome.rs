@@ -1,7 +1,7 @@
 //! How a session ends, or why it could not be held.
 
-use super::line::Line;
 use super::program::BeginError;
+use super::scope::Line;
 use crate::id::{BranchPath, InvalidName, RunId, StepId};
 use crate::plan::Decision;
 use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};

@@ -57,7 +57,7 @@ pub trait Program: Send + Sync {
     /// Why it cannot be read.
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
 
-    /// Decides whether a step whose needs have ended runs or is skipped. Asked once; the answer is recorded. A step that
+    /// Decides whether a step whose needs have ended runs or is skipped. ResumeQuery once; the answer is recorded. A step that
     /// failed is decided again when a resume retries it.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ pub trait Program: Send + Sync {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure>;
 
-    /// Names the children that a step opens, in order, with what each is about. Asked once; the answer is frozen.
+    /// Names the children that a step opens, in order, with what each is about. ResumeQuery once; the answer is frozen.
     /// Not asked where the shape names them, or the step finds them out by its work.
     ///
     /// # Errors
@@ -112,10 +112,10 @@ pub trait Program: Send + Sync {
     fn keeps_apart(&self) -> bool;
 
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
-    /// step was done again, and steps after it are used again where it is the same. Asked only of graphs by needs.
+    /// step was done again, and steps after it are used again where it is the same. ResumeQuery only of graphs by needs.
     fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value>;
 
-    /// Returns the steps whose outputs a step reads, needed or not: it depends on them. Asked only of graphs by needs.
+    /// Returns the steps whose outputs a step reads, needed or not: it depends on them. ResumeQuery only of graphs by needs.
     fn reads(&self, spot: Spot<'_>) -> Vec<StepId>;
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
@@ -175,7 +175,7 @@ pub trait Program: Send + Sync {
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
 
-    /// Changes the state by what became of a step, and says which of its routes is taken. Asked once; the answer is
+    /// Changes the state by what became of a step, and says which of its routes is taken. ResumeQuery once; the answer is
     /// recorded.
     ///
     /// # Errors

@@ -7,13 +7,13 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::Told;
-use super::line::LineId;
+use super::scope::LineId;
 use crate::record::Wait;
 
 /// How many requests may be on their way: a step that asks faster than the store commits is slowed down.
 pub(super) const REQUESTS_MAX: usize = 64;
 
-/// Asked by a step under way.
+/// ResumeQuery by a step under way.
 #[derive(Debug)]
 pub(super) struct Request {
     /// The branch it runs on.
@@ -21,11 +21,11 @@ pub(super) struct Request {
     /// Which start of a step it comes from; one that has ended meanwhile asks for nothing any more.
     pub(super) job: u64,
     /// What is asked.
-    pub(super) what: Asked,
+    pub(super) what: ResumeQuery,
 }
 
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum ResumeQuery {
     /// To commit a result under a key, so that the step has it when it starts again.
     Keep {
         key: String,

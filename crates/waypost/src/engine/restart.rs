@@ -9,17 +9,17 @@ use crate::record::{Position, Reason, Record};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
 
-use super::back::epochs;
 use super::begin::{by_hand, first_position};
 use super::chain::Chain;
-use super::edit;
-use super::fit::definition_of_restart;
-use super::line::{Line, MAIN};
-use super::newest::pass_missing;
+use super::child_heads::pass_missing;
+use super::definition::definition_of_restart;
+use super::inspect::changed_at;
+use super::manual;
 use super::options::merge;
-use super::recheck::is_step_on;
+use super::rollback::epochs;
+use super::scope::{Line, MAIN};
 use super::session::Session;
-use super::snapshot::changed_at;
+use super::trust::is_step_on;
 use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
 
 /// Makes the session that starts a run over with a state. What was recorded stays, and so does the configuration in
@@ -32,7 +32,7 @@ pub(super) async fn restarted<'a, P: Program>(
     options: ResumeOptions<P::State>,
 ) -> Result<Session<'a, P>, RunError> {
     let run = lease.run();
-    edit::refuse_all(run, &options.edit_branches, "the run is started over, and opens it anew")?;
+    manual::refuse_all(run, &options.edit_branches, "the run is started over, and opens it anew")?;
     let told = (options.adopt.as_ref(), options.on_change);
     let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
     if let Some(edit) = options.edit {

@@ -18,18 +18,18 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
 
-use super::back::load_with_state;
 use super::begin::decode_state;
-use super::branches::fan_of;
+use super::child_ends::has_state;
+use super::definition::{Forget, forget};
 use super::failure::upstream;
-use super::fit::{Forget, forget};
-use super::line::{Line, LineId};
-use super::passes::has_state;
-use super::recheck::verify;
-use super::schedule::for_children;
+use super::inspect::{effective_of, position_of};
+use super::open_scopes::fan_of;
+use super::rollback::load_with_state;
+use super::scheduler::for_children;
+use super::scope::{Line, LineId};
 use super::session::Session;
-use super::snapshot::{effective_of, position_of};
 use super::trace::{reads_of, sinks, trace_of};
+use super::trust::verify;
 use super::{Admission, Follow, Program, RunError};
 
 /// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
@@ -126,7 +126,7 @@ impl<P: Program> Session<'_, P> {
         if line.position.reusable.is_empty() || line.end.is_some() || self.is_stopping() {
             return None;
         }
-        let wanted = self.wanted.as_deref().filter(|_| id == super::line::MAIN);
+        let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         line.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
             let result = line.result_of(entry)?.clone();
             let place = line.shape.place(entry.step.as_str())?;

@@ -23,14 +23,14 @@ use crate::record::{
 use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
 
-use super::back::{epochs, fanned_out_since, is_copied, load_with_state};
 use super::chain::Draft;
-use super::fan::{Ends, Items, Joined, named_items};
-use super::passes::is_end;
-use super::recheck::{Branches, Judged, Known};
-use super::redo::{Move, Target, is_joined, redo_draft};
-use super::snapshot::position_of;
+use super::child_ends::is_end;
+use super::fan_out::{Ends, Items, Joined, named_items};
+use super::inspect::position_of;
+use super::reruns::{Reopened, Target, is_joined, redo_draft};
+use super::rollback::{epochs, fanned_out_since, is_copied, load_with_state};
 use super::trace::pass_in;
+use super::trust::{Branches, InForce, Judged};
 use super::{Engine, RunError};
 
 /// A step in an iteration.
@@ -181,7 +181,7 @@ pub(super) struct Rewind<'a> {
     /// The graph of the run.
     pub(super) root: &'a Shape,
     pub(super) branches: &'a Branches,
-    pub(super) known: &'a Known,
+    pub(super) known: &'a InForce,
     /// The step to run again.
     pub(super) target: &'a Target,
     /// Verdicts, for the record.
@@ -193,7 +193,7 @@ impl Rewind<'_> {
     ///
     /// # Errors
     /// [`RunError::NoState`]: retention dropped the input state of the step, or another run has the state.
-    pub(super) async fn to_start(self) -> Result<Move, RunError> {
+    pub(super) async fn to_start(self) -> Result<Reopened, RunError> {
         let Self { engine, root, known, target, judged, .. } = self;
         let header = known.record.header();
         let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
@@ -243,7 +243,7 @@ impl Rewind<'_> {
         carry(&mut position, &known.position);
         position.chain = Some(Box::new(self.reusable_chain(made).await?));
         let draft = redo_draft(made, branch, (target, judged), epoch);
-        Ok(Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
+        Ok(Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 
     /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps begun since the
@@ -325,7 +325,7 @@ pub(super) fn starts(header: &Header, made: &Header) -> bool {
 
 impl Rejoined {
     /// Returns the continuation of a branch from the newest record before the rewind. `header` and `newest`: the newest record now.
-    pub(super) fn into_move(self, shape: &Shape, header: &Header, newest: &Position) -> Move {
+    pub(super) fn into_move(self, shape: &Shape, header: &Header, newest: &Position) -> Reopened {
         let Self { record, mut position, reused } = self;
         let mut before = newest.clone();
         drop_chain(&mut before, shape);
@@ -342,7 +342,7 @@ impl Rejoined {
         // The record may be the end of a child.
         draft.digests = record.header().digests;
         draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
-        Move { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
+        Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
     }
 }
 

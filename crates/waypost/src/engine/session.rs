@@ -1,6 +1,6 @@
 //! One session of a run: from the lease to its release.
 //!
-//! Everything between two commits happens in memory ([`advance`](super::advance), [`schedule`](super::schedule)); a
+//! Everything between two commits happens in memory ([`advance`](super::completion), [`schedule`](super::scheduler)); a
 //! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
 //! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
 
@@ -27,14 +27,14 @@ use crate::store::{Damage, Lease, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::failure::{failed_upstream, upstream};
-use super::fan::{Joined, JoinedDigests, unread};
-use super::line::{Flight, Line, LineId, MAIN};
-use super::lines::Lines;
-use super::request::{Asked, REQUESTS_MAX, Request};
+use super::fan_out::{Joined, JoinedDigests, unread};
+use super::request::{REQUESTS_MAX, Request, ResumeQuery};
 use super::reuse::ReusableVerdicts;
-use super::schedule::children_of;
-use super::stop::{StopHandle, StopLevel};
-use super::unlooked::Unlooked;
+use super::scheduler::children_of;
+use super::scope::{Flight, Line, LineId, MAIN};
+use super::scopes::Lines;
+use super::signals::{StopHandle, StopLevel};
+use super::trust::PendingClaims;
 use super::{
     Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
     StepFailure, Told, Waiting,
@@ -123,7 +123,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) stood: Option<RunStatus>,
     /// A step that was done again has ended: nothing more is started until what comes of that is known.
     pub(super) is_pausing: bool,
-    pub(super) unlooked: Unlooked,
+    pub(super) pending_claims: PendingClaims,
     /// Accepted older fingerprints by step path: the results count as made by the definition in force.
     pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
     /// Ends have traces: the graph goes by needs, and has evidence.
@@ -151,7 +151,7 @@ pub(super) struct Carried {
     /// Batches sent so far: their ids are used up.
     pub(super) batches: u64,
     pub(super) repaired: Vec<Damage>,
-    pub(super) unlooked: Unlooked,
+    pub(super) pending_claims: PendingClaims,
     /// Verifications in a row after which no step started.
     pub(super) idle_rounds: u32,
 }
@@ -220,7 +220,7 @@ impl<'a, P: Program> Session<'a, P> {
             passes_missing: false,
             stood: None,
             is_pausing: false,
-            unlooked: Unlooked::default(),
+            pending_claims: PendingClaims::default(),
             accepted: BTreeMap::new(),
             keeps_traces,
             keeps_chain,
@@ -295,9 +295,9 @@ impl<'a, P: Program> Session<'a, P> {
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
-                let Self { batches, repaired, unlooked, jobs_started, idle_rounds, .. } = self;
+                let Self { batches, repaired, pending_claims, jobs_started, idle_rounds, .. } = self;
                 let idle_rounds = if jobs_started == 0 { idle_rounds + 1 } else { 0 };
-                Ok(Worked::Again(Carried { batches, repaired, unlooked, idle_rounds }))
+                Ok(Worked::Again(Carried { batches, repaired, pending_claims, idle_rounds }))
             }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.
@@ -430,7 +430,7 @@ impl<'a, P: Program> Session<'a, P> {
         let Some(line) = self.lines.find(id) else { return };
         let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
         match what {
-            Asked::Keep { key, value, told, kept } => {
+            ResumeQuery::Keep { key, value, told, kept } => {
                 let place = flight.place;
                 let entry = line.entry_mut(place);
                 entry.memos += 1;
@@ -442,13 +442,13 @@ impl<'a, P: Program> Session<'a, P> {
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
-            Asked::Tell { value, told } => {
+            ResumeQuery::Tell { value, told } => {
                 let place = flight.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
                 line.draft_of(place, phase, Reason::Interval).told = told;
                 self.mark_dirty(id);
             }
-            Asked::Wait(wait) => {
+            ResumeQuery::Wait(wait) => {
                 flight.waits = Some(wait);
                 flight.abort.abort();
             }

@@ -8,8 +8,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Program;
-use super::fan::Item;
-use super::line::Line;
+use super::fan_out::Item;
+use super::scope::Line;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{Claim, EndDigests, Pack, Trace};
 use crate::shape::{Shape, Step};

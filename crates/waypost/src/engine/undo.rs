@@ -27,17 +27,17 @@ use crate::store::{
 };
 
 use super::attempt::Attempt;
-use super::back::{check_left, is_copied, is_left_behind, load_with_state, with_state};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft, body_as_it_stands};
-use super::passes::life_of;
-use super::snapshot::{Snapshot, position_of};
+use super::child_ends::life_of;
+use super::inspect::{Snapshot, position_of};
+use super::rollback::{check_left, is_copied, is_left_behind, load_with_state, with_state};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, Spot, StopHandle, StopLevel};
 
-mod told;
+mod history;
 
-use told::{Before, Told, told_before};
-pub(super) use told::{refuse_amid, refuse_undone};
+use history::{Before, Told, told_before};
+pub(super) use history::{refuse_amid, refuse_undone};
 
 /// The key of the progress records that tell of undoing.
 pub const UNDO: &str = "undo";

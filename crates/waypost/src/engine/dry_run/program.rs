@@ -20,7 +20,7 @@ use super::super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Input {
     /// The whole input.
-    Known,
+    InForce,
     /// The input without the result of this step upstream.
     Unknown(StepId),
 }
@@ -56,7 +56,7 @@ pub(super) enum DryJob<J> {
 /// The result of a step in a dry run.
 pub(super) enum DryOutput<O> {
     Unknown,
-    Known(O),
+    InForce(O),
 }
 
 impl<'a, P: Program> DryProgram<'a, P> {
@@ -83,7 +83,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         let shape = self.inner.shape().of_branch(spot.branch);
         let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, spot));
         let own = upstream.chain([spot.step.id.clone()]).find(|step| self.is_unknown(spot.branch, step));
-        own.or_else(|| self.unknown_around(spot.branch)).map_or(Input::Known, Input::Unknown)
+        own.or_else(|| self.unknown_around(spot.branch)).map_or(Input::InForce, Input::Unknown)
     }
 
     /// Returns the needed and read steps; in a graph with routes, all steps.
@@ -103,7 +103,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         let spot = Spot { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
         match self.input_of(spot) {
             Input::Unknown(step) => Some(step),
-            Input::Known => None,
+            Input::InForce => None,
         }
     }
 
@@ -150,7 +150,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         let is_known = match &admitted {
             Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
             Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(spot.branch, need),
-            Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => self.input_of(spot) == Input::Known,
+            Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => self.input_of(spot) == Input::InForce,
         };
         if is_known { admitted } else { Ok(Admission::Run) }
     }
@@ -158,7 +158,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
     /// A list of items over an unknown result counts as empty.
     fn open(&self, spot: Spot<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
         match self.inner.open(spot, state) {
-            Err(_) if self.input_of(spot) != Input::Known => {
+            Err(_) if self.input_of(spot) != Input::InForce => {
                 self.seen().unknown.insert((spot.branch.clone(), spot.step.id.clone()));
                 Ok(Vec::new())
             }
@@ -222,7 +222,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
     ) -> Result<Self::Job, Failure> {
         let input = self.input_of(spot);
         let below = joined.as_ref().and_then(|joined| self.unknown_below(joined));
-        if joined.is_some() && input == Input::Known && below.is_none() {
+        if joined.is_some() && input == Input::InForce && below.is_none() {
             return self.inner.prepare(spot, state, joined).map(DryJob::Join);
         }
         let key = (spot.branch.clone(), spot.step.id.clone());
@@ -242,7 +242,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         };
         match self.inner.perform(job, attempt).await {
             Performed::Completed { output, ending, told } => {
-                Performed::Completed { output: DryOutput::Known(output), ending, told }
+                Performed::Completed { output: DryOutput::InForce(output), ending, told }
             }
             Performed::Failed { failure, told } => Performed::Failed { failure, told },
             Performed::Stopped { in_progress } => Performed::Stopped { in_progress },
@@ -266,7 +266,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         exited: Option<&Exited>,
     ) -> Option<Salvage<Self::Output>> {
         let Salvage { pack, output, ending } = self.inner.salvage(spot, state, exited).await?;
-        Some(Salvage { pack, output: DryOutput::Known(output), ending })
+        Some(Salvage { pack, output: DryOutput::InForce(output), ending })
     }
 
     fn settle_as_done(
@@ -293,7 +293,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure> {
         let settled = match settled {
-            Settlement::Completed(DryOutput::Known(output), ending) => Settlement::Completed(output, ending),
+            Settlement::Completed(DryOutput::InForce(output), ending) => {
+                Settlement::Completed(output, ending)
+            }
             Settlement::Completed(DryOutput::Unknown, _) => {
                 let was_done = self.inner.gave(spot, state).is_some();
                 if was_done

@@ -8,19 +8,19 @@ use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Posit
 use crate::shape::Shape;
 use crate::store::{Head, Page, Store, StoreError};
 
-use super::back::epoch_in_pass;
+use super::rollback::epoch_in_pass;
 
 use super::begin::{by_hand, decode_state};
-use super::branches;
 use super::chain::Chain;
-use super::edit::Edits;
-use super::fan::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze, named_items};
+use super::child_heads::NewestOf;
+use super::fan_out::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze, named_items};
+use super::inspect::position_of;
 use super::invalidate::{Results, reenter};
-use super::line::{Found, Line, LineId, Opener};
-use super::newest::NewestOf;
-use super::schedule::{children_of, for_children, for_what_comes_after};
+use super::manual::Edits;
+use super::open_scopes;
+use super::scheduler::{children_of, for_children, for_what_comes_after};
+use super::scope::{Found, Line, LineId, Opener};
 use super::session::Session;
-use super::snapshot::position_of;
 use super::trace::{child_input, trace_of};
 use super::{Performed, Program, RunError, Told};
 
@@ -248,7 +248,8 @@ impl<'a, P: Program> Session<'a, P> {
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
                     let has_ended = head.record.header().end.is_some();
-                    let child = branches::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                    let child =
+                        open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                     if let Some(child) = child.filter(|_| has_ended) {
                         // The end of a failed item counts no more.
                         self.lines.get_mut(child).drafts.push(by_hand());

@@ -14,13 +14,13 @@ use crate::record::{
 use crate::shape::{Shape, Unfinished};
 
 use super::chain::{Chain, Draft};
-use super::fall::Dying;
-use super::fan::{FanOut, Item};
-use super::stop::StopHandle;
+use super::escalation::Dying;
+use super::fan_out::{FanOut, Item};
+use super::signals::StopHandle;
 use super::trace::pass_in;
 use super::{Spot, StepFailure, Told};
 
-mod doubt;
+mod in_doubt;
 
 /// Names a branch among those that a session has in memory.
 pub(super) type LineId = usize;
@@ -357,8 +357,13 @@ impl<'a, S> Line<'a, S> {
 
     /// Returns how many children failed in the passes before the one of a step.
     pub(super) fn failures_before(&self, place: usize) -> u64 {
-        let is_later_pass = self.entry(place).at.iteration.last().is_some_and(|pass| *pass > 1);
-        let before = self.position.ledger.get(self.step_id(place)).filter(|_| is_later_pass);
+        let entry = self.entry(place);
+        let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
+        let fan = entry.fan.as_ref().and_then(Fan::of_work).filter(|fan| fan.pass > 0);
+        let before = match fan {
+            Some(fan) => fan.passes.last().map(|pass| pass.settled),
+            None => self.position.ledger.get(self.step_id(place)).copied().filter(|_| is_later_pass),
+        };
         before.map_or(0, |settled| settled.failures)
     }
 

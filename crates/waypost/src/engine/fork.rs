@@ -11,19 +11,19 @@ use crate::record::{
 use crate::shape::Shape;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
-use super::back::{check_left, load_with_state};
 use super::begin::decode_state;
-use super::carry::{Along, copy_settled, openings, settled_on};
 use super::chain::{Chain, Draft};
-use super::cut::invalidate_named;
-use super::doubt::{cut_in, cut_there};
-use super::fit::{Forget, forget};
+use super::definition::{Forget, forget};
+use super::fork_children::OpenFans;
+use super::fork_children::{Along, copy_settled, openings, settled_on};
+use super::in_doubt::{cut_in, cut_there};
+use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
-use super::line::{Line, MAIN};
-use super::recheck;
+use super::reopen::invalidate_named;
+use super::rollback::{check_left, load_with_state};
+use super::scope::{Line, MAIN};
 use super::session::Session;
-use super::sitting::Sitting;
-use super::snapshot::{Snapshot, changed_at, position_of};
+use super::trust;
 use super::undo::refuse_undone;
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
@@ -264,9 +264,9 @@ impl Engine {
         let mut redone = Vec::new();
         if let Some(adoption) = &start.adoption {
             let ends = std::collections::BTreeMap::new();
-            let adopting = super::fit::Adopting { adoption, ends: &ends, asks: true };
-            let carried =
-                super::fit::carried(&position, &definition, program.shape(), &adopting).map_err(refused)?;
+            let adopting = super::definition::Adopting { adoption, ends: &ends, asks: true };
+            let carried = super::definition::carried(&position, &definition, program.shape(), &adopting)
+                .map_err(refused)?;
             let known = |step: &&StepId| program.shape().place(step.as_str()).is_none();
             if let Some(gone) = cut.iter().find(known) {
                 let why = format!(
@@ -288,13 +288,14 @@ impl Engine {
         // They were joined in the run that this one begins from, and stay there.
         position.joined.clear();
         position.drop_children_of_started(|_| false);
-        super::fit::check_fit(program.shape(), &position, &definition, start.on_change).map_err(refused)?;
+        super::definition::check_fit(program.shape(), &position, &definition, start.on_change)
+            .map_err(refused)?;
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
             let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
             branches.extend(along.trusted());
-            let questions = recheck::doubted(self, program.shape(), &run, &branches).await;
+            let questions = trust::doubted(self, program.shape(), &run, &branches).await;
             if !questions.is_empty() {
                 return Err(RunError::InDoubt { run: header.run.clone(), questions });
             }
@@ -312,7 +313,7 @@ impl Engine {
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
-        let (ledger, fans) = (position.ledger.clone(), Sitting::of(&position, program.shape()));
+        let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position, program.shape()));
         let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);

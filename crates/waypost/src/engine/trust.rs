@@ -1,17 +1,19 @@
-//! Trust before a resume: what is finished is believed by its evidence, as that is now.
+//! Trust in finished steps: the claims in force, their verdicts, and the steps whose evidence fails.
 //!
 //! ```text
-//!   branches --> checks --> claims --(verifier)--> verdicts --> plan --> nothing to do, questions, or what is broken
+//!   scopes in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
 //! ```
 //!
-//! Reading and asking only: nothing here writes. [`redo`](super::redo) carries out what comes of it.
+//! Reads and verifies, and writes nothing. [`reruns`](super::reruns) selects the steps to rerun. [`PendingClaims`] are the claims
+//! that a session verifies again before the run ends. [`conflicts`] finds steps that invalidate the evidence of each other:
+//! reruns would alternate without end, so a person is asked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{
-    Action, Broken, Cause, Check, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks, due,
+    Action, Bound, Broken, Cause, Check, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks, due,
     is_under_way, plan,
 };
 use crate::record::{
@@ -21,12 +23,13 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
-use super::snapshot::effective_of;
+use super::inspect::effective_of;
+use super::reruns::{Target, broken_by};
 use super::{Engine, OnUnknown, Program, RunError, Spot};
 
 /// A branch that counts, and the record that it stands at, or could be taken to stand at.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct InForce {
     pub(super) record: Record,
     pub(super) position: Position,
     /// The joins on it that have run, with the record of the fan-out that each joined.
@@ -34,7 +37,7 @@ pub(super) struct Known {
 }
 
 /// The branches that count, parents before their children.
-pub(super) type Branches = BTreeMap<(usize, BranchPath), Known>;
+pub(super) type Branches = BTreeMap<(usize, BranchPath), InForce>;
 
 /// What came out.
 #[derive(Debug, Default)]
@@ -255,7 +258,7 @@ pub(super) async fn judge<P: Program>(
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.
-fn evidence_lost(known: &Known, error: StoreError) -> RunError {
+fn evidence_lost(known: &InForce, error: StoreError) -> RunError {
     let StoreError::Damaged { damage, .. } = &error else { return error.into() };
     let branch = &known.record.header().branch;
     let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq == damage.seq;
@@ -372,7 +375,7 @@ pub(super) fn state_of<P: Program>(
 }
 
 /// Asks the program what the steps under way of a branch are about to write.
-pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &Known) -> Vec<String> {
+pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InForce) -> Vec<String> {
     let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
     let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
@@ -480,5 +483,85 @@ impl Judged {
     pub(super) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
         let claims = self.found.get(&(branch.clone(), seq))?.clone();
         Some(Pack::all(claims))
+    }
+}
+
+/// The claims that a session verifies again.
+#[derive(Debug, Default)]
+pub(super) struct PendingClaims {
+    /// All claims in force, before the run ends: steps were rerun after the last verification.
+    pub(super) is_redone: bool,
+    /// Claims that were not verified, by the step under way that may rewrite their subject.
+    pub(super) left: LeftOut,
+    /// One of those steps has ended without the same claim: no step starts before all claims are verified.
+    pub(super) is_due: bool,
+}
+
+impl PendingClaims {
+    /// Says whether claims are to be verified before the run ends.
+    pub(super) fn is_any(&self) -> bool {
+        self.is_redone || self.is_due || !self.left.is_empty()
+    }
+
+    /// Takes in that a step has completed with evidence; says whether that makes another look due.
+    pub(super) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
+        if self.left.is_empty() {
+            return false;
+        }
+        let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
+        // What it claims itself from now on, nobody else is asked about.
+        let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
+        let own: Vec<Bound> = claims.map(Bound::of).collect();
+        let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
+        self.is_due |= is_due;
+        is_due
+    }
+}
+
+/// Asks about steps that this session reran for their evidence, and whose evidence fails again after reruns of other steps.
+pub(super) async fn conflicts(
+    store: &dyn Store,
+    run: &RunId,
+    targets: &BTreeMap<BranchPath, Vec<Target>>,
+    token: u64,
+) -> Result<Vec<Decision>, RunError> {
+    let done = done_again(store, run, token).await?;
+    let mut questions = Vec::new();
+    for (branch, targets) in targets {
+        for Target { seq, step, claims, .. } in targets {
+            let Some(claims) = claims else { continue };
+            let made = store.load(run, branch, *seq).await?;
+            let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());
+            if done.contains_key(&pass) {
+                let others = done.iter().filter(|(other, _)| **other != pass);
+                let others = others.map(|((_, step, _), claims)| (step.clone(), claims.clone())).collect();
+                let cause = Cause::EvidenceUndone { claims: claims.clone(), others };
+                let (branch, step) = (branch.clone(), step.clone());
+                questions.push(Decision { branch, step, action: Action::Ask, cause });
+            }
+        }
+    }
+    Ok(questions)
+}
+
+/// Finds what was done again under a lease for its evidence: branch, step and pass, and the claims that did not hold.
+async fn done_again(
+    store: &dyn Store,
+    run: &RunId,
+    token: u64,
+) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
+    let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
+    let mut done = BTreeMap::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        for header in page.records.iter().map(Record::header).filter(|header| header.token == token) {
+            if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+                done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(done),
+        }
     }
 }

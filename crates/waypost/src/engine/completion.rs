@@ -10,13 +10,13 @@ use crate::record::{
     SettledAs, Status, Wait, WaitKind,
 };
 
-use super::fan::JoinedDigests;
-use super::line::{Caught, Found, Line, LineId, MAIN};
+use super::fan_out::JoinedDigests;
 use super::reuse::ReusableVerdicts;
 use super::rewind::drop_chain;
-use super::schedule::hold;
+use super::scheduler::hold;
+use super::scope::{Caught, Found, Line, LineId, MAIN};
 use super::session::Session;
-use super::stop::StopLevel;
+use super::signals::StopLevel;
 use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, StepFailure, Told};
 
@@ -119,7 +119,7 @@ impl<P: Program> Session<'_, P> {
         line.settle(place, settled, follow);
         line.digests.remove(&step);
         line.digests.extend(digests.map(|digests| (step.clone(), digests)));
-        let is_due = self.unlooked.note_end(line.branch(), &step, told.evidence.as_ref());
+        let is_due = self.pending_claims.note_end(line.branch(), &step, told.evidence.as_ref());
         let draft = line.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
@@ -145,7 +145,7 @@ impl<P: Program> Session<'_, P> {
         } else {
             self.is_pausing = true;
         }
-        self.unlooked.is_redone = true;
+        self.pending_claims.is_redone = true;
     }
 
     /// Holds what comes after a step, if that was asked for.

@@ -10,8 +10,8 @@ use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 
 use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;
-use super::line::{Line, MAIN};
-use super::schedule::BEFORE;
+use super::scheduler::BEFORE;
+use super::scope::{Line, MAIN};
 use super::session::{Session, Worked};
 use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 

@@ -4,11 +4,11 @@ use crate::record::{End, Record};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::chain::Chain;
-use super::super::fan::Item;
-use super::super::line::LineId;
-use super::super::schedule::children_of;
+use super::super::fan_out::Item;
+use super::super::inspect::position_of;
+use super::super::scheduler::children_of;
+use super::super::scope::LineId;
 use super::super::session::Session;
-use super::super::snapshot::position_of;
 use super::super::{Program, RunError};
 use super::{Begin, Earlier, position_before};
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::line::{Line, LineId};
+use super::scope::{Line, LineId};
 
 /// The branches in memory. The main branch is always there.
 pub(super) struct Lines<'a, S> {

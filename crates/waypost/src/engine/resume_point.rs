@@ -1,8 +1,8 @@
-//! Where a resume begins: on each branch that counts, from where it stands, further back, or further on.
+//! The point from which a resume continues: for each branch in force, its newest record, or an earlier or later position.
 //!
-//! One function asks three questions in their order: does a chain join the results of before a rewind
-//! ([`rejoin`](super::rewind::rejoin)); does the evidence of all that is finished then hold ([`judge`]); and if not, from
-//! which step on is each branch done again ([`targets`]). It reads and checks, and writes nothing.
+//! [`find`] asks in this order: does a chain rejoin its results from before a rewind ([`rejoin`](super::rewind::rejoin)); does
+//! the evidence of the finished steps hold ([`judge`]); and from which step does each branch rerun ([`targets`]). It reads
+//! and verifies, and writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,93 +13,93 @@ use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
-use super::cut::{Opening, open_again};
-use super::doubt::salvageable;
+use super::child_ends::{Joins, has_state, in_pass, of_whole_passes};
 use super::failure::position_for_retry;
+use super::in_doubt::salvageable;
+use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
-use super::passes::{Joins, has_state, in_pass, of_whole_passes};
-use super::recheck::{
-    Branches, Judged, Known, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
-};
-use super::redo::{Move, Target, Targets, opener_of, targets};
+use super::reopen::{Opening, open_again};
+use super::requested::Requested;
+use super::reruns::{Reopened, Target, Targets, opener_of, targets};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
-use super::snapshot::position_of;
-use super::turns::undone;
-use super::wish::Wishes;
+use super::trust::conflicts;
+use super::trust::{
+    Branches, InForce, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+};
 use super::{Engine, Program, RunError};
 
 /// Where a resume begins.
 #[derive(Debug, Default)]
-pub(super) struct Stand {
-    /// What a person must decide first.
+pub(super) struct ResumePoint {
+    /// Questions that a person must decide first.
     pub(super) questions: Vec<Decision>,
-    /// Branches that are not gone on with where they stand.
-    pub(super) moves: BTreeMap<BranchPath, Move>,
-    /// Steps of the main branch that were cut and are done, as their evidence shows, with what was asked about each.
+    /// Branches that continue from another record than their newest.
+    pub(super) moves: BTreeMap<BranchPath, Reopened>,
+    /// Cut steps of the main branch that are done by their evidence, with the question about each.
     pub(super) settled: Vec<Decision>,
-    /// The evidence of all that is finished was looked at.
+    /// The evidence of all finished steps was verified.
     pub(super) looked: bool,
-    /// But for these claims, which are to be looked at once the steps under way have ended on whose account they were not.
+    /// Claims that were not verified: a step under way may rewrite their subject. They are due when that step has ended.
     pub(super) left: LeftOut,
     /// Chains rewind. A claim of a reusable result replaces an upstream claim for this look only: the next look is after the next
     /// end.
     pub(super) rewinds: bool,
-    /// Branches that were to be worked on again, and are left behind as one above them goes further back.
+    /// Requested branches that are out of force, since a branch above them reruns from an earlier step.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
 
-impl Stand {
-    /// Says whether every branch is simply gone on with.
+impl ResumePoint {
+    /// Says whether every branch continues from its newest record.
     pub(super) fn is_unmoved(&self) -> bool {
         self.questions.is_empty() && self.moves.is_empty()
     }
 }
 
-/// What is asked about a run.
+/// The question about a run: which evidence counts, and which reruns a person requests.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct ResumeQuery<'a> {
     pub(super) trust: Trust,
-    /// It is the same session that goes on: what has not changed since is not checked again.
+    /// The same session continues: evidence that cannot have changed is not verified again.
     pub(super) again: bool,
-    /// All the same, it is: all is done as that session leaves it, and what was done again last may have undone what others
-    /// are believed by; or a step has ended on whose account something was not checked.
+    /// The evidence is verified all the same: all steps have ended, and the last rerun may have invalidated evidence of other
+    /// steps; or a step has ended that kept a claim from being verified.
     pub(super) anew: bool,
-    /// A person changes the state by hand: nothing is done again unasked.
+    /// A person edits the state: no step is rerun without a request.
     pub(super) by_hand: bool,
-    /// Nothing is to run: only what is in doubt is asked for.
+    /// Nothing runs: only the steps in doubt are listed.
     pub(super) still: bool,
-    /// Of the lease under which all of it happens.
+    /// The fencing token of the lease.
     pub(super) token: u64,
-    /// Nobody says what became of steps that were cut: their evidence may.
+    /// No person settles the cut steps: their evidence may.
     pub(super) salvages: bool,
-    /// A person says that steps run again that must not be repeated blindly.
+    /// A person requests a rerun of steps that must not be repeated.
     pub(super) retries: bool,
-    /// What a person wants to be worked on again beside the main branch.
-    pub(super) wishes: &'a Wishes,
+    /// Requested reruns below the main branch.
+    pub(super) requested: &'a Requested,
 }
 
-/// Finds out where a resume begins.
-pub(super) async fn stand<P: Program>(
+/// Returns the point from which a resume continues.
+pub(super) async fn find<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     base: &Base,
-    asked: Asked<'_>,
-) -> Result<Stand, RunError> {
+    asked: ResumeQuery<'_>,
+) -> Result<ResumePoint, RunError> {
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
-        let known = Known { record, position, joined: HashMap::new() };
+        let known = InForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
-        return Ok(Stand { questions: judged.questions, ..Stand::default() });
+        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
-    let mut scout = Scout::new(engine, shape);
-    scout.wishes = Some(asked.wishes);
+    let mut survey = Survey::new(engine, shape);
+    survey.requested = Some(asked.requested);
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
-    let (mut branches, mut moves) = scout.survey((&base.record, &base.position)).await?;
+    let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
     let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
     let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
@@ -116,28 +116,28 @@ pub(super) async fn stand<P: Program>(
         judged.ask();
     }
     if !judged.questions.is_empty() {
-        return Ok(Stand { questions: judged.questions, ..Stand::default() });
+        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
     let broken = std::mem::take(&mut judged.broken);
     judged.broken = match shape.is_routed() {
         true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
         false => broken,
     };
-    if let Some(named) = &asked.wishes.step {
-        judged.broken.push(scout.named(&run.run, &branches, named).await?);
+    if let Some(named) = &asked.requested.step {
+        judged.broken.push(survey.named(&run.run, &branches, named).await?);
     }
-    for (branch, step) in &asked.wishes.changed {
-        judged.broken.extend(scout.ended_on(&branches, branch, step).await?);
+    for (branch, step) in &asked.requested.changed {
+        judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
     }
-    scout.note_joins(&mut branches).await?;
-    let apart = program.keeps_apart() && !asked.wishes.is_empty();
-    let strays = std::mem::take(&mut scout.strays);
+    survey.note_joins(&mut branches).await?;
+    let apart = program.keeps_apart() && !asked.requested.is_empty();
+    let left_behind = std::mem::take(&mut survey.left_behind);
     let Targets { targets, unreached } =
-        targets(shape, &branches, &judged.broken, (&asked.wishes.branches, apart));
+        targets(shape, &branches, &judged.broken, (&asked.requested.branches, apart));
     if asked.again {
-        let questions = undone(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
+        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
         if !questions.is_empty() {
-            return Ok(Stand { questions, ..Stand::default() });
+            return Ok(ResumePoint { questions, ..ResumePoint::default() });
         }
     }
     let joins_again = |branch: &BranchPath| {
@@ -146,11 +146,11 @@ pub(super) async fn stand<P: Program>(
         let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
         above.is_some_and(|targets| targets.iter().any(is_join))
     };
-    moves.extend(strays.into_iter().filter(|(branch, _)| joins_again(branch)));
+    moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
     let mut rewinds = false;
     for (branch, targets) in &targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let taken = scout.take_back(program, (known, targets), (&branches, &judged), asked).await?;
+        let taken = survey.take_back(program, (known, targets), (&branches, &judged), asked).await?;
         // Rerun children are joined first.
         let is_own = targets.first().is_some_and(|target| target.claims.is_some());
         rewinds |= branch.is_main()
@@ -159,7 +159,7 @@ pub(super) async fn stand<P: Program>(
         moves.extend(taken);
     }
     let (looked, left) = (trust != Trust::Blind, judged.left);
-    Ok(Stand { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
+    Ok(ResumePoint { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
 }
 
 /// Finds the branches that count, as they would be gone on with.
@@ -169,29 +169,29 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut scout = Scout::new(engine, shape);
-    Ok(scout.survey(main).await?.0)
+    let mut survey = Survey::new(engine, shape);
+    Ok(survey.survey(main).await?.0)
 }
 
 /// Looks around in a run.
-struct Scout<'a> {
+struct Survey<'a> {
     engine: &'a Engine,
     shape: &'a Shape,
     /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
     /// get to that end of theirs again, should it be joined once more.
-    strays: BTreeMap<BranchPath, Move>,
+    left_behind: BTreeMap<BranchPath, Reopened>,
     /// Branches that are to be found, and those above them, whether or not they have anything to show for themselves.
-    wishes: Option<&'a Wishes>,
+    requested: Option<&'a Requested>,
 }
 
-impl<'a> Scout<'a> {
+impl<'a> Survey<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
-        Self { engine, shape, strays: BTreeMap::new(), wishes: None }
+        Self { engine, shape, left_behind: BTreeMap::new(), requested: None }
     }
 
     /// Says whether a branch is one that is to be found, or above it.
     fn is_on_the_way(&self, branch: &BranchPath) -> bool {
-        self.wishes.is_some_and(|wishes| wishes.is_on_the_way(branch))
+        self.requested.is_some_and(|requested| requested.is_on_the_way(branch))
     }
 
     /// Finds the branches that count, parents before their children, and takes forward those that are level with where
@@ -199,7 +199,7 @@ impl<'a> Scout<'a> {
     async fn survey(
         &mut self,
         (record, position): (&Record, &Position),
-    ) -> Result<(Branches, BTreeMap<BranchPath, Move>), RunError> {
+    ) -> Result<(Branches, BTreeMap<BranchPath, Reopened>), RunError> {
         let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
         self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
         self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
@@ -210,28 +210,28 @@ impl<'a> Scout<'a> {
     async fn take_back<P: Program>(
         &self,
         program: &P,
-        (known, targets): (&Known, &[Target]),
+        (known, targets): (&InForce, &[Target]),
         (branches, judged): (&Branches, &Judged),
-        asked: Asked<'_>,
-    ) -> Result<Option<(BranchPath, Move)>, RunError> {
+        asked: ResumeQuery<'_>,
+    ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
         let (engine, branch) = (self.engine, known.record.header().branch.clone());
         let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
         if !own.is_routed() {
-            let results = match program.keeps_apart() && !asked.wishes.is_empty() {
+            let results = match program.keeps_apart() && !asked.requested.is_empty() {
                 false => Results::Keep,
                 true => Results::dropped(!asked.retries),
             };
             let opening = Opening { engine, root: program.shape(), judged, results };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
-                let causes = asked.wishes.causes_on(&branch);
+                let causes = asked.requested.causes_on(&branch);
                 draft.told.notes.extend(causes.map(|(step, cause)| invalidated(step, &cause)));
             }
             return Ok(Some((branch, moved)));
         }
         let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
         let mut moved = rewind.to_start().await?;
-        if !asked.wishes.is_empty() {
+        if !asked.requested.is_empty() {
             // A person asked for the rerun: no result downstream is reused.
             drop_chain(&mut moved.position, own);
         }
@@ -242,14 +242,14 @@ impl<'a> Scout<'a> {
         &mut self,
         run: &RunId,
         branches: &mut Branches,
-        moves: &mut BTreeMap<BranchPath, Move>,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
     ) -> Result<(), RunError> {
-        self.strays.clear();
-        let opens = |known: &Known| {
+        self.left_behind.clear();
+        let opens = |known: &InForce| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
         let any = self.shape.steps().iter().any(|step| step.opens_evidence());
-        if (!any && self.wishes.is_none_or(Wishes::is_empty)) || !branches.values().any(opens) {
+        if (!any && self.requested.is_none_or(Requested::is_empty)) || !branches.values().any(opens) {
             return Ok(());
         }
         let store = self.engine.store.as_ref();
@@ -298,7 +298,7 @@ impl<'a> Scout<'a> {
                 let Some(own) = self.shape.of_branch(&name) else { continue };
                 let stood =
                     Rejoined { record: stands.clone(), position: position.clone(), reused: Vec::new() };
-                self.strays.insert(name, stood.into_move(own, record.header(), &newest));
+                self.left_behind.insert(name, stood.into_move(own, record.header(), &newest));
             }
             self.meet((stands, position), branches, moves).await?;
         }
@@ -309,7 +309,8 @@ impl<'a> Scout<'a> {
     /// if it failed later on. One that ended amid them goes on with them.
     async fn joined_what_is_wanted(&self, stands: &Record, position: &Position) -> Result<bool, RunError> {
         let branch = &stands.header().branch;
-        let steps: BTreeSet<&StepId> = self.wishes.iter().flat_map(|wishes| wishes.ways_on(branch)).collect();
+        let steps: BTreeSet<&StepId> =
+            self.requested.iter().flat_map(|requested| requested.ways_on(branch)).collect();
         if steps.is_empty() {
             return Ok(false);
         }
@@ -323,7 +324,7 @@ impl<'a> Scout<'a> {
         &self,
         (record, position): (Record, Position),
         branches: &mut Branches,
-        moves: &mut BTreeMap<BranchPath, Move>,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
     ) -> Result<(), RunError> {
         let branch = record.header().branch.clone();
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
@@ -337,10 +338,10 @@ impl<'a> Scout<'a> {
             moves.insert(branch.clone(), moved);
         }
         let (record, position) = known;
-        let also = self.wishes.iter().flat_map(|wishes| wishes.ways_on(&branch)).collect();
+        let also = self.requested.iter().flat_map(|requested| requested.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
         let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
-        branches.insert((branch.depth(), branch), Known { record, position, joined });
+        branches.insert((branch.depth(), branch), InForce { record, position, joined });
         Ok(())
     }
 

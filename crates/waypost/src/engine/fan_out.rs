@@ -16,8 +16,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::carry::CARRIED_ITEMS;
-use super::line::LineId;
+use super::fork_children::CARRIED_ITEMS;
+use super::scope::LineId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
 use crate::shape::{Children, FailureLimits};

@@ -1,6 +1,6 @@
-//! What a person wants to be worked on again beside the main branch: a step of a branch, or branches that failed.
+//! Reruns that a person requests below the main branch: a step of a branch, or failed branches.
 //!
-//! The way to it leads through the branches above it, each of which waits for the next one or has joined it.
+//! Input: the request. Output: the named branches, and on each branch above them the openers on the path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,43 +9,42 @@ use crate::id::{BranchPath, StepId};
 use crate::shape::Shape;
 
 use super::ResumeFrom;
-use super::redo::opener_of;
+use super::reruns::opener_of;
 
-/// What is wanted, and the ways to it.
+/// A request, and the paths to the named branches.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
-    /// A step that runs again, with all that comes of it.
+pub(super) struct Requested {
+    /// A step to rerun, with all downstream steps.
     pub(super) step: Option<(BranchPath, StepId)>,
     /// The person who asks.
     pub(super) by: Option<String>,
     /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,
-    /// Branches that go on where they stand, and are joined again.
+    /// Branches to continue from their newest record, and to join again.
     pub(super) branches: BTreeSet<BranchPath>,
-    /// The branches that are named, those above them, and of each the steps that open the next ones.
+    /// The named branches and the branches above them, each with the openers on the path.
     ways: BTreeMap<BranchPath, BTreeSet<StepId>>,
 }
 
-impl Wishes {
-    /// Takes what is wanted beside the main branch out of where a resume is to go on from. `edited`: the branches that are
-    /// changed by hand.
+impl Requested {
+    /// Takes the requests below the main branch out of `from`. `edited`: the branches that a person edits.
     pub(super) fn take<'a>(
         from: &mut Option<ResumeFrom>,
         edited: impl Iterator<Item = &'a BranchPath>,
         shape: &Shape,
     ) -> Self {
-        let mut wishes = Self::default();
+        let mut requested = Self::default();
         match from.take_if(|from| matches!(from, ResumeFrom::StepOn(..) | ResumeFrom::Branches)) {
-            Some(ResumeFrom::StepOn(branch, step)) => wishes.step = Some((branch, step)),
+            Some(ResumeFrom::StepOn(branch, step)) => requested.step = Some((branch, step)),
             Some(ResumeFrom::Branches) => {
-                wishes.branches = edited.filter(|branch| !branch.is_main()).cloned().collect();
+                requested.branches = edited.filter(|branch| !branch.is_main()).cloned().collect();
             }
             _ => {}
         }
         let named: Vec<BranchPath> =
-            wishes.step.iter().map(|(branch, _)| branch).chain(&wishes.branches).cloned().collect();
-        named.iter().for_each(|branch| wishes.find_way(branch, shape));
-        wishes
+            requested.step.iter().map(|(branch, _)| branch).chain(&requested.branches).cloned().collect();
+        named.iter().for_each(|branch| requested.find_way(branch, shape));
+        requested
     }
 
     /// Adds finished steps of child branches with a changed definition.

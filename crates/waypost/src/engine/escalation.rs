@@ -14,10 +14,10 @@ use std::collections::HashSet;
 use crate::id::{BranchPath, StepId};
 use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
 
-use super::advance::{Failing, before_what_comes_after};
 use super::chain::Draft;
-use super::line::{Caught, Found, Line, LineId, Opener};
-use super::schedule::collects;
+use super::completion::{Failing, before_what_comes_after};
+use super::scheduler::collects;
+use super::scope::{Caught, Found, Line, LineId, Opener};
 use super::session::Session;
 use super::{Program, StepFailure, StopLevel, Told};
 

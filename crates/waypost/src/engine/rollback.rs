@@ -9,9 +9,9 @@ use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::chain::Draft;
-use super::doubt::cut_in;
-use super::fit::Forget;
-use super::snapshot::position_of;
+use super::definition::Forget;
+use super::in_doubt::cut_in;
+use super::inspect::position_of;
 use super::undo::refuse_undone;
 use super::{Engine, ResumeFrom, RunError};
 

@@ -1,4 +1,4 @@
-//! Takes up the child branches of a run: those that still count, with as little in memory as will do.
+//! Loads the open child branches of a run for a resume. Finished branches stay on disk, and waiting ones are queued by name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, T
 use crate::shape::Unfinished;
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
-use super::back::epochs;
 use super::begin::{by_hand, decode_state};
 use super::chain::{Chain, Draft};
-use super::doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
-use super::edit::{Edits, refuse_left};
+use super::definition::forget;
 use super::failure::{decide_openers, position_for_retry};
-use super::fan::{FanOut, Items, Queued, named_items};
-use super::fit::forget;
+use super::fan_out::{FanOut, Items, Queued, named_items};
+use super::in_doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
+use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
-use super::line::{Line, LineId, MAIN, Opener};
-use super::redo::Move;
-use super::schedule::{children_of, collects, for_children};
+use super::manual::{Edits, refuse_left};
+use super::reruns::Reopened;
+use super::resume::{Reopening, reopen};
+use super::resume_point::ResumePoint;
+use super::rollback::epochs;
+use super::scheduler::{children_of, collects, for_children};
+use super::scope::{Line, LineId, MAIN, Opener};
 use super::session::Session;
-use super::snapshot::position_of;
-use super::stand::Stand;
-use super::take_up::{Reopening, reopen};
 use super::{Engine, OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
@@ -39,14 +39,14 @@ use super::{Engine, OnDoubt, Program, RunError};
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    stand: Stand,
+    resume_point: ResumePoint,
     on_doubt: &OnDoubt<P::State>,
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
     let lines = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let retried = Vec::new();
-    let mut found = Found { lines, indexes, questions, on_doubt, stand, edits, raised, retried };
+    let mut found = Found { lines, indexes, questions, on_doubt, resume_point, edits, raised, retried };
     open_fans(session, &mut found, MAIN).await?;
     if session.lines.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -114,7 +114,7 @@ struct Found<'a, S> {
     /// What a person says about steps in doubt.
     on_doubt: &'a OnDoubt<S>,
     /// Where branches are gone on with that are not where they stand.
-    stand: Stand,
+    resume_point: ResumePoint,
     /// What a person changes on branches that are still to be found.
     edits: Edits<S>,
     /// Branches that have ended and go on as one above or below them does, which a person changes.
@@ -266,7 +266,7 @@ async fn take_up_one<P: Program>(
     let current = above.shape.steps()[place].opened(fan);
     let is_current = current.is_some_and(|current| current.name == children.name);
     // One that is taken to another life of its own counts by that.
-    let moved = found.stand.moves.get(&branch);
+    let moved = found.resume_point.moves.get(&branch);
     let origin = moved.map_or(position.origin, |moved| moved.position.origin);
     let counts = |index: &u64| is_current && origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
@@ -275,7 +275,7 @@ async fn take_up_one<P: Program>(
     let mut questions = questions_of_lost(&children.shape, &branch, &position, lost);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { line: parent, place, index };
-    let changed = (found.stand.moves.remove(&branch), found.edits.take(&branch));
+    let changed = (found.resume_point.moves.remove(&branch), found.edits.take(&branch));
     let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
@@ -310,7 +310,7 @@ async fn reopen_ended<P: Program>(
     found: &mut Found<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
-    for branch in found.stand.moves.keys().chain(found.edits.branches()) {
+    for branch in found.resume_point.moves.keys().chain(found.edits.branches()) {
         branches.insert((branch.depth(), branch.clone()));
     }
     for branch in found.edits.branches() {
@@ -342,7 +342,7 @@ async fn reopen_ended<P: Program>(
         let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
         let end = record.header().end;
-        let is_moved = found.stand.moves.contains_key(&branch);
+        let is_moved = found.resume_point.moves.contains_key(&branch);
         if found.raised.contains(&branch)
             && !is_moved
             && !matches!(end, None | Some(End::Failed | End::Cancelled))
@@ -431,7 +431,7 @@ pub(super) async fn go_on<P: Program>(
     lease: &Lease,
     opener: Opener,
     head: Head,
-    (moved, edits): (Option<Move>, Edits<P::State>),
+    (moved, edits): (Option<Reopened>, Edits<P::State>),
 ) -> Result<Option<LineId>, RunError> {
     // As on the main branch: what it held as finished is not done again unasked.
     let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
@@ -448,7 +448,7 @@ pub(super) async fn go_on<P: Program>(
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     let shape = &*children_of(session.lines.get(opener.line), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
-        Some(Move { record, position, drafts, basis, mut forgotten }) => {
+        Some(Reopened { record, position, drafts, basis, mut forgotten }) => {
             forgotten.extend(position_for_retry(shape, &record)?.1);
             (record, position, drafts, basis, forgotten)
         }

@@ -1,16 +1,13 @@
-//! Branches that come along into a run that begins where another stood: what is finished on them is not done again.
+//! Branches of a forked run: the new run copies the branches under way at the checkpoint, with their finished steps.
 //!
 //! ```text
-//!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 comes next
-//!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 comes next      all in the batch that makes the run
+//!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 is ready
+//!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 is ready      all in the batch that creates the run
 //! ```
 //!
-//! Each branch comes with its newest sound record of that fan-out, and with what is finished on it and can still matter.
-//! Nothing is under way in the new run: a step that was cut, waited or kept something begins from its top, as on the main
-//! branch; one that was cut and must not be repeated blindly is in doubt. A branch of which nothing sound is left is opened anew.
-//!
-//! Branches that have been joined come along for their evidence, where they have any: what they left behind is looked at
-//! in the new run too. With the join that is known by its copy comes one of the record that opened them.
+//! Each branch is copied at its newest sound record of that fan-out. In the new run nothing is under way: a step that was cut or
+//! waited is ready, and a cut step that must not be repeated is in doubt. A branch without a sound record is opened from the
+//! first step. Joined branches are copied for their evidence, with the join and the record that opened them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,22 +18,22 @@ use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Reco
 use crate::shape::{Children, Shape};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
-use super::back::{is_left_behind, joins, load_with_state};
 use super::begin::decode_state;
-use super::branches::is_fresh;
 use super::chain::{Chain, Draft};
-use super::doubt::{cut_in, cut_there};
-use super::fan::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
-use super::line::{Line, LineId, Opener};
-use super::open::Begin;
-use super::passes::life_of;
-use super::recheck::joined_on;
-use super::redo::opener_of;
-use super::schedule::{children_of, for_children};
+use super::child_ends::life_of;
+use super::children::Begin;
+use super::fan_out::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
+use super::fork::{begun_anew, copy_of};
+use super::in_doubt::{cut_in, cut_there};
+use super::inspect::{accepted_on, position_of};
+use super::open_scopes::is_fresh;
+use super::reruns::opener_of;
+use super::resume::is_done_again;
+use super::rollback::{is_left_behind, joins, load_with_state};
+use super::scheduler::{children_of, for_children};
+use super::scope::{Line, LineId, Opener};
 use super::session::Session;
-use super::sitting::Sitting;
-use super::snapshot::{accepted_on, position_of};
-use super::travel::{begun_anew, copy_of};
+use super::trust::joined_on;
 use super::{Engine, Program, RunError};
 
 /// Where the new run keeps items that were frozen in the other one.
@@ -242,9 +239,9 @@ impl Along {
         &mut self,
         session: &mut Session<'_, P>,
         id: LineId,
-        (fans, leaves): (Vec<Sitting>, bool),
+        (fans, leaves): (Vec<OpenFans>, bool),
     ) -> Result<(), RunError> {
-        for Sitting { step, fan, is_joining } in fans {
+        for OpenFans { step, fan, is_joining } in fans {
             let line = session.lines.get(id);
             let (run, branch) = (line.chain.run.clone(), line.branch().clone());
             let changed = |why: String| RunError::Changed { run: run.clone(), why };
@@ -327,7 +324,7 @@ impl Along {
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
-        let (fans, ledger) = (Sitting::of(&position, shape), position.ledger.clone());
+        let (fans, ledger) = (OpenFans::of(&position, shape), position.ledger.clone());
         let mut cut = cut_in(&position, shape);
         if let Some(before) = session.before.as_ref().and_then(|before| before.of_branch(&name)) {
             let more = cut_in(&position, before).into_iter().filter(|step| !cut.contains(step));
@@ -577,4 +574,23 @@ pub(super) fn carried_name(items: &FrozenItems) -> String {
 /// Names items by what they are: those of several branches may be the same.
 fn name_of(digest: Digest) -> String {
     format!("{CARRIED_ITEMS}{digest}.jsonl")
+}
+
+/// A fan-out that a branch of the new run is in the middle of.
+pub(super) struct OpenFans {
+    pub(super) step: StepId,
+    pub(super) fan: Fan,
+    /// All of its branches have ended, and the step that joins them is the next.
+    pub(super) is_joining: bool,
+}
+
+impl OpenFans {
+    pub(super) fn of(position: &Position, shape: &Shape) -> Vec<Self> {
+        let staying = position.frontier.iter().filter(|entry| !is_done_again(entry, shape));
+        let entries = staying.filter_map(|entry| {
+            let (step, fan) = (entry.step.clone(), entry.fan.clone()?);
+            Some(Self { step, fan, is_joining: joins(entry) })
+        });
+        entries.collect()
+    }
 }

@@ -8,11 +8,11 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;
-use super::fit::{Forget, forget};
-use super::line::Line;
-use super::redo::opener_of;
+use super::definition::{Forget, forget};
+use super::inspect::{Snapshot, position_of};
+use super::reruns::opener_of;
 use super::rewind::drop_chain;
-use super::snapshot::{Snapshot, position_of};
+use super::scope::Line;
 use super::trace::{Made, digests_of, trace_of};
 use super::{
     Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,

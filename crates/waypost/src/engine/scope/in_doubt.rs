@@ -4,7 +4,7 @@ use crate::id::StepId;
 use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, SettledAs, Status, Try};
 
 use super::super::Follow;
-use super::super::advance::inline_outputs;
+use super::super::completion::inline_outputs;
 use super::Line;
 
 impl<S> Line<'_, S> {

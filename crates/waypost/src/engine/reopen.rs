@@ -9,16 +9,16 @@ use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record,
 use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{StoreError, StoreExt as _};
 
-use super::back::{aim, load_with_state, next_epoch, with_state};
 use super::begin::Base;
 use super::chain::Draft;
-use super::fit::Forget;
+use super::definition::Forget;
+use super::inspect::position_of;
 use super::invalidate::{Cut, Invalidated, Results, downstream, invalidate, invalidated};
-use super::recheck::{Judged, Known};
-use super::redo::{Move, Target, redo_draft};
+use super::reruns::{Reopened, Target, redo_draft};
 use super::rewind::starts;
-use super::snapshot::position_of;
+use super::rollback::{aim, load_with_state, next_epoch, with_state};
 use super::trace::pass_in;
+use super::trust::{InForce, Judged};
 use super::{Engine, ResumeFrom, RunError};
 
 /// How a scope is asked to open steps again.
@@ -38,9 +38,9 @@ pub(super) struct Opening<'a> {
 /// [`RunError::InDoubt`]: what a step opens must not be repeated. Errors of reading the scope.
 pub(super) async fn open_again(
     opening: Opening<'_>,
-    known: &Known,
+    known: &InForce,
     targets: &[Target],
-) -> Result<Option<Move>, RunError> {
+) -> Result<Option<Reopened>, RunError> {
     let header = known.record.header();
     let branch = &header.branch;
     let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
@@ -78,13 +78,13 @@ pub(super) async fn open_again(
             .is_some_and(|step| step.children.as_ref().is_some_and(|c| !c.afterwards))
     });
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
-    Ok(Some(Move { record: known.record.clone(), position, drafts, basis: None, forgotten }))
+    Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
 
 /// Returns the entry with which an invalid step stands in the frontier, and what is taken out of the state for it.
 async fn cut_of(
     opening: Opening<'_>,
-    (known, shape): (&Known, &Shape),
+    (known, shape): (&InForce, &Shape),
     target: &Target,
     epoch: u32,
 ) -> Result<Option<(Cut, Option<Forget>)>, RunError> {

@@ -14,12 +14,12 @@ use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record
 use crate::shape::Shape;
 
 use super::chain::Draft;
-use super::fit::Forget;
-use super::recheck::{Branches, Judged, Known};
+use super::definition::Forget;
+use super::trust::{Branches, InForce, Judged};
 
 /// Where a branch is gone on with, if not where it stands.
 #[derive(Debug)]
-pub(super) struct Move {
+pub(super) struct Reopened {
     pub(super) record: Record,
     pub(super) position: Position,
     /// What is written about it; nothing if only the position is another.
@@ -78,7 +78,7 @@ pub(super) fn targets(
     broken: &[Broken],
     (wanted, apart): (&BTreeSet<BranchPath>, bool),
 ) -> Targets {
-    let mut chooser = Chooser { shape, branches, broken, below: BTreeMap::new() };
+    let mut chooser = Selection { shape, branches, broken, below: BTreeMap::new() };
     for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
         let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
@@ -110,7 +110,7 @@ pub(super) fn targets(
     Targets { targets, unreached }
 }
 
-struct Chooser<'a> {
+struct Selection<'a> {
     shape: &'a Shape,
     branches: &'a Branches,
     broken: &'a [Broken],
@@ -118,7 +118,7 @@ struct Chooser<'a> {
     below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
 }
 
-impl Chooser<'_> {
+impl Selection<'_> {
     /// Returns the places of the steps that come after these.
     fn behind<'s>(&self, branch: &BranchPath, steps: impl Iterator<Item = &'s StepId>) -> BTreeSet<usize> {
         let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
@@ -218,7 +218,7 @@ fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<S
 }
 
 /// Says whether a branch has ended and was joined since.
-pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &Known) -> bool {
+pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &InForce) -> bool {
     let header = known.record.header();
     let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
     let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };

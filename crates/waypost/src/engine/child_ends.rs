@@ -1,9 +1,9 @@
-//! Passes before the newest: which ends of steps in them still count, and where a branch goes back to for one of them.
+//! Ends of child branches in force: the record with which a branch ended for a given fan-out or pass.
 //!
 //! ```text
-//!   g1 g2 g3            the passes of a group, in one chain
-//!   g1 g2 g3 | g2 g3    the second was done again, and the third came after it: what they had made before counts no more
-//!   g1 g2 g3 | g2       and here it was the last: there is no third any more
+//!   g1 g2 g3            the passes of a group
+//!   g1 g2 g3 | g2 g3    the second pass was rerun, and the third followed: the older g2 and g3 are out of force
+//!   g1 g2 g3 | g2       the rerun second pass was the last: g3 is out of force
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,9 +15,9 @@ use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;
-use super::recheck::{Branches, Wanted};
-use super::redo::opener_of;
-use super::snapshot::position_of;
+use super::inspect::position_of;
+use super::reruns::opener_of;
+use super::trust::{Branches, Wanted};
 
 /// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
 /// state is gone that tells of which it was, its pass does, if that is given.

@@ -7,9 +7,9 @@ use crate::id::{BranchPath, StepId};
 use crate::record::{Failure, FailureKind};
 use crate::store::{StoreError, StoreExt as _};
 
-use super::fan::{Item, Items};
-use super::line::LineId;
-use super::schedule::children_of;
+use super::fan_out::{Item, Items};
+use super::scheduler::children_of;
+use super::scope::LineId;
 use super::session::Session;
 use super::{Program, RunError};
 

@@ -10,7 +10,7 @@ use crate::shape::{Children, OnChildFailure};
 use crate::store::{Progress, SignalKind};
 
 use super::failure::upstream;
-use super::line::{Line, LineId, MAIN};
+use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
 use super::trace::{failed_digests, scope_pins, skipped_digests};
 use super::{Admission, Program, RunError, Settlement};
@@ -526,7 +526,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn is_to_look(&self) -> bool {
         let main = self.main();
         let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
-        self.unlooked.is_any() && is_done
+        self.pending_claims.is_any() && is_done
     }
 
     fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {
