@@ -49,7 +49,7 @@ mod options;
 mod outcome;
 mod panics;
 mod program;
-mod reopen;
+mod reentry;
 mod request;
 mod requested;
 mod reruns;

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::Value;
+use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
 use waypost::record::{Record, RunStatus};
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::WorkflowState;
 

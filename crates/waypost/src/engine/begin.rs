@@ -24,7 +24,7 @@ use super::invalidate::Results;
 use super::manual;
 use super::open_scopes;
 use super::options::merge;
-use super::reopen::from_step;
+use super::reentry::from_step;
 use super::requested::Requested;
 use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};

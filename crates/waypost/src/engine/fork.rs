@@ -19,7 +19,7 @@ use super::fork_children::{Along, copy_settled, openings, settled_on};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
-use super::reopen::invalidate_named;
+use super::reentry::invalidate_named;
 use super::rollback::{check_left, load_with_state};
 use super::scope::{Line, MAIN};
 use super::session::Session;

@@ -18,7 +18,7 @@ use super::failure::position_for_retry;
 use super::in_doubt::salvageable;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
-use super::reopen::{Opening, open_again};
+use super::reentry::{Opening, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, Targets, opener_of, targets};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
