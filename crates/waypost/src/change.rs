@@ -165,6 +165,12 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     entries.any(|entry| entry.fan.is_some()) && before.step(id.as_str()).is_some_and(is_whole)
 }
 
+/// Says whether the work of a step has ended, and its hooks have not.
+fn is_amid_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
+    let children = before.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
+    entry.fan.is_some() && children.is_some_and(|children| children.afterwards)
+}
+
 /// A position carried over to another graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CarriedOver {
@@ -227,7 +233,9 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
         // The passes of a step that changes itself count: it goes on with the next.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
-        if !was_finished && !is_under_way(before, position, &step.id) && !is_amid_passes && !is_unsettled {
+        let is_amid_hooks = known.is_some_and(|entry| is_amid_hooks(before, entry));
+        let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_amid_hooks;
+        if !was_finished && !is_half_done && !is_unsettled {
             continue;
         }
         let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
@@ -321,7 +329,12 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.reusable.retain(|step, _| is_there(step));
-    redone.iter().for_each(|(step, _)| position.drop_results(step));
+    for (step, _) in &redone {
+        position.drop_results(step);
+        if after.step(step.as_str()).is_some_and(|step| step.children.is_some()) && !after.is_routed() {
+            position.rerun_whole.insert(step.clone());
+        }
+    }
     let relisted = relisted.into_keys().collect();
     CarriedOver { position, redone, relisted }
 }

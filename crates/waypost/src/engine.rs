@@ -40,6 +40,7 @@ mod fan_out;
 mod fork;
 mod fork_children;
 mod in_doubt;
+mod in_place;
 mod inspect;
 mod invalidate;
 mod isolation;

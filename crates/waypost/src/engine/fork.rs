@@ -20,11 +20,11 @@ use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
 use super::reentry::invalidate_named;
-use super::rollback::{check_left, load_with_state};
+use super::rollback::{ask_about_done, check_left, load_with_state};
 use super::scope::{Line, MAIN};
 use super::session::Session;
 use super::trust;
-use super::undo::refuse_undone;
+use super::undo::{refuse_undone, undone_steps};
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
 
 impl Engine {
@@ -189,6 +189,8 @@ impl Engine {
         settled.extend(openings(self.store.as_ref(), checkpoint.header(), along.joins()).await?);
         let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
         let cut = self.still_cut(checkpoint.header(), &position, before).await?;
+        let newest = position_of(&self.store.newest(&from.run, &from.branch).await?)?;
+        ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         let origin = Origin { checkpoint, position, definition, settled, along, cut };
         self.start_from(program, origin, run, start).await
     }

@@ -27,6 +27,8 @@ pub(super) struct Cut {
     pub(super) place: usize,
     /// The frontier entry of the step. With a fan-out: the step joins these children again.
     pub(super) entry: FrontierEntry,
+    /// A person named the step: the rerun is not in doubt.
+    pub(super) is_named: bool,
 }
 
 /// Whether results out of force may be reused.
@@ -74,7 +76,7 @@ pub(super) fn invalidate(
             after.exclude_reuse(step);
         }
     }
-    for Cut { place, entry } in cuts {
+    for Cut { place, entry, is_named } in cuts {
         let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
         if results == Results::Keep {
             let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
@@ -84,7 +86,8 @@ pub(super) fn invalidate(
                 results.remove(&(passes_before + 1));
             }
         } else {
-            after.drop_end(step, is_finished, Results::Retry);
+            let is_decided = is_named || entry.fan.is_some();
+            after.drop_end(step, is_finished, if is_decided { Results::Retry } else { results });
             after.exclude_reuse(step);
         }
         let position = &mut after.position;
@@ -219,6 +222,10 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
 
 /// Says whether a fresh start of an unfinished step would lose work.
 fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
+    // A failed step runs again: its children are entered, and their ends are reused.
+    if entry.status == Status::Failed {
+        return false;
+    }
     let has_begun = entry.fan.is_some()
         || step.is_later_pass(entry)
         || entry.memos > 0

@@ -414,7 +414,8 @@ async fn do_again<P: Program>(
     let epoch = line.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
     let cut = |place: usize| {
         let at = Try { attempt: 0, epoch, iteration: line.shape.first_iteration(place, &line.around) };
-        Cut { place, entry: FrontierEntry { at, ..FrontierEntry::ready(line.step_id(place).clone()) } }
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(line.step_id(place).clone()) };
+        Cut { place, entry, is_named: false }
     };
     let cuts = first.into_iter().map(cut).collect();
     let after = invalidate(line.shape, &line.position, cuts, Results::Drop);

@@ -30,6 +30,8 @@ pub(super) struct Opening<'a> {
     /// Verdicts, for the records.
     pub(super) judged: &'a Judged,
     pub(super) results: Results,
+    /// The step of the scope that a person named.
+    pub(super) named: Option<&'a StepId>,
 }
 
 /// Invalidates steps of a scope, none of which is downstream of another; `None` if all of them are open already.
@@ -121,7 +123,8 @@ async fn cut_of(
     };
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
-    Ok(Some((Cut { place, entry }, forgotten)))
+    let is_named = opening.named == Some(&target.step);
+    Ok(Some((Cut { place, entry, is_named }, forgotten)))
 }
 
 /// Returns the fan-out of the pass that an end is of, where each pass has a branch of its own.
@@ -255,7 +258,7 @@ pub(super) fn invalidate_named(
     let place = place_of(shape, position, step, at)?;
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
-    Ok(invalidate(shape, position, vec![Cut { place, entry }], results))
+    Ok(invalidate(shape, position, vec![Cut { place, entry, is_named: true }], results))
 }
 
 /// Invalidates a step of the main scope on request of a person.

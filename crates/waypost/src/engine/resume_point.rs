@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::{Broken, Decision, LeftOut};
-use crate::record::{End, Position, Record, Settled};
+use crate::record::{End, FrontierEntry, Position, Record, Settled, Status};
 use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
 
@@ -221,7 +221,8 @@ impl<'a> Survey<'a> {
                 false => Results::Keep,
                 true => Results::dropped(!asked.retries),
             };
-            let opening = Opening { engine, root: program.shape(), judged, results };
+            let named = asked.requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
+            let opening = Opening { engine, root: program.shape(), judged, results, named };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
                 let causes = asked.requested.causes_on(&branch);
@@ -291,7 +292,11 @@ impl<'a> Survey<'a> {
                 None => position_of(&stands)?,
             };
             let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
-            if is_given_up && !self.joined_what_is_wanted(&stands, &position).await? {
+            if is_given_up
+                && !is_named
+                && !self.is_retried(branches, &name)
+                && !self.joined_what_is_wanted(&stands, &position).await?
+            {
                 continue;
             }
             if stands.header().seq != record.header().seq {
@@ -303,6 +308,16 @@ impl<'a> Survey<'a> {
             self.meet((stands, position), branches, moves).await?;
         }
         Ok(())
+    }
+
+    /// Says whether the opener of a branch has failed: a resume retries the failed and cancelled branches.
+    fn is_retried(&self, branches: &Branches, name: &BranchPath) -> bool {
+        let above = name.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
+        let opener = opener_of(self.shape, name);
+        above.zip(opener).is_some_and(|(above, opener)| {
+            let is_failed = |entry: &FrontierEntry| entry.step == opener && entry.status == Status::Failed;
+            above.position.frontier.iter().any(is_failed)
+        })
     }
 
     /// Says whether a branch has joined branches that a person wants to be worked on again: then it goes back to that, also

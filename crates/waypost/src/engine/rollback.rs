@@ -1,5 +1,7 @@
 //! Going back: to an older checkpoint, to a step, to the end.
 
+use std::collections::BTreeSet;
+
 use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{
     Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
@@ -12,7 +14,7 @@ use super::chain::Draft;
 use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
-use super::undo::refuse_undone;
+use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, ResumeFrom, RunError};
 
 /// Goes back to an older record of the main branch, or to its end; returns what is written about it.
@@ -85,6 +87,10 @@ pub(super) async fn go_back(
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
+    if step.is_none() && !goes_on {
+        let undone = undone_steps(engine, &run).await?;
+        ask_about_done(shape, &mut position, &base.position, &undone);
+    }
     position.chain = None;
     // Steps that began since then may have rewritten what their results of then left.
     let results: Vec<StepId> =
@@ -119,6 +125,26 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Puts steps in doubt that must not be repeated and have ended since the position: a rollback does not repeat an effect.
+/// `undone`: the effects that were compensated.
+pub(super) fn ask_about_done(
+    shape: &Shape,
+    position: &mut Position,
+    newest: &Position,
+    undone: &BTreeSet<StepId>,
+) {
+    if shape.is_routed() {
+        return;
+    }
+    let (then, now) = (Unfinished::of(shape, position), Unfinished::of(shape, newest));
+    for (place, step) in shape.steps().iter().enumerate() {
+        let has_ended = then.has(place) && !now.has(place) && newest.did(&step.id);
+        if has_ended && step.must_ask_again(true, None) && !undone.contains(&step.id) {
+            position.ask_about(&step.id, None);
+        }
+    }
 }
 
 /// Sees that branches which are opened anew have no steps that must not be repeated blindly: which of them had ended by a

@@ -23,6 +23,7 @@ use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
+use super::in_place::InPlace;
 use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
 use super::{Engine, OnUnknown, Program, RunError, Spot};
@@ -231,7 +232,7 @@ pub(super) async fn judge<P: Program>(
         forget_other_names(engine, run, &mut effective).await;
     }
     let Due { checks, left } = due(shape, &effective, Occasion::Resume);
-    let (verdicts, found) = match trust {
+    let (verdicts, mut found) = match trust {
         Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
         Trust::Blind => (believed(&checks), HashMap::new()),
     };
@@ -245,6 +246,7 @@ pub(super) async fn judge<P: Program>(
     };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));
+    let mut asked = Vec::new();
     let is_asked = |broken: &Broken| {
         let mut questions = questions.iter();
         questions.any(|asked| asked.branch == broken.branch && asked.step == broken.step)
@@ -253,7 +255,18 @@ pub(super) async fn judge<P: Program>(
         let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
-    let (broken, held) = weighed.broken().into_iter().partition(may_run);
+    let mut broken = weighed.broken();
+    if let Trust::Checked(on_unknown) = trust {
+        let edits = InPlace { effective: &effective, shape, on_unknown };
+        broken.extend(edits.bases_of(engine, program, run, (&broken, &mut found)).await?);
+    }
+    let (broken, held): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
+    for base in held.iter().filter(|held| !is_asked(held)) {
+        let (branch, step) = (base.branch.clone(), base.step.clone());
+        let cause = Cause::EvidenceFailed(base.claims.clone());
+        asked.push(Decision { branch, step, action: Action::Ask, cause });
+    }
+    questions.append(&mut asked);
     Ok(Judged { questions, broken, held, found, left })
 }
 

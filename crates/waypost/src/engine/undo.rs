@@ -37,7 +37,7 @@ use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, Spot, StopHand
 mod history;
 
 use history::{Before, Told, told_before};
-pub(super) use history::{refuse_amid, refuse_undone};
+pub(super) use history::{refuse_amid, refuse_undone, undone_steps};
 
 /// The key of the progress records that tell of undoing.
 pub const UNDO: &str = "undo";

@@ -1,6 +1,6 @@
 //! What records tell of undoing, and what is refused for that.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,19 @@ pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64
             None => return Ok(told),
         }
     }
+}
+
+/// Returns the steps of the main branch with effects that were undone.
+pub(in crate::engine) async fn undone_steps(
+    engine: &Engine,
+    run: &RunId,
+) -> Result<BTreeSet<StepId>, RunError> {
+    let undone = told_before(engine, run).await?.into_iter().filter_map(|(_, told)| match told {
+        Told::Done { branch, step, .. } if branch.is_main() => Some(step),
+        Told::Done { branch, .. } => opened_on_main(&branch),
+        _ => None,
+    });
+    Ok(undone.collect())
 }
 
 /// Refuses to go on from a checkpoint at which steps count as finished that were undone since.
