@@ -1,7 +1,7 @@
 //! `evidence`: claims that show the success of a step.
 //!
-//! The first key of a claim has the kind and the subject; the other keys are expectations. Errors that can be
-//! known before a run are reported here: a claim that can never hold, and a list without a condition.
+//! The first key of a claim has the kind and the subject; the other keys are expectations. Errors known
+//! before a run are reported here: a claim that can never hold, and a list without a condition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -476,7 +476,7 @@ fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fi
     }
 }
 
-/// Returns whether a pinned file is trusted by its timestamps.
+/// Returns whether a pinned file is trusted while its size, times and inode are unchanged.
 fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
     let Some(place) = fields.get("fast") else { return false };
     if let (Some(true), Some(_)) = (checker.truth(place, "fast"), fields.get("is")) {

@@ -243,8 +243,8 @@ pub(super) fn foreach<'n>(
 }
 
 impl Step {
-    /// Returns the step's `foreach` if an expression has the items, and selection and keys read only params,
-    /// the file's own variables and the items.
+    /// Returns the step's `foreach` if its items come from an expression over params. Selection and keys may
+    /// read only params, the file's own variables and the items.
     pub(crate) fn items_of_params(&self) -> Option<&Foreach> {
         let foreach = self.work.foreach()?;
         let ItemSource::Expression(items) = &foreach.items else { return None };

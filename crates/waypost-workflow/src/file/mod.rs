@@ -205,8 +205,8 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
     bytes_of(path, open.map_err(|source| ReadError::Io { path: path.to_owned(), source })?)
 }
 
-/// Reads a workflow, which must be a regular file: opening a pipe waits for its other end, and a pipe cannot
-/// be read again by a resume.
+/// Reads a workflow, which must be a regular file. Opening a pipe would wait for its other end, and a resume
+/// cannot read a pipe again.
 fn read_regular(path: &Path) -> Result<Vec<u8>, ReadError> {
     let failed = |source| ReadError::Io { path: path.to_owned(), source };
     let check = |metadata: &std::fs::Metadata| match metadata.is_dir() {

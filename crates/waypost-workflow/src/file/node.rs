@@ -17,7 +17,7 @@ use crate::expr::{NumberError, exact_number};
 /// Deepest nesting of lists and maps.
 ///
 /// A workflow has about ten levels. The reader is recursive and takes up to 40 KB of stack per level without
-/// optimisation: 32 levels fit into the 2 MiB of a test's or a runtime's thread.
+/// optimisation. Therefore 32 levels fit into the 2 MiB of a test's or a runtime's thread.
 const DEPTH_MAX: usize = 32;
 /// Most values in a file, including values repeated by aliases; a step has about ten.
 const NODES_MAX: usize = 500_000;

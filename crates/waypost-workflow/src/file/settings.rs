@@ -315,7 +315,7 @@ pub struct Checkpoints {
     pub durability: Durability,
     /// Effect of a failed checkpoint write on the run.
     pub on_failure: OnCheckpointFailure,
-    /// Interval of checkpoints during a long step; `None` for no such checkpoints.
+    /// Interval of checkpoints during a long step; `None` for none.
     pub interval: Option<Duration>,
 }
 

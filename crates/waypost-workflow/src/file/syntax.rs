@@ -98,8 +98,8 @@ fn line_text(source: &Source, at: usize) -> &str {
     &source.text[start..end]
 }
 
-/// Returns the first tab in the indentation of a line, from the line of `at` on: the parser names the value
-/// before it.
+/// Returns the first tab in an indentation, from the line of `at` on. The parser names the value before the
+/// tab.
 fn tab_that_indents(source: &Source, at: usize) -> Option<usize> {
     let mut start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     for line in source.text[start..].split_inclusive('\n') {

@@ -231,8 +231,8 @@ impl Workflow {
         top.or_else(|| self.all_steps().find(|step| step.id == id))
     }
 
-    /// Returns the steps that must end before `step` of the workflow's own list: in a sequence the previous
-    /// step, in a graph the needs.
+    /// Returns the direct upstream steps of `step` in the workflow's own list. In a sequence, the previous
+    /// step; in a graph, the needs.
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
         let Body { mode, steps, index } = &self.body;
         let before = match mode {

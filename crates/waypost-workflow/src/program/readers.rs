@@ -1,5 +1,5 @@
-//! Steps that read the outputs of a step: in its own file, and in parent files if the step belongs to an item
-//! or to another file.
+//! Steps that read the outputs of a step. Readers of an item's step, or of an included file's step, are also
+//! in parent files.
 
 use std::collections::BTreeSet;
 

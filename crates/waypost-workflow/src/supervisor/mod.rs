@@ -8,9 +8,8 @@
 //!   step started. This includes double forks, new sessions and processes that ignore TERM, and excludes
 //!   other steps.
 //! - **Nothing outlives the run**: when the engine ends, even by `kill -9`, every process of every step is
-//!   killed, and only then is the run's lock released. The same holds when the supervisor or a reaper is
-//!   killed. If all of them are killed at once, the next holder of the lock finds the rest with
-//!   [`kill_leftovers`].
+//!   killed. Only then is the run's lock released. The same holds when the supervisor or a reaper is killed.
+//!   If all of them are killed at once, the next holder of the lock finds the rest with [`kill_leftovers`].
 //! - **A step gets exactly the given environment**: arguments, variables, folder, streams. It has no other
 //!   descriptor, no terminal, and no ignored or blocked signal.
 //!
@@ -270,8 +269,8 @@ pub enum SpawnError {
         /// Length in bytes.
         bytes: usize,
     },
-    /// A string cannot be passed to a process: it has a zero byte, or is an invalid variable name (empty, or
-    /// with an equals sign). Shown up to the first zero byte; a variable by its name only.
+    /// A string cannot be passed to a process. It has a zero byte, or is an invalid variable name: empty, or
+    /// with an equals sign. Shown up to the first zero byte; a variable by its name only.
     #[error("`{}` cannot be passed to a process", what.display())]
     InvalidString {
         /// Argument, variable name or folder.

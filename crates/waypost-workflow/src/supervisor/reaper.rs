@@ -1,9 +1,9 @@
 //! Reaper of one step: starts the step's program, and owns all processes of the step.
 //!
-//! A reaper is a fork of the supervisor. As a child sub-reaper and leader of a session without a terminal,
-//! the reaper is above all processes of the step, regardless of forks, sessions and signals, and above no
-//! other process. Therefore the reaper can end exactly this step's tree. When the tree is empty the reaper
-//! serves the next step, to save a fork.
+//! A reaper is a fork of the supervisor. The reaper is a child sub-reaper, and the leader of a session
+//! without a terminal. All processes of the step stay below the reaper, regardless of forks, sessions and
+//! signals. No other process is below the reaper, so the reaper can end exactly this step's tree. When the
+//! tree is empty the reaper serves the next step, to save a fork.
 //!
 //! ```text
 //!            start               main process ends, nothing left
@@ -40,7 +40,7 @@ enum End {
     SupervisorGone,
 }
 
-/// Serves one step after the other until the engine closes `channel` or the supervisor closes `alive`; then
+/// Serves one step after the other until the engine closes `channel` or the supervisor closes `alive`. Then
 /// kills all remaining processes and returns.
 ///
 /// The caller is a fresh fork of the supervisor with all signals blocked. The fork has these two descriptors
@@ -199,8 +199,8 @@ impl Reaper {
         self.report(status, true)
     }
 
-    /// Reaps all ended processes, and reports the end of the main process and of the tree; `false` if the
-    /// engine is gone.
+    /// Reaps all ended processes, and reports the end of the main process and of the tree. Returns `false` if
+    /// the engine is gone.
     fn reap(&mut self) -> bool {
         let mut status = None;
         loop {

@@ -46,8 +46,8 @@ const EXIT_FAILED: u8 = 70;
 /// Serves as the supervisor of one run, until the starting engine is gone and all processes of the run are
 /// dead.
 ///
-/// The program of [`SupervisorProgram`](super::SupervisorProgram) must call this first in `main`, before it
-/// starts any thread, with standard input as set by the engine.
+/// The program of [`SupervisorProgram`](super::SupervisorProgram) must call this first in `main`, before any
+/// thread starts. Standard input must be as set by the engine.
 ///
 /// Returns 0 when all processes are dead, 70 when it could not serve at all.
 #[must_use]
@@ -195,9 +195,9 @@ impl Supervisor {
             lock: self.lock.as_ref().map(AsRawFd::as_raw_fd),
         };
         #[expect(unsafe_code, reason = "a reaper is this program going on in a second process")]
-        // SAFETY: this process has one thread (checked at its start), so the child, a copy of all memory, has
+        // SAFETY: this process has one thread, checked at its start. So the child, a copy of all memory, has
         // a consistent state of locks. The top of the stack is within `reaper_stack`, aligned to 16 bytes,
-        // and has no other user in this process; `birth` is copied with the rest.
+        // and has no other user in this process. `birth` is copied with the rest.
         let pid = unsafe {
             let top = self.reaper_stack.as_mut_ptr().add(REAPER_STACK_BYTES);
             let top = top.sub(top.addr() % 16);

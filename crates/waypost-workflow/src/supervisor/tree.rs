@@ -71,7 +71,7 @@ pub(super) fn signal_below(spared: &HashSet<Pid>, signal: Signal) -> io::Result<
         // The process ended during the scan.
         let Some(entry) = read_entry(pid?) else { continue };
         // At once, not after the scan. A chain of processes that each start the next and exit is adopted
-        // here. The newest has the highest id, which the scan reads last; by the end of the scan the chain
+        // here. The newest has the highest id, and the scan reads it last. By the end of the scan the chain
         // would have moved on.
         if signal == Signal::KILL
             && entry.parent == own.as_raw_nonzero().get()
@@ -188,8 +188,8 @@ pub(super) fn pids() -> io::Result<impl Iterator<Item = io::Result<Pid>>> {
 
 /// Reads a process's parent and group; `None` if the process does not exist.
 ///
-/// Zombies count. A zombie may be the first thread of a process whose other threads are alive, and a kill of
-/// a real zombie has no effect.
+/// Zombies count. A zombie may be the first thread of a process with living threads. A kill of a real zombie
+/// has no effect.
 fn read_entry(pid: Pid) -> Option<Entry> {
     let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     // The name, in parentheses, may contain any characters, parentheses too (proc(5)).

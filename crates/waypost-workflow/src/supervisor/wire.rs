@@ -1,7 +1,7 @@
 //! Messages between engine, supervisor and reapers.
 //!
-//! Owns the encoding. All ends are the same program on the same machine, so numbers are in native byte order,
-//! and one version number is checked once. A start request beyond [`INLINE_BYTES_MAX`] is passed in a memory
+//! Owns the encoding. All ends are the same program on the same machine, so numbers are in native byte order.
+//! A single version number is checked once. A start request beyond [`INLINE_BYTES_MAX`] is passed in a memory
 //! file.
 
 use std::ffi::{CStr, OsStr};
@@ -12,8 +12,8 @@ use std::path::Path;
 /// Protocol version, raised with every change of these messages; the supervisor's first answer.
 pub(super) const PROTOCOL: u8 = 1;
 
-/// Longest request in one message. Well below the usual socket buffer (208 KiB), so that a message always
-/// fits, and above the arguments and environment of an ordinary step.
+/// Longest request in one message. Well below the usual socket buffer (208 KiB): a message always fits. Above
+/// the size of arguments and environment of an ordinary step.
 pub(super) const INLINE_BYTES_MAX: usize = 48 * 1024;
 
 /// Longest request. The kernel accepts at most 6 MiB of arguments and environment (execve(2)), so a larger
