@@ -1,10 +1,10 @@
-//! What a step writes, kept within a limit.
+//! Log of a step, within a size limit.
 //!
-//! This owns the shape of a log: its beginning as it comes, its end, and between them a line that says how much is
-//! missing. However much a step writes, a log takes [`LOG_HEAD_BYTES_MAX`] and [`LOG_TAIL_BYTES_MAX`] of space, and
-//! hardly more than the latter of memory. What comes in is masked already; [`record`] sees to that.
+//! Owns the layout of a log: head, a line with the number of dropped bytes, and tail. Whatever the output of
+//! a step, a log takes [`LOG_HEAD_BYTES_MAX`] and [`LOG_TAIL_BYTES_MAX`] of space, and little more than the
+//! latter of memory. The input is already masked by [`record`].
 //!
-//! It deliberately does not know where the bytes go (a [`LogSink`] does), nor whose they are.
+//! Deliberately does not know the destination of the bytes (a [`LogSink`]), nor their source.
 
 mod record;
 
@@ -18,37 +18,36 @@ use tokio::time::Instant;
 
 pub use self::record::{CAPTURE_BYTES_MAX, Captured, Recorded, Streams, record};
 
-/// How much of the beginning of a log is kept: some 50,000 lines, more than anyone reads, of a thousand steps still
-/// less than a usual disk has free.
+/// Size of the kept head. About 50,000 lines, more than anyone reads; a thousand steps still fit on a usual
+/// disk.
 pub const LOG_HEAD_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// How much of the end of a log is kept, where the reason of a failure stands. It is held in memory, once for each
-/// step in flight.
+/// Size of the kept tail, where failures are explained. Held in memory, once per running step.
 pub const LOG_TAIL_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// How much is gathered before it is given to the sink: one chunk of a blob.
+/// Bytes gathered per write to the sink: one chunk of a blob.
 const FLUSH_BYTES: usize = 64 * 1024;
 
-/// How long bytes wait for more before they are given to the sink, and so what a kill of the engine can lose of a log: a
-/// person who follows it hardly notices, and a step that writes without end costs five writes a second.
+/// Longest delay before a write to the sink, and so the loss after a kill of the engine. A reader of the live
+/// log hardly notices the delay, and endless output costs five writes a second.
 const FLUSH_AFTER: Duration = Duration::from_millis(200);
 
-/// Where a log is kept.
+/// Destination of a log.
 #[async_trait]
 pub trait LogSink: Send {
-    /// Appends bytes to the log. Called with some 64 KiB, or what came within 200 ms.
+    /// Appends bytes to the log, in batches of about 64 KiB or of 200 ms.
     ///
     /// # Errors
-    /// The bytes may be lost. Nothing more will be written to this sink.
+    /// The bytes may be lost. Nothing more is written to this sink.
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// How much of a log is kept.
+/// Size limits of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
-    /// Of its beginning.
+    /// Size of the head.
     pub head_bytes_max: usize,
-    /// Of its end.
+    /// Size of the tail.
     pub tail_bytes_max: usize,
 }
 
@@ -58,31 +57,31 @@ impl Default for LogLimits {
     }
 }
 
-/// What is known of a log that has ended.
+/// Summary of a finished log.
 #[derive(Debug)]
 pub struct LogSummary {
-    /// How much was written, kept or not.
+    /// Bytes written, kept or not.
     pub bytes: u64,
-    /// How much of that was dropped in the middle.
+    /// Bytes dropped in the middle.
     pub dropped_bytes: u64,
-    /// The SHA-256 of all that was written, kept or not.
+    /// SHA-256 of all bytes written, kept or not.
     pub sha256: [u8; 32],
-    /// What the sink said when it failed; it has less than it should then.
+    /// First error of the sink; then the kept log is incomplete.
     pub failure: Option<io::Error>,
 }
 
-/// The log of one attempt of a step, while it is written.
+/// Log of one attempt, while it is written.
 pub struct Log<S> {
     sink: S,
     limits: LogLimits,
     digest: Sha256,
     bytes: u64,
-    /// How much of the head was taken so far.
+    /// Bytes of the head so far.
     head_bytes: usize,
-    /// The end of the head, not given to the sink yet, and since when.
+    /// End of the head not yet written to the sink, and the time of its first byte.
     pending: Vec<u8>,
     pending_since: Option<Instant>,
-    /// The last bytes of all, those of the head too.
+    /// Last bytes of all output, including the head's.
     tail: VecDeque<u8>,
     failure: Option<io::Error>,
 }
@@ -97,7 +96,7 @@ impl<S> std::fmt::Debug for Log<S> {
 }
 
 impl<S: LogSink> Log<S> {
-    /// Begins a log.
+    /// Makes an empty log.
     pub fn new(sink: S, limits: LogLimits) -> Self {
         Self {
             sink,
@@ -112,10 +111,10 @@ impl<S: LogSink> Log<S> {
         }
     }
 
-    /// Appends bytes, masked already.
+    /// Appends bytes, already masked.
     ///
-    /// Never fails: a sink that failed is left alone, and [`LogSummary::failure`] tells it at the end, so that a full
-    /// disk does not block the step that writes.
+    /// Never fails. After an error the sink gets no more writes, and [`LogSummary::failure`] has the error. A
+    /// full disk therefore does not block the step.
     pub async fn write(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -136,38 +135,38 @@ impl<S: LogSink> Log<S> {
         }
     }
 
-    /// Returns when [`Log::flush`] is to be called, if nothing more is written until then.
+    /// Returns when to call [`Log::flush`], if nothing more is written until then.
     #[must_use]
     pub fn flush_at(&self) -> Option<Instant> {
         self.pending_since.map(|since| since + FLUSH_AFTER)
     }
 
-    /// Gives to the sink what it has not got of the head.
+    /// Writes the pending part of the head to the sink.
     pub async fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         self.pending_since = None;
         self.give(&pending).await;
-        // Its memory is used again.
+        // Keeps the allocation.
         self.pending = pending;
         self.pending.clear();
     }
 
-    /// Returns how much was written so far, kept or not.
+    /// Returns the number of bytes written so far, kept or not.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the last lines, for an error message: at most `lines` of them and at most `bytes`.
+    /// Returns the last lines, for an error message: at most `lines` lines and at most `bytes` bytes.
     ///
-    /// What is no text is replaced; a line that is cut by the limit begins in its middle.
+    /// Invalid UTF-8 is replaced; the first line may be cut by the limit.
     #[must_use]
     pub fn tail(&self, lines: usize, bytes: usize) -> String {
         let skipped = self.tail.len().saturating_sub(bytes);
         let kept: Vec<u8> = self.tail.range(skipped..).copied().collect();
         let mut kept = kept.strip_suffix(b"\n").unwrap_or(&kept);
         if skipped > 0 {
-            // The limit may have cut a character in two: the rest of it is no text.
+            // The limit may have split a character: the remaining bytes are skipped.
             let inside = kept.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
             kept = &kept[inside..];
         }
@@ -176,7 +175,7 @@ impl<S: LogSink> Log<S> {
         String::from_utf8_lossy(&wanted.join(&b'\n')).into_owned()
     }
 
-    /// Ends the log: gives the rest to the sink, and returns that with what is known of the whole.
+    /// Ends the log: writes the rest to the sink, and returns the sink and a summary.
     pub async fn finish(mut self) -> (S, LogSummary) {
         self.flush().await;
         let mut tail = std::mem::take(&mut self.tail);
@@ -186,7 +185,7 @@ impl<S: LogSink> Log<S> {
         if dropped_bytes > 0 {
             self.give(format!("\n[waypost: {dropped_bytes} bytes left out here]\n").as_bytes()).await;
         }
-        // What the head has is not given again.
+        // Bytes of the head are not written again.
         let known = usize::try_from(head_end.saturating_sub(tail_start)).expect("not longer than the tail");
         for chunk in tail.make_contiguous()[known..].chunks(FLUSH_BYTES) {
             self.give(chunk).await;

@@ -1,14 +1,17 @@
-//! Keeping declared secrets out of everything that is stored or shown.
+//! Keeps declared secrets out of all stored and displayed text.
 //!
-//! This owns which bytes betray a secret, and replacing them by [`MASK`] in a stream, whatever its chunks. A [`Mask`]
-//! is made once for a run from the values of its secrets; it never shows them again. See `forms.rs` for the encoded
-//! forms that count. It deliberately does not know where secrets come from, nor what is done with what it finds.
+//! Owns the detection of secrets in bytes, and the replacement by [`MASK`] in a stream, for any chunk
+//! boundaries. A [`Mask`] is made once per run from the values of the secrets, and never exposes these. See
+//! `forms.rs` for the encoded forms. Deliberately does not know the source of secrets, nor the use of the
+//! results.
 //!
-//! What it does not find, and the user's documentation says so: other encodings (hex, gzip, two encodings one in the
-//! other), a secret in pieces or of which a program escapes some characters that it need not and others not, single lines
-//! of one that has several, base64 broken into lines of other widths than 64 and 76, or indented, or of a text around a
-//! secret beyond 4 KiB, and up to four bits of the secret's first and last byte where base64 mixes them with what stands
-//! beside it.
+//! Limits, also documented for users. Not detected are:
+//!
+//! - Other encodings: hex, gzip, or two nested encodings.
+//! - A secret in pieces, or with optional escapes for some characters only.
+//! - Single lines of a secret with several lines.
+//! - Base64 wrapped at widths other than 64 and 76, or indented, or of a text around a secret beyond 4 KiB.
+//! - Up to four bits of the secret's first and last byte, where base64 mixes them with adjacent bytes.
 
 mod forms;
 
@@ -16,39 +19,39 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What stands in place of a secret.
+/// Replacement for a secret.
 pub const MASK: &str = "***";
 
-/// The shortest secret. Anything shorter stands in ordinary text by chance, and masking it would both garble the log
-/// and tell what it is.
+/// Shortest secret. A shorter value occurs in ordinary text by chance: masking would garble the log and
+/// reveal the value.
 pub const SECRET_BYTES_MIN: usize = 8;
 
-/// The longest secret: above any key or token file (a 16,384-bit RSA key in PEM has 13 KB), and small enough that the
-/// forms of a hundred such fit in memory and a stream is held back for no more than a screenful.
+/// Longest secret. Longer than any key or token file (a 16,384-bit RSA key in PEM has 13 KB). Small enough
+/// for the forms of a hundred secrets in memory. A stream is held back by at most a screenful.
 pub const SECRET_BYTES_MAX: usize = 64 * 1024;
 
-/// Why a value cannot be a secret. The value itself is not in it.
+/// Why a value cannot be a secret. The error does not contain the value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MaskError {
-    /// It is too short to be masked; white space around it does not count.
+    /// Too short to be masked; surrounding white space does not count.
     #[error("secret `{name}` has {bytes} bytes, fewer than the {SECRET_BYTES_MIN} that can be masked")]
     TooShort {
-        /// The name of the secret.
+        /// Name of the secret.
         name: String,
-        /// The length of the value.
+        /// Length of the value.
         bytes: usize,
     },
-    /// It is too long to be masked.
+    /// Too long to be masked.
     #[error("secret `{name}` has {bytes} bytes, more than the {SECRET_BYTES_MAX} that can be masked")]
     TooLong {
-        /// The name of the secret.
+        /// Name of the secret.
         name: String,
-        /// The length of the value.
+        /// Length of the value.
         bytes: usize,
     },
 }
 
-/// The secrets of a run, ready to be found in any of their forms. Cheap to clone.
+/// Secrets of a run in all their forms. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Mask {
     patterns: Arc<Patterns>,
@@ -56,7 +59,7 @@ pub struct Mask {
 
 impl std::fmt::Debug for Mask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Their number only: what is printed for a developer lands in logs.
+        // Number of forms only: debug output ends up in logs.
         f.debug_struct("Mask").field("forms", &self.patterns.sorted.len()).finish_non_exhaustive()
     }
 }
@@ -69,8 +72,8 @@ impl Mask {
     pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Result<Self, MaskError> {
         let mut forms = Vec::new();
         for (name, value) in secrets {
-            // A line end after a secret is not a part of it: it is printed with or without. What is inside of a
-            // value is also inside of all its forms, so nothing is lost.
+            // A line end after a secret is not part of it, as programs print it or not. Every form of the
+            // full value contains a form of the trimmed value, so nothing is lost.
             let value = value.trim_ascii();
             let bytes = value.len();
             match bytes {
@@ -82,19 +85,20 @@ impl Mask {
         Ok(Self { patterns: Arc::new(Patterns::new(forms)) })
     }
 
-    /// Says whether there is nothing to mask.
+    /// Returns whether there is nothing to mask.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.patterns.sorted.is_empty()
     }
 
-    /// Says whether a secret is in `bytes`, in any form.
+    /// Returns whether `bytes` contains a secret, in any form.
     #[must_use]
     pub fn contains(&self, bytes: &[u8]) -> bool {
         self.patterns.find(bytes, 0).is_some()
     }
 
-    /// Looks for secrets in the text of every value and key, in the form it has there and not only in its JSON.
+    /// Returns whether a text, key or number in `value` contains a secret, unescaped and not only in JSON
+    /// form.
     pub(crate) fn is_within(&self, value: &serde_json::Value) -> bool {
         use serde_json::Value;
         match value {
@@ -103,7 +107,7 @@ impl Mask {
             Value::Object(map) => {
                 map.iter().any(|(key, item)| self.contains(key.as_bytes()) || self.is_within(item))
             }
-            // A number is written in more than one way: with an exponent, and without.
+            // A number has several spellings: with and without an exponent.
             Value::Number(number) => {
                 let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
                 self.contains(number.to_string().as_bytes())
@@ -130,24 +134,24 @@ impl Mask {
         }
     }
 
-    /// Returns where the first secret in `bytes` begins, in whatever form.
+    /// Returns the start of the first secret in `bytes`, in any form.
     #[must_use]
     pub fn find(&self, bytes: &[u8]) -> Option<usize> {
         self.patterns.find(bytes, 0).map(|(start, _)| start)
     }
 
-    /// Masks a text that is whole.
+    /// Masks a complete text.
     #[must_use]
     pub fn mask_str<'t>(&self, text: &'t str) -> Cow<'t, str> {
         if !self.contains(text.as_bytes()) {
             return Cow::Borrowed(text);
         }
         let masked = self.mask_bytes(text.as_bytes());
-        // A secret that is no text may begin or end inside a character.
+        // A secret that is not UTF-8 may begin or end inside a character.
         Cow::Owned(String::from_utf8_lossy(&masked).into_owned())
     }
 
-    /// Masks bytes that are whole.
+    /// Masks complete bytes.
     #[must_use]
     pub fn mask_bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let mut stream = self.stream();
@@ -157,35 +161,34 @@ impl Mask {
         out
     }
 
-    /// Begins to mask a stream that comes in chunks.
+    /// Starts masking a stream of chunks.
     #[must_use]
     pub fn stream(&self) -> MaskStream {
         MaskStream { patterns: Arc::clone(&self.patterns), held: Vec::new(), covered: 0 }
     }
 }
 
-/// One stream being masked. What it puts out, all in all, is what masking the whole at once would give, however
-/// the stream is cut into chunks.
+/// Masks one stream. The total output equals the masking of all bytes at once, for any chunk boundaries.
 #[derive(Clone)]
 pub struct MaskStream {
     patterns: Arc<Patterns>,
-    /// The end of the stream so far, as it may be the beginning of a form: at most the longest form less one byte.
+    /// End of the stream so far, possibly the beginning of a form: shorter than the longest form.
     held: Vec<u8>,
-    /// How many of the held bytes belong to a form that was already put out as [`MASK`].
+    /// Number of held bytes in a form that was already replaced by [`MASK`].
     covered: usize,
 }
 
 impl std::fmt::Debug for MaskStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the held bytes: they may be the beginning of a secret.
+        // Without the held bytes, which may be the beginning of a secret.
         f.debug_struct("MaskStream").field("held_bytes", &self.held.len()).finish_non_exhaustive()
     }
 }
 
 impl MaskStream {
-    /// Takes the next chunk, and appends to `out` what is certain by now.
+    /// Takes the next chunk, and appends the decided bytes to `out`.
     ///
-    /// Held back is only an end that could go on to be a form of a secret: nothing at all in ordinary text.
+    /// Holds back only an end that may continue as a form of a secret: nothing in ordinary text.
     pub fn push(&mut self, chunk: &[u8], out: &mut Vec<u8>) {
         if self.patterns.sorted.is_empty() {
             out.extend_from_slice(chunk);
@@ -203,17 +206,19 @@ impl MaskStream {
         self.held = buffer;
     }
 
-    /// Ends the stream, and appends to `out` what was held back.
+    /// Ends the stream, and appends the held bytes to `out`.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         let buffer = std::mem::take(&mut self.held);
         self.emit(&buffer, buffer.len(), out);
         self.covered = 0;
     }
 
-    /// Puts out the first `certain` bytes of `buffer`, masked: no form that begins among them goes on behind the
-    /// buffer. Returns `certain`. Forms that overlap are one mask; forms that only touch are two.
+    /// Appends the first `certain` bytes of `buffer`, masked, to `out`. No form that begins there extends
+    /// beyond the buffer.
+    ///
+    /// Returns `certain`. Overlapping forms become one mask, adjacent forms two.
     fn emit(&mut self, buffer: &[u8], certain: usize, out: &mut Vec<u8>) -> usize {
-        // Before `done` everything is put out or masked; a form that begins before it belongs to the last mask.
+        // All bytes before `done` are written or masked; a form that begins earlier belongs to the last mask.
         let mut done = self.covered;
         let mut from = 0;
         while let Some((start, end)) = self.patterns.find(buffer, from).filter(|(start, _)| *start < certain)
@@ -234,26 +239,30 @@ impl MaskStream {
     }
 }
 
-/// All forms of all secrets, and what is needed to find them fast: windows of eight bytes, compared from their end and
-/// skipped as far as no form can begin (Wu and Manber, "A fast algorithm for multi-pattern searching", 1994).
+/// All forms of all secrets, with an index for fast search.
+///
+/// Windows of eight bytes are compared from the end, and skipped as far as no form can begin.
+///
+/// # Source
+/// Wu and Manber, "A fast algorithm for multi-pattern searching" (1994).
 #[derive(Default)]
 struct Patterns {
-    /// Without repetitions; no form is shorter than a window.
+    /// Without duplicates; no form is shorter than a window.
     sorted: Vec<Vec<u8>>,
     longest: usize,
-    /// For each two bytes: how far a window that ends with them can move before its last two could be those of the
-    /// first eight bytes of a form.
+    /// Per pair of bytes: safe move of a window that ends with the pair. After the move, the pair may be in
+    /// the first eight bytes of a form.
     shift: Vec<u8>,
-    /// The forms that begin with these eight bytes: a range of `sorted`.
+    /// Forms with these first eight bytes: a range of `sorted`.
     by_window: HashMap<[u8; WINDOW], (usize, usize)>,
-    /// Which bytes begin a form.
+    /// Whether a form begins with this byte.
     first: Vec<bool>,
 }
 
-/// The bytes that are looked at in one go: as many as the shortest form has.
+/// Size of a window: the length of the shortest form.
 const WINDOW: usize = SECRET_BYTES_MIN;
 
-/// How far a window moves when its last two bytes are in no form's first eight.
+/// Move of a window whose last two bytes are in no form's first eight bytes.
 const SHIFT_MAX: u8 = WINDOW as u8 - 1;
 
 impl Patterns {
@@ -279,7 +288,7 @@ impl Patterns {
         Self { sorted: forms, longest, shift, by_window, first }
     }
 
-    /// Finds the first place from `from` on where a form is, and the longest form there, as start and end.
+    /// Returns start and end of the longest form at the first match from `from` on.
     fn find(&self, buffer: &[u8], from: usize) -> Option<(usize, usize)> {
         if self.sorted.is_empty() {
             return None;
@@ -300,7 +309,8 @@ impl Patterns {
         None
     }
 
-    /// Returns the length of the longest form that `bytes`, at least a window long, begin with.
+    /// Returns the length of the longest form at the start of `bytes`, which has at least the size of a
+    /// window.
     fn longest_at(&self, bytes: &[u8]) -> Option<usize> {
         let window: &[u8; WINDOW] = bytes.first_chunk()?;
         let (first, end) = *self.by_window.get(window)?;
@@ -308,12 +318,13 @@ impl Patterns {
         forms.filter(|form| bytes.starts_with(form)).map(Vec::len).max()
     }
 
-    /// Returns the length of the longest end of `buffer` that a form begins with, but is not all of that form.
+    /// Returns the length of the longest end of `buffer` that is the beginning of a form, but not the whole
+    /// form.
     fn open_end(&self, buffer: &[u8]) -> usize {
         let begin = buffer.len().saturating_sub(self.longest - 1);
         let open = (begin..buffer.len()).find(|start| {
             let end = &buffer[*start..];
-            // The forms that begin with `end` follow it in the order; the one equal to it is not open.
+            // Forms that begin with `end` come after it in the order; an equal form is complete.
             self.first[usize::from(end[0])] && {
                 let next = self.sorted.partition_point(|form| form.as_slice() <= end);
                 self.sorted.get(next).is_some_and(|form| form.starts_with(end))

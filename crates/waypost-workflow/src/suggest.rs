@@ -1,11 +1,11 @@
-//! "Did you mean": the known name nearest to one that is not known.
+//! "Did you mean": finds the known name nearest to an unknown name.
 
-/// Names further apart than this share of the longer one's letters are not suggested.
+/// Largest distance of a suggestion, as a share of the letters of the longer name.
 ///
 /// Two letters of five may differ; with more, suggestions were more often odd than right.
 const DISTANCE_SHARE_MAX: f64 = 0.4;
 
-/// The name of `known` nearest to `name`, if one is near enough; of equally near ones the first.
+/// Returns the name in `known` nearest to `name`, if near enough; of equally near names the first.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let folded = name.to_lowercase();
     let mut best: Option<(usize, &str)> = None;
@@ -20,7 +20,7 @@ pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
     best.map(|(_, candidate)| candidate.to_owned())
 }
 
-/// `a`, `b` and `c`: names in backticks, the way a sentence lists them; `none` when there are none.
+/// Returns `a`, `b` and `c`: names in backticks, as in a sentence; `none` for an empty list.
 pub(crate) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     match quoted.as_slice() {

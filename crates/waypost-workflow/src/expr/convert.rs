@@ -1,21 +1,21 @@
-//! Values between JSON and minijinja, without silent loss.
+//! Converts values between JSON and minijinja, without silent loss.
 
 use minijinja::value::ValueKind;
 use serde_json::{Map, Number, Value};
 
-/// Levels of lists and maps in a result; JSON text of more is refused by its readers.
+/// Deepest nesting of a result; readers of JSON text reject deeper nesting.
 const DEPTH_MAX: usize = 128;
-/// Size of a result: a list of lists that stands for a few numbers in an expression may come to gigabytes.
+/// Largest result: a short expression can produce a list of lists of gigabytes.
 const BYTES_MAX: usize = super::machine::RESULT_BYTES_MAX;
-/// What a value takes beside its text.
+/// Size of a value without its text.
 const VALUE_BYTES: usize = 16;
-/// Characters of a value that an error message shows.
+/// Most characters of a value in an error message.
 const SHOWN_CHARS_MAX: usize = 40;
 
-/// What [`to_json`] says of a list or a map with a missing value in it.
+/// Error text of [`to_json`] for a list or a map with a missing value.
 pub(crate) const PART_IS_MISSING: &str = "a part of it reads a value that is not there";
 
-/// minijinja's form of `value`; nothing is lost.
+/// Returns `value` as a minijinja value, without loss.
 pub(crate) fn from_json(value: &Value) -> minijinja::Value {
     match value {
         Value::Null => minijinja::Value::from(()),
@@ -29,7 +29,7 @@ pub(crate) fn from_json(value: &Value) -> minijinja::Value {
     }
 }
 
-/// minijinja's form of `number`.
+/// Returns `number` as a minijinja value.
 pub(crate) fn from_number(number: &Number) -> minijinja::Value {
     match (number.as_i64(), number.as_u64()) {
         (Some(signed), _) => minijinja::Value::from(signed),
@@ -38,10 +38,10 @@ pub(crate) fn from_number(number: &Number) -> minijinja::Value {
     }
 }
 
-/// The JSON of `value`.
+/// Returns `value` as JSON.
 ///
 /// # Errors
-/// Values that JSON does not have (a missing one, NaN, a function, a number beyond 64 bits), or too deep ones.
+/// A value without a JSON form (undefined, NaN, a function, a number beyond 64 bits), too deep, or too large.
 pub(crate) fn to_json(value: &minijinja::Value) -> Result<Value, String> {
     convert(value, DEPTH_MAX, &mut BYTES_MAX.clone())
 }
@@ -89,10 +89,10 @@ fn to_number(value: &minijinja::Value) -> Result<Number, String> {
     Number::from_f64(float).ok_or_else(|| "the result is not a number".to_owned())
 }
 
-/// The number that `text` writes, an integer where it can be one.
+/// Returns the number in `text`, as an integer if possible.
 pub(crate) fn number(text: &str) -> Option<Number> {
     let starts = text.strip_prefix('-').unwrap_or(text);
-    // "inf", "nan" and "+1" parse as floats; nobody means them as numbers.
+    // "inf", "nan" and "+1" parse as floats, but are not meant as numbers.
     if !starts.starts_with(|first: char| first.is_ascii_digit()) {
         return None;
     }
@@ -100,20 +100,20 @@ pub(crate) fn number(text: &str) -> Option<Number> {
     let integer = text.parse::<i64>().ok().map(Number::from);
     let unsigned = || text.parse::<u64>().ok().map(Number::from);
     let float = || text.parse::<f64>().ok().and_then(Number::from_f64);
-    // A whole number beyond 64 bits would come back with other digits.
+    // A whole number beyond 64 bits would change its digits.
     integer.or_else(unsigned).or_else(|| if is_whole { None } else { float() })
 }
 
-/// Why a text is not kept as a number.
+/// Why a text cannot be kept as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NumberError {
-    /// It writes none.
+    /// Not a number.
     NotANumber,
-    /// It would come back as another one: it has more digits, or a larger exponent, than 64 bits hold, or is `-0`.
+    /// The value would change: more digits or a larger exponent than 64 bits hold, or `-0`.
     Changes,
 }
 
-/// The number that `text` writes, as [`number`], if it would come back with the same value.
+/// Returns the number in `text`, as [`number`], if the value does not change.
 pub(crate) fn exact_number(text: &str) -> Result<Number, NumberError> {
     let starts = text.strip_prefix('-').unwrap_or(text);
     if !starts.starts_with(|first: char| first.is_ascii_digit()) {
@@ -131,8 +131,8 @@ pub(crate) fn exact_number(text: &str) -> Result<Number, NumberError> {
     }
 }
 
-/// The digits of a decimal number without zeros around them, and the power of ten of the first; none if that is beyond
-/// all numbers that can be kept.
+/// Returns the digits of a decimal number without surrounding zeros, and the power of ten of the first digit.
+/// `None` if the exponent is out of range.
 fn decimal(text: &str) -> Option<(String, i64)> {
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
     let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -146,7 +146,7 @@ fn decimal(text: &str) -> Option<(String, i64)> {
     Some((kept.trim_end_matches('0').to_owned(), exponent))
 }
 
-/// `value` in a sentence: its kind, and the value itself where that is short.
+/// Returns `value` for a sentence: the type, and short values in full.
 pub(crate) fn described(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -158,12 +158,12 @@ pub(crate) fn described(value: &Value) -> String {
     }
 }
 
-/// As [`described`], for values that JSON may not have.
+/// As [`described`], also for values without a JSON form.
 pub(crate) fn described_or_kind(value: &minijinja::Value) -> String {
     to_json(value).map_or_else(|_| value.kind().to_string(), |value| described(&value))
 }
 
-/// The beginning of `text`, on one line.
+/// Returns the beginning of `text`, on one line.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN_CHARS_MAX).is_some() {

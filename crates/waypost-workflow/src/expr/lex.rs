@@ -1,26 +1,26 @@
-//! Splits an expression into tokens, each with its place.
+//! Splits an expression into tokens with places.
 //!
-//! The language is minijinja's, plus what people bring from GitHub: `&&`, `||`, `!` and `null`, and hyphens
-//! in names after a dot. This module knows spelling only; `rewrite` gives the tokens their meaning.
+//! The language is minijinja's, with additions known from GitHub: `&&`, `||`, `!` and `null`, and hyphens in
+//! names after a dot. Knows spelling only; `rewrite` knows the meaning of tokens.
 
 use std::ops::Range;
 
 use super::SyntaxError;
 
-/// What a token is.
+/// Type of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A name or a word such as `and`.
+    /// Name, or a word such as `and`.
     Name,
-    /// A number literal.
+    /// Number literal.
     Number,
-    /// A string literal, quotes included.
+    /// String literal, quotes included.
     Text,
-    /// An operator or a bracket.
+    /// Operator or bracket.
     Mark,
 }
 
-/// One token of an expression.
+/// Token of an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub(crate) kind: Kind,
@@ -29,37 +29,37 @@ pub(crate) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Whether this is the mark or word `text` (a string literal never is).
+    /// Returns whether the token is the mark or word `text`; false for a string literal.
     pub(crate) fn is(&self, text: &str) -> bool {
         self.kind != Kind::Text && self.text == text
     }
 
-    /// The content of a string literal without escapes, if this is one.
+    /// Returns the content of a string literal without escapes.
     pub(crate) fn plain_text(&self) -> Option<&str> {
         (self.kind == Kind::Text && !self.text.contains('\\')).then(|| &self.text[1..self.text.len() - 1])
     }
 }
 
-/// Where an expression stops.
+/// End of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// At the `}}` that closes the hole.
+    /// At the closing `}}`.
     Close,
     /// At the end of the text.
     End,
 }
 
-/// Marks of two characters, tried before those of one.
+/// Marks of two characters, tried before marks of one character.
 const MARKS_LONG: [&str; 9] = ["&&", "||", "==", "!=", "<=", ">=", "//", "**", "}}"];
 /// Marks of one character.
 const MARKS_SHORT: &str = "!<>+-*/%.,:~|=()[]{}";
 
-/// Splits `source` from byte `start` on; returns the tokens and where the expression ended.
+/// Splits `source` from byte `start` on; returns the tokens and the end of the expression.
 ///
 /// With [`Until::Close`] the end is the offset of the closing `}}`.
 ///
 /// # Errors
-/// The place of the character, the string or the hole that could not be read.
+/// The place of an unknown character, or of an unclosed string or `${{`.
 pub(crate) fn lex(source: &str, start: usize, until: Until) -> Result<(Vec<Token<'_>>, usize), SyntaxError> {
     let mut tokens: Vec<Token<'_>> = Vec::new();
     let mut depth = 0usize;
@@ -144,7 +144,7 @@ fn number_len(rest: &str, at: usize) -> Result<usize, SyntaxError> {
     Ok(len)
 }
 
-/// Length of the name at the start of `rest`; with `hyphens`, one inside the name belongs to it.
+/// Returns the length of the name at the start of `rest`; `hyphens` allows hyphens inside the name.
 fn name_len(rest: &str, hyphens: bool) -> usize {
     let bytes = rest.as_bytes();
     let word = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
@@ -157,7 +157,7 @@ fn name_len(rest: &str, hyphens: bool) -> usize {
     len
 }
 
-/// Whether a name that starts at `at` may hold hyphens: right after a dot, and as the step of `skipped(STEP)`.
+/// Returns whether a name at `at` may have hyphens: after a dot, and as the argument of `skipped(STEP)`.
 fn hyphens_belong(tokens: &[Token<'_>], at: usize) -> bool {
     match tokens {
         [.., name, open] if open.is("(") => name.is("skipped"),
@@ -169,7 +169,7 @@ fn hyphens_belong(tokens: &[Token<'_>], at: usize) -> bool {
 fn mark_len(rest: &str, depth: usize, at: usize) -> Result<usize, SyntaxError> {
     let long = MARKS_LONG.iter().find(|mark| rest.starts_with(**mark));
     match long {
-        // Inside brackets two braces close two maps.
+        // Inside brackets, two braces close two maps.
         Some(mark) if *mark != "}}" || depth == 0 => return Ok(mark.len()),
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! The minijinja environment in which expressions are compiled and worked out.
+//! Compiles and evaluates expressions with minijinja.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -11,22 +11,22 @@ use serde_json::Value;
 use super::rewrite::{COMPARE, Rewritten};
 use super::{Scope, SyntaxError, convert};
 
-/// Instructions that one expression may take.
+/// Most instructions of one expression.
 ///
-/// An expression has no loops but the filters'; a hundred thousand steps of those is far beyond any real use
-/// and still well under a second.
+/// An expression has no loops except in filters. A hundred thousand instructions exceed any real use and
+/// still take less than a second.
 const FUEL: u64 = 100_000;
-/// Calls within calls that one expression may take; parsing has its own limit of 150 levels.
+/// Deepest nesting of calls in one expression; the parser has a separate limit of 150 levels.
 const RECURSION_MAX: usize = 100;
-/// Words and marks of one expression.
+/// Most tokens of one expression.
 ///
 /// minijinja's parser, compiler and destructors are recursive: a chain of a few thousand operators overflows
-/// the 2 MiB stack of a runtime's thread; a thousand needed less than 512 KiB without optimisation.
+/// the 2 MiB stack of a runtime's thread. A thousand operators needed less than 512 KiB without optimisation.
 pub(crate) const TOKENS_MAX: usize = 1_000;
 
-/// Size of what `join` and `replace` may make: two outputs of 1 MiB could otherwise multiply to a terabyte.
+/// Largest result of `join` and `replace`: two outputs of 1 MiB could multiply to a terabyte without a limit.
 pub(super) const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Longest text that is taken apart: each of its parts takes some 24 bytes beside its text.
+/// Longest text to split: each part takes about 24 bytes in addition to its text.
 const PARTED_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
@@ -45,12 +45,12 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment
 });
 
-/// The filter `tojson`: minijinja's own escapes for HTML.
+/// Filter `tojson`; minijinja's filter would escape for HTML.
 fn to_json(value: minijinja::Value) -> Result<String, Error> {
     convert::to_json(&value).map(|value| value.to_string()).map_err(invalid)
 }
 
-/// The filter `join`, with a limit and our way of writing values as text.
+/// Filter `join`, with a size limit: texts unchanged, other values as JSON.
 fn join(list: minijinja::Value, separator: Option<&str>) -> Result<String, Error> {
     let Value::Array(items) = convert::to_json(&list).map_err(invalid)? else {
         return Err(invalid(format!("`join` joins a list, not {}", convert::described_or_kind(&list))));
@@ -69,14 +69,14 @@ fn join(list: minijinja::Value, separator: Option<&str>) -> Result<String, Error
     Ok(joined)
 }
 
-/// The filter `replace`, with a limit.
+/// Filter `replace`, with a size limit.
 fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
     let count = text.matches(from).count();
     check_size(text.len().saturating_add(count.saturating_mul(to.len())))?;
     Ok(text.replace(from, to))
 }
 
-/// The filter `split`, with a limit.
+/// Filter `split`, with a size limit.
 fn split(
     text: &minijinja::Value,
     separator: Option<Arc<str>>,
@@ -86,13 +86,13 @@ fn split(
     filters::split(text, separator, splits_max)
 }
 
-/// The filter `lines`, with a limit.
+/// Filter `lines`, with a size limit.
 fn lines(text: &minijinja::Value) -> Result<minijinja::Value, Error> {
     check_parted("lines", text)?;
     filters::lines(text)
 }
 
-/// The filter `list`, with a limit.
+/// Filter `list`, with a size limit.
 fn list(state: &State<'_, '_>, value: minijinja::Value) -> Result<minijinja::Value, Error> {
     check_parted("list", &value)?;
     filters::list(state, value)
@@ -119,25 +119,25 @@ fn invalid(message: String) -> Error {
     }
 }
 
-/// An expression in minijinja's own form.
+/// Compiled expression.
 pub(crate) struct Compiled(minijinja::Expression<'static, 'static>);
 
 /// Why an expression has no value.
 pub(crate) struct Failure {
-    /// A name was missing; the scope can say which.
+    /// A name was missing; the scope can find the name.
     pub(crate) is_missing: bool,
     pub(crate) message: String,
 }
 
-/// Compiles `rewritten`, whose tokens span `whole` of the original text.
+/// Compiles `rewritten`; `whole` is the range of its tokens in the original text.
 ///
 /// # Errors
-/// What minijinja does not understand, at the token where it stopped.
+/// A syntax error of minijinja, with the place of the token.
 pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Compiled, SyntaxError> {
     ENVIRONMENT.compile_expression_owned(rewritten.source.clone()).map(Compiled).map_err(|error| {
         let place = error.range().and_then(|range| rewritten.original(range.start));
         let detail = error.detail().unwrap_or("it is not an expression");
-        // minijinja speaks of its own blocks and templates; a reader has neither.
+        // minijinja's messages mention blocks and templates, which a reader does not know.
         let ends = detail.contains("unexpected end of");
         let detail = match ends {
             true => "the expression ends too early".to_owned(),
@@ -168,9 +168,9 @@ impl Compiled {
     }
 }
 
-/// Compares two values of one kind; a number in text counts as that number, `true` in text as true.
+/// Compares two values of one type; a number in text counts as that number, `true` in text as true.
 ///
-/// Equality of different kinds is false, order between them is an error.
+/// Values of different types are not equal; ordering different types is an error.
 fn compare(operator: &str, left: minijinja::Value, right: minijinja::Value) -> Result<bool, Error> {
     if left.is_undefined() || right.is_undefined() {
         return Err(Error::from(ErrorKind::UndefinedError));
@@ -200,9 +200,9 @@ fn compare(operator: &str, left: minijinja::Value, right: minijinja::Value) -> R
     })
 }
 
-/// Brings a text beside a number or a truth value to that type, if it is written as one.
+/// Converts a text next to a number or boolean to the same type, if possible.
 ///
-/// Outputs that a step writes are text, and `steps.count.outputs.rows > 0` must mean what it says.
+/// Outputs that a step writes are text, so `steps.count.outputs.rows > 0` needs the conversion.
 fn alike(left: minijinja::Value, right: minijinja::Value) -> (minijinja::Value, minijinja::Value) {
     let (left_kind, right_kind) = (left.kind(), right.kind());
     match (left_kind, right_kind) {

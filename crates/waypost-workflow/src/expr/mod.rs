@@ -1,11 +1,11 @@
-//! Expressions: the `${{ }}` in a workflow file, and `if:`.
+//! Expressions: `${{ }}` in a workflow file, and `if:`.
 //!
-//! Text is scanned for `${{` alone, so whatever else a shell or another template language writes
-//! (`${X}`, `$1`, `${#a[@]}`, `{{ x }}`, `{% if %}`, `{# x #}`) is never looked at. What stands inside is
-//! one expression, compiled by minijinja in an environment that has no templates to load and no statements.
+//! Text is scanned for `${{` only. Syntax of a shell or another template language (`${X}`, `$1`, `${#a[@]}`,
+//! `{{ x }}`, `{% if %}`, `{# x #}`) is never interpreted. The content is one expression, compiled by
+//! minijinja in an environment without templates and statements.
 //!
-//! Owns: the language, its names, what a missing name says. Does not know: where a text came from, nor when
-//! a step runs; the caller gives a [`Scope`] and says which places may read what.
+//! Owns the language, its names, and the error for a missing name. Does not know the origin of a text, nor
+//! when a step runs. The caller passes a [`Scope`], and decides about the readable names at a place.
 
 mod convert;
 mod lex;
@@ -30,21 +30,21 @@ pub(crate) use self::convert::{NumberError, described, exact_number, shown};
 use self::lex::Until;
 use self::names::Uses;
 
-/// What opens a hole in a text.
+/// Opens an expression in a text.
 const OPEN: &str = "${{";
-/// What closes it.
+/// Closes an expression.
 const CLOSE: &str = "}}";
 
-/// An expression that is not well formed: what is wrong and where in the text.
+/// Syntax error in an expression, with its place in the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntaxError {
-    /// The place in the text, in bytes.
+    /// Place in the text, in bytes.
     pub range: Range<usize>,
-    /// What is wrong: lower case, no full stop.
+    /// Error text: lower case, no full stop.
     pub message: String,
-    /// A known name near to an unknown one.
+    /// Known name similar to an unknown name.
     pub hint: Option<String>,
-    /// What would be right.
+    /// Correction.
     pub help: Option<String>,
 }
 
@@ -72,21 +72,21 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
-/// An expression that could not be worked out with the values at hand.
+/// Expression that cannot be evaluated with the values in scope.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}cannot work out `{expression}`: {message}", step.as_ref().map(|id| format!("step `{id}`: ")).unwrap_or_default())]
 pub struct ExprError {
-    /// The step that the scope was made for.
+    /// Step of the scope.
     pub step: Option<String>,
-    /// The expression as it was written, without `${{ }}`.
+    /// Expression as written, without `${{ }}`.
     pub expression: String,
-    /// What is missing or does not fit, and what exists.
+    /// Missing or unsuitable value, with the existing names.
     pub message: String,
-    /// A known name near to a missing one, or another way to write it.
+    /// Known name similar to a missing name, or a correction.
     pub hint: Option<String>,
 }
 
-/// One compiled expression.
+/// Compiled expression.
 #[derive(Clone)]
 struct Expression {
     text: Arc<str>,
@@ -101,7 +101,8 @@ impl fmt::Debug for Expression {
 }
 
 impl Expression {
-    /// Reads the expression of `source` from byte `start` on; returns it and the offset of its end.
+    /// Reads the expression of `source` from byte `start` on; returns the expression and the offset of its
+    /// end.
     fn read(
         source: &str,
         start: usize,
@@ -134,7 +135,7 @@ impl Expression {
         self.compiled.evaluate(scope).map_err(|failure| self.explain(scope, failure))
     }
 
-    /// Its value if it reads nothing, and so has the same in every run.
+    /// Returns the value of an expression without references and calls: the same in every run.
     fn constant(&self) -> Option<Result<Value, ExprError>> {
         let Uses { references, calls } = &*self.uses;
         let reads_nothing = references.is_empty() && calls.is_empty();
@@ -146,7 +147,7 @@ impl Expression {
             true => self.uses.references.iter().find_map(|reference| scope.missing(&reference.path)),
             false => None,
         };
-        // minijinja's words for a sum of a text and a number.
+        // minijinja's error for the sum of a text and a number.
         let mixes_text =
             failure.message.contains("operator on unsupported types") && failure.message.contains("string");
         let as_number = mixes_text
@@ -160,7 +161,7 @@ impl Expression {
     }
 }
 
-/// A text with holes, compiled.
+/// Text with expressions, compiled.
 #[derive(Debug, Clone)]
 pub struct Template {
     text: Arc<str>,
@@ -174,10 +175,10 @@ enum Part {
 }
 
 impl Template {
-    /// Compiles every `${{ }}` of `text`; all else stays as it is, byte for byte.
+    /// Compiles every `${{ }}` of `text`; the rest stays unchanged, byte for byte.
     ///
     /// # Errors
-    /// Every hole that is not well formed; after one that is never closed nothing more is read.
+    /// Every invalid expression; reading stops at an unclosed `${{`.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
         match Self::parse_in_part(text, &[]) {
             (template, errors) if errors.is_empty() => Ok(template),
@@ -185,8 +186,10 @@ impl Template {
         }
     }
 
-    /// Compiles the holes of `text` that are well formed, so that what those read can be checked beside the errors of
-    /// the others. They may read `locals` beside the names that are known everywhere.
+    /// Compiles the valid expressions of `text`, so that their references can be checked even if others have
+    /// errors.
+    ///
+    /// Expressions may read `locals` in addition to the global names.
     pub(crate) fn parse_in_part(text: &str, locals: &[String]) -> (Self, Vec<SyntaxError>) {
         let (mut parts, mut errors) = (Vec::new(), Vec::new());
         let whole = |parts: Vec<Part>| Self { text: text.into(), parts: parts.into() };
@@ -215,13 +218,13 @@ impl Template {
         (whole(parts), errors)
     }
 
-    /// The text as it was written.
+    /// Returns the text as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Returns the text before its first expression.
+    /// Returns the text before the first expression.
     #[must_use]
     pub fn before_expressions(&self) -> &str {
         match self.parts.first() {
@@ -230,7 +233,7 @@ impl Template {
         }
     }
 
-    /// Returns the texts around its expressions.
+    /// Returns the texts around the expressions.
     pub(crate) fn written(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(range) => Some(&self.text[range.clone()]),
@@ -238,16 +241,16 @@ impl Template {
         })
     }
 
-    /// Fills the holes: text as it is, numbers and truth values plainly, lists and maps as JSON.
+    /// Renders the text: texts unchanged, numbers and booleans in plain form, lists and maps as JSON.
     ///
     /// # Errors
-    /// A name that is missing, a value that does not fit, or null, which has no text.
+    /// A missing name, an unsuitable value, or null, which has no text form.
     pub fn render(&self, scope: &Scope) -> Result<String, ExprError> {
         self.filled(scope, true, |text| text.into())
     }
 
-    /// As [`Template::render`], with what the holes come to written as `literal` writes it: so that it means only itself in
-    /// a text that has signs.
+    /// As [`Template::render`], with results escaped by `literal`, so that a result has no operators of the
+    /// text's language.
     ///
     /// # Errors
     /// As [`Template::render`].
@@ -259,10 +262,10 @@ impl Template {
         self.filled(scope, true, literal)
     }
 
-    /// As [`Template::render`], for what a process is given as a variable or a word: those end at a NUL.
+    /// As [`Template::render`], for a variable or an argument of a process, which cannot contain a NUL.
     ///
     /// # Errors
-    /// As [`Template::render`]; a value that holds a NUL.
+    /// As [`Template::render`], and a value with a NUL.
     pub(crate) fn render_word(&self, scope: &Scope) -> Result<String, ExprError> {
         self.filled(scope, false, |text| text.into())
     }
@@ -298,7 +301,7 @@ impl Template {
         Ok(out)
     }
 
-    /// The value of a text that is one `${{ }}` and nothing else, with its type; otherwise the rendered text.
+    /// Returns the typed value of a text that is exactly one `${{ }}`; for any other text, the rendered text.
     ///
     /// # Errors
     /// As [`Template::render`], but null is a value here.
@@ -309,18 +312,18 @@ impl Template {
         }
     }
 
-    /// Whether the text has no hole.
+    /// Returns whether the text has no expression.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.parts.iter().all(|part| matches!(part, Part::Text(_)))
     }
 
-    /// The names that the holes read.
+    /// Returns the names read by the expressions.
     pub fn references(&self) -> impl Iterator<Item = &Reference> {
         self.holes().flat_map(|(_, expression)| &expression.uses.references)
     }
 
-    /// The calls in the holes that speak of other steps' ends, with the place of the hole.
+    /// Returns the calls about the ends of other steps, with the place of the expression.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (&Range<usize>, &Call)> {
         self.holes()
             .flat_map(|(range, expression)| expression.uses.calls.iter().map(move |call| (range, call)))
@@ -340,7 +343,7 @@ impl PartialEq for Template {
     }
 }
 
-/// Compiles a text that is one expression, bare or as one `${{ }}`; `what` says in messages what it is for.
+/// Compiles a text that is one expression, bare or as one `${{ }}`; `what` names its purpose in messages.
 fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<SyntaxError>> {
     let Some(open) = text.find(OPEN) else {
         return Expression::read(text, 0, Until::End, locals).map(|(expression, _)| expression);
@@ -367,31 +370,31 @@ fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<Syn
     }
 }
 
-/// One expression, of which the value counts.
+/// Expression for a value.
 #[derive(Debug, Clone)]
 pub struct Formula(Expression);
 
 impl Formula {
-    /// Compiles `text`, which may read `locals` too; `what` says in messages what it is for.
+    /// Compiles `text`, with `locals` in scope; `what` names its purpose in messages.
     pub(crate) fn parse_with(text: &str, locals: &[String], what: &str) -> Result<Self, Vec<SyntaxError>> {
         bare(text, locals, what).map(Self)
     }
 
-    /// The expression as it was written, without `${{ }}`.
+    /// Returns the expression as written, without `${{ }}`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0.text
     }
 
-    /// Works it out.
+    /// Evaluates the expression.
     ///
     /// # Errors
-    /// A name that is missing, or a value that does not fit.
+    /// A missing name, or an unsuitable value.
     pub fn evaluate(&self, scope: &Scope) -> Result<Value, ExprError> {
         self.0.evaluate(scope)
     }
 
-    /// The names that it reads.
+    /// Returns the names read by the expression.
     pub fn references(&self) -> impl Iterator<Item = &Reference> {
         self.0.uses.references.iter()
     }
@@ -401,7 +404,7 @@ impl Formula {
     }
 }
 
-/// What decides whether a step runs.
+/// Condition of a step.
 #[derive(Debug, Clone)]
 pub struct Condition(Expression);
 
@@ -409,12 +412,12 @@ impl Condition {
     /// Compiles `text`: an expression, bare or as one `${{ }}`.
     ///
     /// # Errors
-    /// What is not well formed, and text around a `${{ }}`.
+    /// Syntax errors, and text around a `${{ }}`.
     pub fn parse(text: &str) -> Result<Self, Vec<SyntaxError>> {
         Self::parse_with(text, &[])
     }
 
-    /// The same where `locals` are known too.
+    /// As [`Condition::parse`], with `locals` in scope.
     pub(crate) fn parse_with(text: &str, locals: &[String]) -> Result<Self, Vec<SyntaxError>> {
         let condition = Self(bare(text, locals, "a condition")?);
         match condition.0.constant() {
@@ -430,16 +433,16 @@ impl Condition {
         }
     }
 
-    /// The condition as it was written, without `${{ }}`.
+    /// Returns the condition as written, without `${{ }}`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0.text
     }
 
-    /// Decides.
+    /// Evaluates the condition.
     ///
     /// # Errors
-    /// A name that is missing, a value that does not fit, or a result that is neither true nor false.
+    /// A missing name, an unsuitable value, or a result other than true or false.
     pub fn holds(&self, scope: &Scope) -> Result<bool, ExprError> {
         match self.0.evaluate(scope)? {
             Value::Bool(answer) => Ok(answer),
@@ -452,13 +455,13 @@ impl Condition {
         }
     }
 
-    /// The names that it reads.
+    /// Returns the names read by the condition.
     pub fn references(&self) -> impl Iterator<Item = &Reference> {
         self.0.uses.references.iter()
     }
 
-    /// Whether the step is to be decided although `step`, which it needs, was skipped: it calls `always()` or
-    /// `skipped(step)`.
+    /// Returns whether the condition is evaluated although the needed `step` was skipped: with a call of
+    /// `always()` or `skipped(step)`.
     #[must_use]
     pub fn considers_skipped(&self, step: &str) -> bool {
         self.0.uses.calls.iter().any(|call| match call {
@@ -468,15 +471,15 @@ impl Condition {
         })
     }
 
-    /// Says whether the condition is decided after a failure too: it calls `always()`, `failure()` or `success()`. Any
-    /// other implies `success() &&`.
+    /// Returns whether the condition is evaluated after a failure too: with a call of `always()`, `failure()`
+    /// or `success()`. Any other condition implies `success() &&`.
     #[must_use]
     pub fn asks_for_failures(&self) -> bool {
         let mut calls = self.0.uses.calls.iter();
         calls.any(|call| matches!(call, Call::Always | Call::Failure { .. } | Call::Success { .. }))
     }
 
-    /// Says whether it calls `failure()`.
+    /// Returns whether the condition calls `failure()`.
     #[must_use]
     pub fn calls_failure(&self) -> bool {
         self.0.uses.calls.iter().any(|call| matches!(call, Call::Failure { .. }))

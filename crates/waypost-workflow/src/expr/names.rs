@@ -1,4 +1,4 @@
-//! Finds out which names an expression reads, so that they can be checked before anything runs.
+//! Finds the names read by an expression, for checks before a run.
 
 use std::ops::Range;
 
@@ -6,30 +6,30 @@ use super::SyntaxError;
 use super::lex::{Kind, Token};
 use crate::suggest::{listed, nearest};
 
-/// The roots that an expression may read.
+/// Root names of expressions.
 pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
-/// What `run` has.
+/// Members of `run`.
 const RUN_NAMES: [&str; 1] = ["id"];
-/// What it has where a step has failed, as a local name.
+/// Member of `run` in failure hooks, a local name.
 const FAILED_STEP: &str = "run.failed_step";
-/// What a step has.
+/// Members of a step.
 const STEP_NAMES: [&str; 9] =
     ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];
-/// What a step that is repeated reads of its passes.
+/// Local name of the pass in a step with `repeat`.
 const OF_PASSES: &str = "iteration";
-/// What steps within a `foreach` read of their item.
+/// Default local names in the steps of a `foreach`.
 const OF_ITEMS: [&str; 2] = ["item", "item_index"];
 /// Words of the expression language.
 const WORDS: [&str; 13] =
     ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
-/// Functions that may be called.
+/// Functions.
 const FUNCTIONS: [&str; 6] = ["always", "failure", "success", "skipped", "range", "dict"];
-/// The function of GitHub about runs that were stopped. No step starts in a stopped run, so that it has one answer only.
+/// GitHub's function for stopped runs. In a stopped run no step starts, so the result would always be false.
 const CANCELLED: &str = "cancelled";
-/// The reason, and the functions in its place.
+/// Reason, and the replacements.
 const AFTER_A_STOP: &str = "after Ctrl-C, a stop, a timeout or a spent budget no step runs, whatever its `if` says: \
                             `failure()` is true after a failure, and `always()` after any end of a step";
-/// Those of minijinja's filters that make sense on one value.
+/// minijinja filters that are useful for one value.
 pub(crate) const FILTERS: [&str; 37] = [
     "abs",
     "attr",
@@ -69,7 +69,7 @@ pub(crate) const FILTERS: [&str; 37] = [
     "unique",
     "upper",
 ];
-/// Those of minijinja's tests that make sense on one value.
+/// minijinja tests that are useful for one value.
 pub(crate) const TESTS: [&str; 21] = [
     "boolean",
     "defined",
@@ -93,7 +93,7 @@ pub(crate) const TESTS: [&str; 21] = [
     "undefined",
     "upper",
 ];
-/// What people know from GitHub, and what to write here.
+/// GitHub functions, with the replacement.
 const FROM_GITHUB: [(&str, &str); 7] = [
     ("contains", "write `'x' in list`, or `'x' in text`"),
     ("startsWith", "write `text is startingwith('x')`"),
@@ -104,7 +104,7 @@ const FROM_GITHUB: [(&str, &str); 7] = [
     ("format", "put several `${{ }}` into the text"),
 ];
 
-/// Says whether a name means something in every expression.
+/// Returns whether a name has a meaning in every expression.
 pub(crate) fn is_taken(name: &str) -> bool {
     ROOTS.contains(&name)
         || name == OF_PASSES
@@ -113,22 +113,22 @@ pub(crate) fn is_taken(name: &str) -> bool {
         || name == CANCELLED
 }
 
-/// Stands in a path for an element of a list, or a value by a key that is worked out.
+/// Stands for a list element or a computed key in a path.
 pub const ELEMENT: &str = "[]";
 
-/// One name that an expression reads, with the fixed part of its path.
+/// Name read by an expression, with the fixed part of the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// The parts: `steps.fetch.outputs.rows` has four.
+    /// Parts: `steps.fetch.outputs.rows` has four.
     pub path: Vec<String>,
-    /// The same with what is read of elements that are not named: `steps.each.items[0].status` has five, the fourth of them
+    /// All parts, unnamed elements included: `steps.each.items[0].status` has five, the fourth is
     /// [`ELEMENT`].
     pub reach: Vec<String>,
-    /// Its place in the text that was parsed, in bytes.
+    /// Place in the parsed text, in bytes.
     pub range: Range<usize>,
 }
 
-/// A call that decides whether a step runs although something before it did not.
+/// Call about the ends of other steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     Always,
@@ -146,17 +146,17 @@ pub(crate) enum Call {
     },
 }
 
-/// Everything that an expression reads.
+/// Names and calls of an expression.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
     pub(crate) references: Vec<Reference>,
     pub(crate) calls: Vec<Call>,
 }
 
-/// Collects what `tokens` read.
+/// Collects the names and calls of `tokens`.
 ///
 /// # Errors
-/// Every name, function, filter or test that does not exist, or is not built yet.
+/// Every unknown name, function, filter or test.
 pub(crate) fn collect(tokens: &[Token<'_>], locals: &[String]) -> Result<Uses, Vec<SyntaxError>> {
     let (mut uses, mut errors) = (Uses::default(), Vec::new());
     for (index, token) in tokens.iter().enumerate() {
@@ -173,7 +173,7 @@ pub(crate) fn collect(tokens: &[Token<'_>], locals: &[String]) -> Result<Uses, V
     }
 }
 
-/// `name=value` in a call is fine; anything else wanted `==`.
+/// Accepts `name=value` in a call; any other `=` was probably meant as `==`.
 fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxError> {
     let named = index >= 2
         && tokens[index - 1].kind == Kind::Name
@@ -322,7 +322,7 @@ fn reference(
     Ok(())
 }
 
-/// The fixed parts of the path that begins at `index`, and where they end.
+/// Returns the fixed parts of the path at `index`, and the end of the path.
 fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
     let mut path = vec![tokens[index].text.to_owned()];
     let mut end = tokens[index].range.end;
@@ -331,7 +331,7 @@ fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
         let window = (tokens.get(at), tokens.get(at + 1), tokens.get(at + 2));
         match window {
             (Some(dot), Some(name), after) if dot.is(".") && name.kind == Kind::Name => {
-                // A method of the value, not a part of it.
+                // Method of the value, not a part of the path.
                 if after.is_some_and(|after| after.is("(")) {
                     break;
                 }
@@ -351,7 +351,7 @@ fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
     (path, end)
 }
 
-/// All parts of the path that begins at `index`, those that are worked out as [`ELEMENT`].
+/// Returns all parts of the path at `index`, computed parts as [`ELEMENT`].
 fn reach(tokens: &[Token<'_>], index: usize) -> Vec<String> {
     let mut reach = vec![tokens[index].text.to_owned()];
     let mut at = index + 1;
@@ -373,7 +373,7 @@ fn reach(tokens: &[Token<'_>], index: usize) -> Vec<String> {
     }
 }
 
-/// Finds the bracket that closes the first token.
+/// Returns the position of the bracket that closes the first token.
 fn closed_at(tokens: &[Token<'_>]) -> Option<usize> {
     let mut depth = 0_usize;
     tokens.iter().position(|token| {
@@ -383,7 +383,7 @@ fn closed_at(tokens: &[Token<'_>]) -> Option<usize> {
     })
 }
 
-/// Checks the part of a path that holds for every workflow.
+/// Checks the part of a path that is valid or invalid in every workflow.
 fn check_path(path: &[String], range: &Range<usize>, locals: &[String]) -> Result<(), SyntaxError> {
     let part = |index: usize| path.get(index).map(String::as_str);
     match (path[0].as_str(), part(1), part(2)) {

@@ -1,9 +1,12 @@
-//! Turns the tokens of an expression into what minijinja compiles, and notes which names it reads.
+//! Rewrites the tokens of an expression for minijinja, and collects the names in use.
 //!
-//! Four things change on the way: `&&`, `||`, `!` and `null` become minijinja's words; a name with hyphens
-//! becomes a subscript; `skipped(fetch)` gets its step as text; and every comparison goes through
-//! [`COMPARE`], because minijinja orders values of different types by their type: it would call the text
-//! `"0"` greater than the number 5 without a word.
+//! Four changes:
+//!
+//! - `&&`, `||`, `!` and `null` become minijinja's words.
+//! - A name with hyphens becomes a subscript.
+//! - `skipped(fetch)` gets the step as text.
+//! - Every comparison calls [`COMPARE`]. minijinja orders values of different types by type: the text `"0"`
+//!   would silently be greater than the number 5.
 
 use std::ops::Range;
 
@@ -11,32 +14,32 @@ use super::SyntaxError;
 use super::lex::{Kind, Token};
 use super::names::{self, Call, Uses};
 
-/// The function that compares; no name that can be written in an expression.
+/// Name of the comparison function; cannot be written in an expression.
 pub(crate) const COMPARE: &str = "__compare";
 
-/// An expression ready to be compiled.
+/// Expression ready to compile.
 #[derive(Debug)]
 pub(crate) struct Rewritten {
-    /// What minijinja reads.
+    /// Source for minijinja.
     pub(crate) source: String,
-    /// For each token its offset in `source` and its place in the original.
+    /// For each token: offset in `source`, and place in the original.
     pub(crate) places: Vec<(usize, Range<usize>)>,
-    /// The names that it reads.
+    /// Names and calls of the expression.
     pub(crate) uses: Uses,
 }
 
 impl Rewritten {
-    /// The original place of byte `offset` of the rewritten source.
+    /// Returns the original place of byte `offset` of the rewritten source.
     pub(crate) fn original(&self, offset: usize) -> Option<Range<usize>> {
         let after = self.places.partition_point(|(start, _)| *start <= offset);
         self.places.get(after.checked_sub(1)?).map(|(_, range)| range.clone())
     }
 }
 
-/// Rewrites `tokens`, which may read `locals` beside the names that are known everywhere.
+/// Rewrites `tokens`, with `locals` in scope.
 ///
 /// # Errors
-/// Names, functions, filters and tests that do not exist, comparisons in a chain, and `=` for `==`.
+/// Unknown names, functions, filters and tests, chained comparisons, and `=` instead of `==`.
 pub(crate) fn rewrite(tokens: &[Token<'_>], locals: &[String]) -> Result<Rewritten, Vec<SyntaxError>> {
     let uses = names::collect(tokens, locals)?;
     let mut wraps = vec![Wrap::default(); tokens.len()];
@@ -53,7 +56,7 @@ pub(crate) fn rewrite(tokens: &[Token<'_>], locals: &[String]) -> Result<Rewritt
     Ok(Rewritten { source, places, uses })
 }
 
-/// What stands around a token once comparisons are calls.
+/// Text around a token, for the calls that replace comparisons.
 #[derive(Debug, Clone, Default)]
 struct Wrap {
     before: String,
@@ -71,7 +74,7 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
         return String::new();
     }
     if token.kind == Kind::Name && index > 0 && tokens[index - 1].is(".") {
-        // A hyphen is only read into a name after a dot; every other word passes as it is.
+        // Only a name after a dot can have a hyphen; other words stay unchanged.
         return match subscript(token) {
             true => format!("[\"{}\"]", token.text),
             false => token.text.to_owned(),
@@ -92,12 +95,12 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
     .to_owned()
 }
 
-/// Whether `token` compares the operands beside it.
+/// Returns whether `token` is a comparison operator.
 fn is_comparison(token: &Token<'_>) -> bool {
     token.kind == Kind::Mark && matches!(token.text, "==" | "!=" | "<" | "<=" | ">" | ">=")
 }
 
-/// Whether the token at `index` ends an operand of a comparison: everything that binds looser.
+/// Returns whether the token at `index` ends an operand of a comparison: an operator that binds looser.
 fn ends_operand(tokens: &[Token<'_>], index: usize) -> bool {
     let token = &tokens[index];
     if token.is("not") && index > 0 && tokens[index - 1].is("is") {
@@ -111,7 +114,7 @@ fn ends_operand(tokens: &[Token<'_>], index: usize) -> bool {
     }
 }
 
-/// Marks where a comparison's call begins, separates and ends, at every depth of brackets.
+/// Marks the start, the comma and the end of each comparison's call, at every depth of brackets.
 fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), SyntaxError> {
     for index in (0..tokens.len()).filter(|index| is_comparison(&tokens[*index])) {
         let left = operand_start(tokens, index);
@@ -143,7 +146,7 @@ fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), Synt
     Ok(())
 }
 
-/// Index of the first token of the operand that ends before `index`.
+/// Returns the index of the first token of the operand that ends before `index`.
 fn operand_start(tokens: &[Token<'_>], index: usize) -> usize {
     let mut depth = 0usize;
     let mut start = index;
@@ -163,7 +166,7 @@ fn operand_start(tokens: &[Token<'_>], index: usize) -> usize {
     start
 }
 
-/// Index of the last token of the operand that begins after `index`; `index` itself if there is none.
+/// Returns the index of the last token of the operand after `index`; `index` without an operand.
 fn operand_end(tokens: &[Token<'_>], index: usize) -> usize {
     let mut depth = 0usize;
     let mut end = index;

@@ -1,4 +1,4 @@
-//! The values that expressions read.
+//! Values in scope of expressions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,40 +11,40 @@ use super::convert;
 use crate::file::FAILED_STEP;
 use crate::suggest::{listed, nearest};
 
-/// Names that a message lists before it says "and N more".
+/// Most names in a message before "and N more".
 const LISTED_MAX: usize = 12;
 
-/// What expressions see of one step.
+/// View of one step for expressions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepView {
-    /// The step's status, one word: `completed`, `failed`, `skipped`, ...
+    /// Status, one word: `completed`, `failed`, `skipped`, ...
     pub status: String,
-    /// The exit code of its last attempt; expressions read null where it has none.
+    /// Exit code of the last attempt; null in expressions if absent.
     pub exit_code: Option<i64>,
-    /// Its standard output, if that was kept.
+    /// Standard output, if kept.
     pub stdout: Option<String>,
-    /// Its outputs; `None` for a skipped step, whose outputs are all null.
+    /// Outputs; `None` for a skipped step, with null for every output.
     pub outputs: Option<Map<String, Value>>,
-    /// What became of its items, if it worked on some.
+    /// Outcomes of the items, for a step with `foreach`.
     pub items: Option<ItemsView>,
 }
 
-/// What expressions see of the items of a step.
+/// View of the items of a step for expressions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ItemsView {
-    /// How many there were.
+    /// Number of items.
     pub total: u64,
-    /// How many came to their end.
+    /// Number of completed items.
     pub succeeded: u64,
-    /// How many failed.
+    /// Number of failed items.
     pub failed: u64,
-    /// What became of each, if they are few.
+    /// Outcome of each item, if there are few.
     pub items: Option<Vec<Value>>,
-    /// The file with a line of JSON for each, if they are many.
+    /// File with one line of JSON per item, if there are many.
     pub file: Option<String>,
 }
 
-/// Everything that expressions may read at one moment of a run.
+/// Values that expressions may read at one moment of a run.
 ///
 /// Cloning is cheap: the values are shared.
 #[derive(Debug, Clone)]
@@ -54,14 +54,14 @@ pub struct Scope {
     params: Arc<Shelf>,
     env: Arc<Shelf>,
     steps: Arc<Shelf>,
-    /// What is known only here, by name.
+    /// Local values, by name.
     locals: Arc<Shelf>,
-    /// A step upstream failed.
+    /// Whether a step upstream failed.
     has_failure: bool,
 }
 
 impl Scope {
-    /// The scope of a run before any step.
+    /// Returns the scope of a run before any step.
     #[must_use]
     pub fn new(run_id: impl Into<String>, params: &Map<String, Value>) -> Self {
         let params = params.iter().map(|(name, value)| (name.clone(), convert::from_json(value)));
@@ -76,7 +76,7 @@ impl Scope {
         }
     }
 
-    /// The same values, and a local one under its name.
+    /// Returns the scope with a local value added.
     #[must_use]
     pub fn with_local(&self, name: impl Into<String>, value: &Value) -> Self {
         let mut scope = self.clone();
@@ -84,25 +84,25 @@ impl Scope {
         scope
     }
 
-    /// The same values for a condition, where `has_failure` says whether a step upstream failed.
+    /// Returns the scope for a condition; `has_failure` says whether a step upstream failed.
     #[must_use]
     pub(crate) fn with_failure(&self, has_failure: bool) -> Self {
         Self { has_failure, ..self.clone() }
     }
 
-    /// Records how a step ended; a step that is redone replaces its former end.
+    /// Adds the result of a step; a rerun replaces the earlier result.
     pub fn insert_step(&mut self, id: impl Into<String>, view: &StepView) {
         Arc::make_mut(&mut self.steps).0.insert(id.into(), step_value(view));
     }
 
-    /// The scope of one step: the same values, `env` as given, and errors that name the step.
+    /// Returns the scope of one step: with the given `env`, and with the step in errors.
     #[must_use]
     pub fn for_step(&self, id: impl Into<String>, env: &BTreeMap<String, String>) -> Self {
         let env = env.iter().map(|(name, value)| (name.clone(), Raw::from(value.as_str())));
         Self { step: Some(id.into()), env: Arc::new(Shelf(env.collect())), ..self.clone() }
     }
 
-    /// The step that this scope was made for.
+    /// Returns the step of the scope.
     #[must_use]
     pub fn step(&self) -> Option<&str> {
         self.step.as_deref()
@@ -112,7 +112,7 @@ impl Scope {
         Raw::from_object(Context(self.clone()))
     }
 
-    /// The first part of `path` that does not exist: what is missing, and the nearest name that exists.
+    /// Returns the first missing part of `path`: an error text, and the nearest existing name.
     pub(crate) fn missing(&self, path: &[String]) -> Option<(String, Option<String>)> {
         let mut value = self.context();
         for (index, part) in path.iter().enumerate() {
@@ -167,7 +167,7 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
     (has, nearest(part, names.iter().map(String::as_str)).map(|name| format!("did you mean `{name}`?")))
 }
 
-/// What only a step over items has.
+/// Members of a step with `foreach` only.
 const OF_ITEMS: [&str; 5] = ["items", "items_file", "total", "succeeded", "failed"];
 
 fn step_value(view: &StepView) -> Raw {
@@ -182,13 +182,13 @@ fn step_value(view: &StepView) -> Raw {
     };
     shelf.insert("outputs".to_owned(), outputs);
     let skipped = view.outputs.is_none();
-    // Null for one that timed out or was ended by a signal, as for one that was skipped: it can be asked for.
+    // Null after a timeout, a signal or a skip: expressions can test for null.
     shelf.insert("exit_code".to_owned(), Raw::from(view.exit_code));
     if view.stdout.is_some() || skipped {
         shelf.insert("stdout".to_owned(), Raw::from(view.stdout.as_deref()));
     }
     if skipped {
-        // Of a `foreach`; of what is none, they are refused when the file is checked.
+        // For a `foreach`; for other steps the file check rejects these names.
         shelf.extend(OF_ITEMS.map(|name| (name.to_owned(), Raw::from(()))));
     }
     if let Some(ItemsView { total, succeeded, failed, items, file }) = &view.items {
@@ -201,7 +201,7 @@ fn step_value(view: &StepView) -> Raw {
     Raw::from_object(Shelf(shelf))
 }
 
-/// Named values.
+/// Values by name.
 #[derive(Debug, Clone, Default)]
 struct Shelf(BTreeMap<String, Raw>);
 
@@ -215,7 +215,7 @@ impl Object for Shelf {
     }
 }
 
-/// The outputs of a skipped step: null by every name.
+/// Outputs of a skipped step: null for every name.
 #[derive(Debug)]
 struct Nothing;
 
@@ -229,7 +229,7 @@ impl Object for Nothing {
     }
 }
 
-/// The root that an expression is evaluated against.
+/// Root object for the evaluation of an expression.
 #[derive(Debug)]
 struct Context(Scope);
 

@@ -1,30 +1,30 @@
-//! What claims of evidence are about, as far as a text can be wrong about that.
+//! Subjects of evidence claims, and the checks of a subject's text.
 
 use waypost_evidence::{check_connection, check_container, check_port, check_url, recorded_connection};
 
-/// What claims of a kind are about.
+/// Subject type of a kind of claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
-    /// The step itself.
+    /// The step.
     Step,
-    /// A path beneath the folder of the workflow file.
+    /// Path below the folder of the workflow file.
     Path,
-    /// A port, here or at another host.
+    /// Port, on this or another host.
     Port,
-    /// A URL that can be asked.
+    /// URL for requests.
     Url,
-    /// A container, by name or id.
+    /// Container, by name or id.
     Container,
-    /// A connection to a PostgreSQL database.
+    /// Connection to a PostgreSQL database.
     Database,
-    /// A process, by name or number.
+    /// Process, by name or process id.
     Process,
-    /// What is run in the folder of the workflow file: the code of a shell, or a program.
+    /// Program run in the folder of the workflow file: shell code or a command.
     Program,
 }
 
 impl About {
-    /// Returns how a subject is recorded: what it is about is plain from that.
+    /// Returns the recorded form of a subject, which shows the subject type.
     pub(crate) fn recorded(self, subject: &str) -> String {
         match self {
             Self::Database => recorded_connection(subject),
@@ -32,7 +32,7 @@ impl About {
         }
     }
 
-    /// Says what is wrong with a subject as it is recorded, and what would be right; it is not quoted.
+    /// Returns the error in a recorded subject, and the correction. The text does not quote the subject.
     pub(crate) fn wrong(self, subject: &str) -> Option<(String, &'static str)> {
         let (checked, help) = match self {
             Self::Path if recorded_connection(subject) == subject => (

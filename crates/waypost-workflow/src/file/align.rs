@@ -1,27 +1,28 @@
-//! Finds a part of a value in the way the file writes it.
+//! Maps a range of a value to its range in the file.
 //!
-//! YAML folds lines, drops indentation and has escapes, so a place in a value is not a place in the file.
-//! The two are walked side by side: equal letters go together, white space that only one has is passed over,
-//! and so are the marks of an escape. Where they part, there is no answer, and the caller names the value.
+//! YAML folds lines, drops indentation and has escapes, so an offset in a value is not an offset in the file.
+//! Value and source text are walked in parallel. Equal letters advance both sides; white space on one side
+//! only, and escape marks, are skipped. On any other difference the result is `None`, and the caller reports
+//! the whole value.
 
 use std::ops::Range;
 
-/// How far a value and its writing were walked.
+/// Position in a value and in its source text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Walk {
-    /// Byte of the value.
+    /// Byte offset in the value.
     pub(super) text_at: usize,
-    /// Byte of its writing.
+    /// Byte offset in the source text.
     raw_at: usize,
 }
 
 impl Walk {
-    /// At the beginning of a value that is written as `raw`.
+    /// Returns the position at the start of a value with source text `raw`.
     pub(super) fn new(raw: &str) -> Self {
         Self { text_at: 0, raw_at: usize::from(raw.starts_with(['"', '\''])) }
     }
 
-    /// Where bytes `range` of `text` are in `raw`; stops at their beginning.
+    /// Returns the range in `raw` of bytes `range` of `text`; advances to the start of the range.
     pub(super) fn find(&mut self, raw: &str, text: &str, range: &Range<usize>) -> Option<Range<usize>> {
         self.go_to(raw, text, range.start)?;
         let first = text.get(range.start..)?.chars().next();
@@ -35,7 +36,7 @@ impl Walk {
         for letter in text.get(self.text_at..target)?.chars() {
             let found = place_of(raw, self.raw_at, letter)?;
             let is_there = raw[found..].starts_with(letter);
-            // White space that was folded away: the writing stays.
+            // Folded white space: the source position stays.
             self.raw_at = if is_there { found + letter.len_utf8() } else { found };
             self.text_at += letter.len_utf8();
         }
@@ -43,7 +44,8 @@ impl Walk {
     }
 }
 
-/// Where `letter` of the value stands in `raw` from `at` on; where it would stand, if it is white space.
+/// Returns the offset of `letter` in `raw` from `at` on. For white space without a match, the offset where it
+/// would be.
 fn place_of(raw: &str, at: usize, letter: char) -> Option<usize> {
     let mut found = at;
     for next in raw[at..].chars() {

@@ -1,4 +1,4 @@
-//! A list of steps: that of the workflow, or one within a step.
+//! List of steps: of the workflow, or of a step's body.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,19 +16,20 @@ use super::work::Work;
 use super::workflow::{Body, Mode, Step};
 use crate::expr::Template;
 
-/// Steps of one list; more are a `foreach`, or a workflow made by a program that should be several.
+/// Most steps of one list. More steps belong in a `foreach`, or come from a generator that should make
+/// several files.
 pub const STEPS_MAX: usize = 10_000;
 
-/// Steps as they stand in the file.
+/// Steps as written in the file.
 #[derive(Debug)]
 pub(super) struct BodyDraft<'n> {
     pub(super) drafts: Vec<Draft<'n>>,
     pub(super) index: HashMap<String, usize>,
-    /// None if there is a circle, which was reported.
+    /// `None` after a cycle, which was reported.
     pub(super) order: Option<Order>,
 }
 
-/// The nodes of a list of steps that is not empty.
+/// Returns the nodes of a list of steps, or reports an empty, oversized or wrong value.
 pub(super) fn nodes<'n>(
     checker: &mut Checker<'_>,
     steps: &'n Node,
@@ -47,7 +48,7 @@ pub(super) fn nodes<'n>(
     None
 }
 
-/// Reads steps; those without an id are called after `stem` and their place.
+/// Reads steps; a step without an id is named after `stem` and its position.
 pub(super) fn body<'n>(
     checker: &mut Checker<'_>,
     nodes: &'n [Node],
@@ -65,7 +66,7 @@ pub(super) fn body<'n>(
 }
 
 impl<'n> BodyDraft<'n> {
-    /// All steps, also those within others, with the list that each stands in.
+    /// Returns all steps, also nested steps, each with its list.
     pub(super) fn all<'a>(&'a self) -> Vec<(&'a Self, &'a Draft<'n>)> {
         let mut found = Vec::new();
         for draft in &self.drafts {
@@ -75,7 +76,7 @@ impl<'n> BodyDraft<'n> {
         found
     }
 
-    /// Reports steps of different lists that have one id; `more` are those of the workflow's own hook.
+    /// Reports steps of different lists with the same id; `more` has the steps of the workflow's own hook.
     pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>, more: Option<&Self>) {
         let mut known: HashMap<&str, (&Self, &Draft<'_>)> = HashMap::new();
         for (list, draft) in self.all().into_iter().chain(more.into_iter().flat_map(Self::all)) {
@@ -83,7 +84,7 @@ impl<'n> BodyDraft<'n> {
                 known.insert(&draft.id, (list, draft));
                 continue;
             };
-            // Doubles of one list were reported when that was read.
+            // Duplicates within a list were reported when the list was read.
             if !std::ptr::eq(*home, list) {
                 let message = format!("two steps have the id `{}`", draft.id);
                 let problem = checker.source.problem(&draft.id_node.span, message);
@@ -108,7 +109,7 @@ impl<'n> BodyDraft<'n> {
         }
     }
 
-    /// Reports services that would live beside no later step: within others, and in the workflow's own hook.
+    /// Reports services without later steps: in nested lists, and in the workflow's own hook.
     pub(super) fn refuse_inner_services(&self, checker: &mut Checker<'_>, hook: Option<&Self>) {
         let inner = self.all().into_iter().filter(|(list, _)| !std::ptr::eq(*list, self));
         for (_, draft) in inner.chain(hook.into_iter().flat_map(Self::all)) {
@@ -119,9 +120,10 @@ impl<'n> BodyDraft<'n> {
         }
     }
 
-    /// The steps checked; called only when nothing is wrong.
+    /// Returns the checked steps; called only without problems.
     ///
-    /// `shared` is the `env` of the workflow and of `defaults`, `kept` names the steps whose standard output is read.
+    /// `shared` is the `env` of the workflow and of `defaults`; `kept` names the steps whose standard output
+    /// is read.
     pub(super) fn assemble(
         self,
         checker: &Checker<'_>,
@@ -195,7 +197,7 @@ pub(super) fn plain(variables: &[Variable<'_>]) -> Vec<(String, Template)> {
     variables.iter().map(|(name, template, _)| (name.clone(), template.clone())).collect()
 }
 
-/// Says whether a text in it holds `${{`.
+/// Returns whether a text in the value contains `${{`.
 pub(super) fn holds_expression(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains("${{"),

@@ -1,4 +1,4 @@
-//! What a run may use: tokens and cost of all its steps.
+//! Budget of a run: tokens and cost of all steps.
 
 use waypost::record::Usage;
 
@@ -7,26 +7,26 @@ use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::units::parse_count;
 
-/// Tokens that a budget may have at most: beyond it a sum could no longer be told from one that has run over.
+/// Largest budget in tokens; beyond it a valid sum could not be distinguished from a saturated sum.
 const TOKENS_MAX: u64 = 1_000_000_000_000_000;
 
-/// What sums of fractions may be off by: ten times 0.1 is not more than 1.
+/// Tolerance for rounding in sums of fractions: ten times 0.1 does not exceed 1.
 const ROUNDING: f64 = 1e-9;
 
 pub(super) static BUDGET: KeySet =
     KeySet { what: "`budget`", keys: &["cost", "tokens"], later: &[], elsewhere: &[] };
 
-/// What all steps of a run may use together.
+/// Limits for all steps of a run together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Budget {
-    /// In the currency in which the steps say it.
+    /// Cost, in the currency of the steps' reports.
     pub cost: Option<f64>,
-    /// Tokens, those that were read and those that were written.
+    /// Tokens, input and output added.
     pub tokens: Option<u64>,
 }
 
 impl Budget {
-    /// Says what was used and of how much, of that which is passed; nothing if none is.
+    /// Returns the usage and the limit of each exceeded limit, as text; `None` if no limit is exceeded.
     #[must_use]
     pub fn passed_by(&self, used: &Usage) -> Option<String> {
         let tokens = used.tokens_in.saturating_add(used.tokens_out);
@@ -39,7 +39,7 @@ impl Budget {
     }
 }
 
-/// Writes a sum so that one a little above its limit is seen to be so.
+/// Formats a sum so that a small excess over the limit is visible.
 fn money(sum: f64) -> String {
     let rounded = format!("{sum:.2}");
     match rounded.parse::<f64>() {
@@ -48,7 +48,7 @@ fn money(sum: f64) -> String {
     }
 }
 
-/// `budget`.
+/// Reads `budget`.
 pub(super) fn budget(checker: &mut Checker<'_>, node: &Node) -> Option<Budget> {
     let fields = Fields::of(checker, node, &BUDGET)?;
     let cost = fields.get("cost").map(|node| cost(checker, node));

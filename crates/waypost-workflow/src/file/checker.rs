@@ -1,4 +1,4 @@
-//! Reads typed values from nodes, and collects what is wrong with them.
+//! Reads typed values from nodes, and collects problems.
 
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use super::units::parse_duration;
 use crate::expr::{Condition, Formula, SyntaxError, Template};
 use crate::suggest::{listed, nearest};
 
-/// Words of other tools, and the word here.
+/// Words of other tools, with the word used here.
 const SYNONYMS: [(&str, &str); 12] = [
     ("array", "json"),
     ("boolean", "bool"),
@@ -34,13 +34,13 @@ pub(crate) struct Checker<'s> {
     pub(crate) source: &'s Source,
     pub(crate) problems: Problems,
     pub(crate) warnings: Problems,
-    /// What expressions may read here beside the names that are known everywhere.
+    /// Names that expressions may read here, in addition to the global names.
     pub(crate) locals: Vec<String>,
-    /// Beneath which folders paths of evidence may lie that are absolute.
+    /// Folders for absolute paths of evidence.
     pub(crate) allow_paths: Vec<PathBuf>,
-    /// The files around this one, and those that it names.
+    /// Parent files, and files named in this file.
     pub(crate) family: Family,
-    /// Where the last place inside a value was found: the next is mostly further on in the same one.
+    /// Position of the last match inside a value: the next match is usually further on in the same value.
     aligned: Option<(usize, Walk)>,
 }
 
@@ -57,23 +57,23 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// The name of `known` nearest to `name`, unless so much is wrong already that nobody would read it.
+    /// Returns the name in `known` nearest to `name`, or `None` if enough problems were collected already.
     pub(crate) fn nearest<'k>(&self, name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<String> {
         if self.problems.is_full() { None } else { nearest(name, known) }
     }
 
-    /// Notes a problem at `node`.
+    /// Adds a problem at `node`.
     pub(crate) fn wrong(&mut self, node: &Node, message: impl Into<String>, help: &str) {
         let problem = self.source.problem(&node.span, message).help(help);
         self.problems.push(problem);
     }
 
-    /// Notes that `node` is of another kind than `wanted`.
+    /// Adds a problem: `node` has another type than `wanted`.
     pub(crate) fn mismatch(&mut self, node: &Node, what: &str, wanted: &str, help: &str) {
         self.wrong(node, format!("`{what}` must be {wanted}, not {}", node.described()), help);
     }
 
-    /// Plain text: no number, no expression.
+    /// Reads plain text: not a number, without an expression.
     pub(crate) fn text(&mut self, node: &Node, what: &str) -> Option<String> {
         match &node.kind {
             Kind::Text(text) if text.contains("${{") => {
@@ -93,7 +93,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// Plain text that is not empty.
+    /// Reads plain text that is not empty.
     pub(crate) fn filled_text(&mut self, node: &Node, what: &str) -> Option<String> {
         let text = self.text(node, what)?;
         if text.trim().is_empty() {
@@ -103,7 +103,7 @@ impl<'s> Checker<'s> {
         Some(text)
     }
 
-    /// `true` or `false`, in just these spellings.
+    /// Reads `true` or `false`, in exactly these spellings.
     pub(crate) fn truth(&mut self, node: &Node, what: &str) -> Option<bool> {
         match &node.kind {
             Kind::Bool(truth) => Some(*truth),
@@ -124,7 +124,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// A whole number in `range`.
+    /// Reads a whole number in `range`.
     pub(crate) fn integer(&mut self, node: &Node, what: &str, range: RangeInclusive<u64>) -> Option<u64> {
         let number = match &node.kind {
             Kind::Number(number) => number.as_u64(),
@@ -142,7 +142,7 @@ impl<'s> Checker<'s> {
         None
     }
 
-    /// A duration longer than nothing.
+    /// Reads a duration greater than zero.
     pub(crate) fn duration(&mut self, node: &Node, what: &str) -> Option<Duration> {
         let read = match &node.kind {
             Kind::Text(text) if text.contains("${{") => return self.text(node, what).and(None),
@@ -169,7 +169,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// One word of `words`.
+    /// Reads one of `words`.
     pub(crate) fn word<'w>(&mut self, node: &Node, what: &str, words: &[&'w str]) -> Option<&'w str> {
         let found = node.spelled().unwrap_or_default();
         if let Some(word) = words.iter().find(|word| **word == found) {
@@ -186,7 +186,7 @@ impl<'s> Checker<'s> {
         None
     }
 
-    /// A list of texts; one text alone is a list of one.
+    /// Reads a list of texts; a single text is a list of one.
     pub(crate) fn texts<'n>(&mut self, node: &'n Node, what: &str) -> Vec<(String, &'n Node)> {
         let items = match &node.kind {
             Kind::List(items) => items.iter().collect(),
@@ -199,7 +199,7 @@ impl<'s> Checker<'s> {
         items.into_iter().filter_map(|item| self.filled_text(item, what).map(|text| (text, item))).collect()
     }
 
-    /// Text in which expressions are understood.
+    /// Reads text with expressions.
     pub(crate) fn template(&mut self, node: &Node, what: &str) -> Option<Template> {
         let Some(text) = node.spelled() else {
             let help = match node.kind {
@@ -213,13 +213,13 @@ impl<'s> Checker<'s> {
             self.wrong(node, format!("{what} holds a NUL, which no command can take"), "remove it");
             return None;
         }
-        // What the sound holes read is checked all the same: one problem never hides another.
+        // Valid expressions are checked further even if others have errors: one problem never hides another.
         let (template, errors) = Template::parse_in_part(text, &self.locals);
         self.syntax(node, text, errors);
         Some(template)
     }
 
-    /// A condition: an expression, or a plain `true` or `false`.
+    /// Reads a condition: an expression, or a plain `true` or `false`.
     pub(crate) fn condition(&mut self, node: &Node, what: &str) -> Option<Condition> {
         let text = match &node.kind {
             Kind::Text(text) => text.as_str(),
@@ -244,7 +244,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// One expression, of which the value counts.
+    /// Reads one expression for its value.
     pub(crate) fn formula(&mut self, node: &Node, what: &str) -> Option<Formula> {
         let Kind::Text(text) = &node.kind else {
             self.mismatch(node, what, "an expression", "write an expression: `item.size`");
@@ -271,7 +271,7 @@ impl<'s> Checker<'s> {
         }
     }
 
-    /// The place in the file of bytes `range` of `text`, which is the value of `node`.
+    /// Returns the place in the file of bytes `range` of `text`, the value of `node`.
     pub(crate) fn inside(&mut self, node: &Node, text: &str, range: &Range<usize>) -> Range<usize> {
         let Some(own) = &node.own_text else { return node.span.clone() };
         let raw = &self.source.text[own.clone()];

@@ -1,8 +1,9 @@
-//! `workflow`: a step that runs another file, and where the text of that file comes from.
+//! `workflow`: a step with an included file, and the sources of the file's text.
 //!
-//! What a run keeps of its definition is one text: that of the file, and behind it those of all files that are named in it,
-//! each after a line `--- # file: "NAME"`. In YAML a line that begins with `---` begins another document, also within a
-//! block of text, so that no single file can have such a line in it. A name is the path from the folder of the first file.
+//! A run keeps one text as its definition: the main file, followed by all included files, each after a line
+//! `--- # file: "NAME"`. In YAML a line that begins with `---` starts another document, also within a block
+//! of text. Therefore no single file contains such a line. A name is the path from the folder of the main
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -20,74 +21,74 @@ use super::{FILE_BYTES_MAX, read_regular};
 use crate::expr::{ExprError, Scope, Template};
 use crate::suggest::listed;
 
-/// How a line begins that stands before the text of another file.
+/// Prefix of the line before the text of another file.
 const MARK: &str = "--- # file: ";
-/// What stands around the name of a file and its text in the copy of a run.
+/// Extra bytes per included file in the copy of a run: the line, without the name.
 const COPY_BYTES: usize = MARK.len() + 4;
-/// Bytes that JSON needs at most for one of a text.
+/// Most bytes of JSON for one byte of text.
 const ESCAPED_BYTES_MAX: usize = 6;
-/// How many files one within another may be: a branch is opened for each.
+/// Deepest nesting of files: each level opens a branch.
 const DEPTH_MAX: usize = 8;
-/// Steps that run another file, in all files together: each is a copy of all that is in that file, so that ten files that
-/// name one another ten times would be ten thousand million.
+/// Most steps that run another file, in all files together. Each step is a copy of the included file, so ten
+/// files that include each other ten times would be 10^10 copies.
 const CHILDREN_MAX: usize = 1_000;
-/// Bytes that are read for them in all, as often as each is named.
+/// Most bytes read for included files, counted once per include.
 const CHILDREN_BYTES_MAX: usize = 4 * FILE_BYTES_MAX;
 
-/// Another file that a step runs.
+/// Included file of a step.
 #[derive(Debug, Clone)]
 pub struct Child {
-    /// Its path, as the step names it.
+    /// Path as written in the step.
     pub(super) file: String,
-    /// The folder in which its steps run, from that of the file of the run.
+    /// Working folder of the included steps, relative to the folder of the run's file.
     pub(super) folder: PathBuf,
     pub(super) workflow: Workflow,
-    /// The params that it is given, in the order of the file.
+    /// Given params, in the order of the file.
     pub(super) params: Vec<(String, Given)>,
 }
 
-/// A param that another file is given.
+/// Value of a param for an included file.
 #[derive(Debug, Clone)]
 pub(super) enum Given {
-    /// As it stands.
+    /// Literal value.
     Plain(Value),
-    /// What the expressions in it come to.
+    /// Result of the expressions.
     Filled(Template),
 }
 
-/// A param as it stands in the file.
+/// Param as written in the file.
 pub(super) type GivenDraft<'n> = (String, Given, &'n Node);
 
 impl Child {
-    /// Its path, as the step names it.
+    /// Returns the path as written in the step.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// The folder in which its steps run, from that of the run.
+    /// Returns the working folder of the included steps, relative to the run's base folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What is in it.
+    /// Returns the included workflow.
     #[must_use]
     pub fn workflow(&self) -> &Workflow {
         &self.workflow
     }
 
-    /// What its params come to, of which some are texts that are still to be read as their types.
+    /// Evaluates the given params. A text result is converted to the declared type later.
     ///
     /// # Errors
-    /// The expression that could not be worked out.
+    /// The expression that cannot be evaluated.
     pub(crate) fn given(&self, scope: &Scope) -> Result<super::GivenParams, ExprError> {
         let (mut file, mut text) = (Map::new(), Vec::new());
         for (name, given) in &self.params {
             match given {
                 Given::Plain(value) => drop(file.insert(name.clone(), value.clone())),
                 Given::Filled(template) => match template.evaluate(scope)? {
-                    // A text in which there is more than an expression is one whose type nobody knows.
+                    // Text mixed with expressions, or a text result: the type is not known yet.
                     Value::String(value) => text.push((name.clone(), value)),
                     value => drop(file.insert(name.clone(), value)),
                 },
@@ -104,25 +105,28 @@ impl Child {
     }
 }
 
-/// Where the files that one names are, and which of them are being read.
+/// Included files of a file, and the files that are being read.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
-    /// The length of the first file, which has the others behind it in the copy of a run.
+    /// Length of the main file, which comes first in the copy of a run.
     pub(super) first: usize,
-    /// The texts of all that were found so far, by name.
+    /// Texts of all files found so far, by name.
     copies: BTreeMap<String, Arc<str>>,
-    /// The folder of the first file, if others are read from the disk.
+    /// Folder of the main file, if files are read from the disk.
     disk: Option<PathBuf>,
-    /// The names of those around the one that is read, and its own; none for the first.
+    /// Names of the current file and its parents; empty for the main file.
     around: Vec<String>,
-    /// How many steps that run one were found so far, and how much was read for them.
+    /// Number of including steps so far, and bytes read for them.
     found: (usize, usize),
-    /// What is wrong with those within.
+    /// Errors in included files.
     pub(super) wrong: Vec<FileError>,
 }
 
-/// Separates the text of a workflow, as [`Workflow::text`] returns it, from those of the files that are named in it, by their
-/// paths from its folder. One whose last line had no end has been given one if another stands behind it.
+/// Splits the text of a workflow, as returned by [`Workflow::text`], into the main file and the included
+/// files.
+///
+/// Included files are named by the path from the folder of the main file. A file without a final newline may
+/// have gained a newline, if another file follows.
 #[must_use]
 pub fn separated(text: &str) -> (&str, Vec<(String, &str)>) {
     let mut marks = text.match_indices(MARK).filter_map(|(at, _)| {
@@ -142,19 +146,19 @@ pub fn separated(text: &str) -> (&str, Vec<(String, &str)>) {
 }
 
 impl Family {
-    /// Others are read from the disk, beside the file at `path`, unless they are in its text already.
+    /// Reads included files from the disk, relative to the file at `path`, unless the text contains them.
     pub(super) fn on_disk(path: &Path) -> Self {
         Self { disk: Some(path.parent().unwrap_or(Path::new("")).to_owned()), ..Self::default() }
     }
 
-    /// Separates a text from those of the files that it names.
+    /// Returns the main file's text, and keeps the included files.
     pub(super) fn separate<'t>(&mut self, text: &'t str) -> &'t str {
         let (own, copies) = separated(text);
         self.copies.extend(copies.into_iter().map(|(name, text)| (name, text.into())));
         own
     }
 
-    /// Puts the texts of the files that one names behind its own.
+    /// Appends the texts of the included files to the main file's text.
     pub(super) fn together(&self, text: &Arc<str>) -> Arc<str> {
         if self.copies.is_empty() {
             return Arc::clone(text);
@@ -172,7 +176,7 @@ impl Family {
         whole.into()
     }
 
-    /// Returns the name of a file that is named in the one that is read.
+    /// Returns the name of a file included by the current file.
     fn name_of(&self, file: &str) -> String {
         let here = self.around.last().map_or(Path::new(""), |around| parent(around));
         let mut name = PathBuf::new();
@@ -201,7 +205,7 @@ impl Family {
         })
     }
 
-    /// Returns how long the copy of a run is at most with one file more.
+    /// Returns an upper bound for the size of the copy of a run with one more file.
     fn bytes_with(&self, name: &str, bytes: usize) -> usize {
         let around = |name: &str| COPY_BYTES + ESCAPED_BYTES_MAX * name.len();
         let copies = self.copies.iter().map(|(name, text)| around(name) + text.len());
@@ -213,7 +217,7 @@ fn parent(name: &str) -> &Path {
     Path::new(name).parent().unwrap_or(Path::new(""))
 }
 
-/// Reads the file that a step names.
+/// Reads the included file of a step.
 pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
     let file = checker.filled_text(node, "workflow")?;
     let family = &checker.family;
@@ -267,7 +271,7 @@ pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
     Some(Child { file, folder: parent(&name).to_owned(), workflow, params: Vec::new() })
 }
 
-/// Reads the text of another file; what is wrong with it is told behind the problem that it is wrong.
+/// Parses an included file. Its errors are shown after the problem at the including step.
 fn parsed(
     checker: &mut Checker<'_>,
     node: &Node,
@@ -304,7 +308,7 @@ fn parsed(
     }
 }
 
-/// The way to a name from a folder, both seen from the same place.
+/// Returns the path from `folder` to `name`, both relative to the same folder.
 fn below(folder: &Path, name: &str) -> PathBuf {
     let mut way: PathBuf = folder.components().map(|_| "..").collect();
     match Path::new(name).strip_prefix(folder) {
@@ -316,7 +320,7 @@ fn below(folder: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// Reads the params that a file is given; `None` if one of them is wrong.
+/// Reads the params for an included file; `None` if one has an error.
 pub(super) fn params<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Vec<GivenDraft<'n>>> {
     let Kind::Map(entries) = &node.kind else {
         checker.mismatch(node, "params", "a map", "write `params: { date: \"${{ params.date }}\" }`");
@@ -343,7 +347,7 @@ pub(super) fn params<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Ve
     (!wrong).then_some(params)
 }
 
-/// Checks that a file is given what it wants, as far as that is known before it runs.
+/// Checks the given params against the declared params, as far as known before the run.
 pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &Child, given: &[GivenDraft<'_>]) {
     let declared = || child.workflow.params().iter().map(|param| param.name.as_str());
     for (name, value, place) in given {
@@ -367,7 +371,7 @@ pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &Child, given: 
     }
 }
 
-/// An error with what is wrong in the files that one names behind what is wrong with itself.
+/// Returns the error of a file, followed by the errors of its included files.
 pub(super) fn error(source: &Source, problems: Problems, family: &mut Family) -> FileError {
     FileError::new(source, problems).with_below(std::mem::take(&mut family.wrong))
 }

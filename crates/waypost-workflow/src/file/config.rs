@@ -1,7 +1,8 @@
-//! A configuration file: what holds for every run of a project, or of a user, unless something nearer says otherwise.
+//! Configuration file: defaults for every run of a project or of a user.
 //!
-//! It is read as strictly as a workflow file, by the same tree and the same checks: keys that are not known, keys that
-//! stand twice and values of the wrong type are told with their place. Does not know which of several files counts.
+//! Read as strictly as a workflow file, with the same tree and the same checks. Unknown keys, duplicate keys
+//! and values of the wrong type are reported with the place in the file. Deliberately does not know the
+//! precedence of several files.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -18,7 +19,7 @@ use super::step::is_step_id;
 use super::units::parse_duration;
 use super::{ReadError, read_bytes, source};
 
-/// Words of a command: far more than a program with its options has.
+/// Most words of a command: far more than a program with options needs.
 const COMMAND_WORDS_MAX: usize = 256;
 
 static CONFIG: KeySet = KeySet {
@@ -39,7 +40,7 @@ static CONFIG: KeySet = KeySet {
     ],
 };
 
-/// A configuration file that holds together.
+/// Valid configuration file.
 #[derive(Debug)]
 pub struct ConfigFile {
     source: Source,
@@ -50,12 +51,12 @@ pub struct ConfigFile {
     agents: Vec<(String, Setting<AgentCommand>)>,
 }
 
-/// A value of a configuration file, and where it stands.
+/// Value of a configuration file, with its place.
 #[derive(Debug, Clone)]
 pub struct Setting<T> {
-    /// The value.
+    /// Value.
     pub value: T,
-    /// The line, from 1.
+    /// Line, from 1.
     pub line: usize,
     span: Range<usize>,
 }
@@ -70,21 +71,21 @@ impl<T> Setting<T> {
     }
 }
 
-/// When colour is used.
+/// When output is coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColorChoice {
-    /// Where a terminal has it.
+    /// On a terminal with colours.
     Auto,
-    /// Everywhere.
+    /// Always.
     Always,
-    /// Nowhere.
+    /// Never.
     Never,
 }
 
 impl ColorChoice {
     const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
 
-    /// The word in the file.
+    /// Returns the word in the file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,17 +96,17 @@ impl ColorChoice {
     }
 }
 
-/// The command template of an agent. What stands in `${{ }}` is for whoever fills it in.
+/// Command template of an agent. The program fills in `${{ }}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentCommand {
-    /// A text for the shell.
+    /// Text for the shell.
     Shell(String),
-    /// A program with its arguments; never empty.
+    /// Program with arguments; never empty.
     Words(Vec<String>),
 }
 
 impl AgentCommand {
-    /// The command as it was written, for people.
+    /// Returns the command for display, as written.
     #[must_use]
     pub fn shown(&self) -> String {
         match self {
@@ -119,11 +120,11 @@ impl AgentCommand {
 }
 
 impl ConfigFile {
-    /// Reads and checks the file at `path`; none if there is no such file.
+    /// Reads and checks the file at `path`; `None` if the file does not exist.
     ///
     /// # Errors
-    /// - [`ReadError::Io`]: it is there and cannot be read.
-    /// - [`ReadError::File`]: everything that is wrong with it.
+    /// - [`ReadError::Io`]: the file exists but cannot be read.
+    /// - [`ReadError::File`]: all errors in the file.
     pub fn read(path: &Path) -> Result<Option<Self>, ReadError> {
         match read_bytes(path) {
             Ok(bytes) => Self::parse(&bytes, path).map(Some).map_err(ReadError::File),
@@ -136,17 +137,17 @@ impl ConfigFile {
         }
     }
 
-    /// Checks the bytes of a file; `path` is only for messages.
+    /// Checks the bytes of a file; `path` is used in messages only.
     ///
     /// # Errors
-    /// Everything that is wrong with them.
+    /// All errors in the file.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
         let source = source(bytes, path)?;
         let (root, problems) =
             node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
         let mut checker = Checker::new(&source, problems);
         let fields = match root.kind {
-            // Nothing but comments.
+            // Comments only.
             Kind::Null => None,
             _ => Fields::of(&mut checker, &root, &CONFIG),
         };
@@ -159,43 +160,43 @@ impl ConfigFile {
         Ok(Self { source, store, color, wait, max_parallel, agents })
     }
 
-    /// The file, as it was named.
+    /// Returns the path of the file, as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.source.path
     }
 
-    /// The address of the store, as it was written.
+    /// Returns the address of the store, as written.
     #[must_use]
     pub fn store(&self) -> Option<&Setting<String>> {
         self.store.as_ref()
     }
 
-    /// When colour is used.
+    /// Returns when output is coloured.
     #[must_use]
     pub fn color(&self) -> Option<&Setting<ColorChoice>> {
         self.color.as_ref()
     }
 
-    /// How long a command stays while a run only waits.
+    /// Returns how long a command waits while a run has only waiting steps.
     #[must_use]
     pub fn wait(&self) -> Option<&Setting<Duration>> {
         self.wait.as_ref()
     }
 
-    /// How many steps of a graph run at once where the workflow does not say.
+    /// Returns the default parallel limit of graphs.
     #[must_use]
     pub fn max_parallel(&self) -> Option<&Setting<NonZeroUsize>> {
         self.max_parallel.as_ref()
     }
 
-    /// The command templates of agents, by name, in the order of the file.
+    /// Returns the command templates of agents, by name, in the order of the file.
     #[must_use]
     pub fn agents(&self) -> &[(String, Setting<AgentCommand>)] {
         &self.agents
     }
 
-    /// What is said of a value that turned out wrong for a reason that the file alone does not show.
+    /// Returns the error of a value that is invalid for a reason outside the file.
     #[must_use]
     pub fn wrong<T>(&self, setting: &Setting<T>, message: impl Into<String>, help: &str) -> FileError {
         let problem = self.source.problem(&setting.span, message).help(help);
@@ -239,7 +240,7 @@ fn color(checker: &mut Checker<'_>, node: &Node) -> Option<ColorChoice> {
     ColorChoice::ALL.into_iter().find(|choice| choice.as_str() == word)
 }
 
-/// As other durations, but nothing at all is a sensible time to stay.
+/// Reads a duration; zero is allowed.
 fn wait(checker: &mut Checker<'_>, node: &Node) -> Option<Duration> {
     let Some(text) = node.spelled() else {
         checker.mismatch(node, "wait", "a duration", "write a number and a unit: `0s`, `10m`, `1h30m`");

@@ -1,12 +1,12 @@
-//! YAML that is no workflow of ours, for programs that read what others wrote: a tree, the lines of its parts, and
-//! errors that show them.
+//! YAML document outside the workflow language, for programs that read files of other tools: tree, lines, and
+//! errors with snippets.
 
 use std::path::Path;
 
 use super::node::{self, Kind, Node};
 use super::problem::{FileError, Problems, Source};
 
-/// A file of YAML with the place of each value, under the limits of a workflow file.
+/// YAML file with the place of each value, under the limits of a workflow file.
 #[derive(Debug)]
 pub struct Document {
     source: Source,
@@ -14,10 +14,11 @@ pub struct Document {
 }
 
 impl Document {
-    /// Reads the bytes of a file; `path` is only for messages.
+    /// Reads the bytes of a file; `path` is used in messages only.
     ///
     /// # Errors
-    /// All that makes it no YAML as a workflow file is: no text, too large, a key that stands twice in a map, a tag.
+    /// All violations of the YAML subset of workflow files: not text, too large, a duplicate key in a map, a
+    /// tag.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
         let source = super::source(bytes, path)?;
         let (root, problems) =
@@ -28,27 +29,27 @@ impl Document {
         }
     }
 
-    /// Returns what the file is: its outermost value.
+    /// Returns the root value.
     #[must_use]
     pub fn root(&self) -> &Node {
         &self.root
     }
 
-    /// Returns the line in which a value begins, from 1.
+    /// Returns the first line of a value, from 1.
     #[must_use]
     pub fn line(&self, node: &Node) -> usize {
         self.source.position(node.span.start.min(self.source.text.len())).0
     }
 
-    /// Says that something about a value is wrong, and what would be right.
+    /// Returns an error about a value, with the correction.
     #[must_use]
     pub fn wrong(&self, node: &Node, message: impl Into<String>, help: impl Into<String>) -> FileError {
         let problem = self.source.problem(&node.span, message).help(help);
         FileError::new(&self.source, Problems::from(problem))
     }
 
-    /// Says that values of keys of the outermost map are wrong, each with what is wrong and perhaps what would be right;
-    /// none if none of these keys stands there.
+    /// Returns an error about values in the root map: key, message and optional correction. `None` if none of
+    /// the keys exists.
     #[must_use]
     pub fn wrong_values<'k>(
         &self,
@@ -77,7 +78,7 @@ impl Node {
         }
     }
 
-    /// Returns the entries of a map, in their order.
+    /// Returns the entries of a map, in order.
     #[must_use]
     pub fn entries(&self) -> Option<&[(Node, Node)]> {
         match &self.kind {
@@ -86,19 +87,19 @@ impl Node {
         }
     }
 
-    /// Returns what stands under a key of a map.
+    /// Returns the value of a key in a map.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Node> {
         self.entries()?.iter().find(|(name, _)| name.key_text() == key).map(|(_, value)| value)
     }
 
-    /// Says whether nothing stands there.
+    /// Returns whether the value is null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(self.kind, Kind::Null)
     }
 
-    /// Returns a truth value.
+    /// Returns the value of a boolean.
     #[must_use]
     pub fn truth(&self) -> Option<bool> {
         match self.kind {

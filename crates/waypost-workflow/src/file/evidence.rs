@@ -1,7 +1,7 @@
-//! `evidence`: by what a step is believed.
+//! `evidence`: claims that show the success of a step.
 //!
-//! In each claim the first key names the kind and what it is about; the others say what is expected. What can be known
-//! to be wrong before anything runs is wrong here: a claim that nothing could satisfy, and a list that asks for nothing.
+//! The first key of a claim has the kind and the subject; the other keys are expectations. Errors known
+//! before a run are reported here: a claim that can never hold, and a list without a condition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::suggest::{listed, nearest};
 pub(super) static EVIDENCE: KeySet =
     KeySet { what: "`evidence`", keys: &["at_least", "any", "of"], later: &[], elsewhere: &[] };
 
-/// Makes the keys of a kind: its own, and those of every claim.
+/// Makes the key set of a kind: its own keys, and the keys of every claim.
 macro_rules! keys {
     ($what:literal: $($own:literal),+; $($later:literal),*) => {
         KeySet {
@@ -57,21 +57,21 @@ pub(super) static REPOSITORY: KeySet = keys!("`git` evidence": "git", "head", "c
 pub(super) static SQLITE: KeySet =
     keys!("`sqlite` evidence": "sqlite", "table", "where", "values", "count", "query", "equals";);
 
-/// A kind of evidence.
+/// Kind of evidence.
 #[derive(Debug)]
 pub struct KindOfEvidence {
-    /// The key that names it in the file.
+    /// Key in the file.
     pub key: &'static str,
-    /// How it is recorded.
+    /// Recorded name of the kind.
     pub recorded: &'static str,
-    /// What its claims are about.
+    /// Subject type of the claims.
     pub about: About,
     pub(super) set: &'static KeySet,
-    /// What can be expected of it.
+    /// Possible expectations.
     pub(super) expectations: &'static [(&'static str, Wanted)],
 }
 
-/// The kinds.
+/// Kinds of evidence, except those in [`REMOTE`].
 static KINDS: [KindOfEvidence; 10] = [
     KindOfEvidence {
         key: "file",
@@ -167,36 +167,36 @@ static KINDS: [KindOfEvidence; 10] = [
     },
 ];
 
-/// By what a step is believed: claims, and how many of them must hold.
+/// Evidence of a step: claims, and how many must hold.
 #[derive(Debug, Clone)]
 pub struct Evidence {
-    /// How many must hold; none means all.
+    /// How many claims must hold; `None` means all.
     pub at_least: Option<u32>,
-    /// The claims; at least one.
+    /// Claims; at least one.
     pub claims: Vec<ClaimTemplate>,
 }
 
-/// A claim as the file makes it.
+/// Claim as written in the file.
 #[derive(Debug, Clone)]
 pub struct ClaimTemplate {
-    /// Its kind.
+    /// Kind.
     pub kind: &'static KindOfEvidence,
-    /// What it is about; `None` for the step itself.
+    /// Subject; `None` for the step.
     pub subject: Option<Template>,
-    /// What must be found; `None` if that is taken from the world when the step ends.
+    /// Expectation; `None` if pinned when the step ends.
     pub expect: Option<Expected>,
-    /// A name given by the user.
+    /// Name given by the user.
     pub name: Option<String>,
-    /// How and when it is checked, and what it counts for.
+    /// Terms of the check: when, how, and with which severity.
     pub terms: Terms,
 }
 
-/// A value in which expressions may stand.
+/// Value with possible expressions.
 #[derive(Debug, Clone)]
 pub enum Expected {
-    /// As it stands.
+    /// Literal value.
     Plain(Value),
-    /// What the expressions in it come to, which is data: no sign of the language that the text is written in.
+    /// Result of the expressions, treated as data: never as an operator of the text's language.
     Filled(Template, Language),
     /// All of these.
     List(Vec<Self>),
@@ -204,23 +204,23 @@ pub enum Expected {
     Map(Vec<(String, Self)>),
 }
 
-/// The language that an expectation is written in.
+/// Language of an expectation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
-    /// None: it is taken as it stands.
+    /// Literal text.
     Text,
-    /// A value, a comparison or a regular expression.
+    /// Value, comparison or regular expression.
     Comparison,
-    /// A size, or a comparison with one.
+    /// Size, or a comparison with a size.
     Size,
-    /// A regular expression.
+    /// Regular expression.
     Pattern,
-    /// A path.
+    /// Path.
     Path,
 }
 
 impl Expected {
-    /// Returns the texts in it that hold expressions.
+    /// Returns the texts with expressions.
     pub(crate) fn templates(&self) -> Vec<&Template> {
         match self {
             Self::Plain(_) => Vec::new(),
@@ -232,7 +232,7 @@ impl Expected {
 }
 
 impl ClaimTemplate {
-    /// Returns the variables that its program is given by name.
+    /// Returns the variables passed by name to the claim's program.
     pub(crate) fn variables(&self) -> Vec<String> {
         let Some(Expected::Map(entries)) = &self.expect else { return Vec::new() };
         let env = entries.iter().find(|(name, _)| name == "env");
@@ -246,7 +246,7 @@ impl ClaimTemplate {
     }
 }
 
-/// Returns the names of the variables that code for a shell reads, as `$NAME` and `${NAME`.
+/// Returns the variables read by shell code, as `$NAME` and `${NAME`.
 pub(crate) fn variables_in(code: &str) -> impl Iterator<Item = &str> {
     code.split('$').skip(1).filter_map(|rest| {
         let rest = rest.strip_prefix('{').unwrap_or(rest);
@@ -258,7 +258,7 @@ pub(crate) fn variables_in(code: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Evidence {
-    /// Returns the exit codes with which its step has ended well, beside 0: those that a claim names as numbers.
+    /// Returns the exit codes of success in addition to 0: the numbers in claims about the exit code.
     pub(crate) fn codes(&self) -> Vec<u8> {
         let claims =
             self.claims.iter().filter(|claim| claim.kind.recorded == COMMAND_EXIT && !claim.terms.not);
@@ -273,7 +273,7 @@ impl Evidence {
         codes.flatten().filter_map(number).collect()
     }
 
-    /// Returns the texts in it that may hold expressions.
+    /// Returns the texts that may have expressions.
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
         self.claims
             .iter()
@@ -281,19 +281,19 @@ impl Evidence {
     }
 }
 
-/// Evidence as it stands in the file, with the places of its texts.
+/// Evidence as written in the file, with the places of its texts.
 #[derive(Debug)]
 pub(super) struct EvidenceDraft<'n> {
     pub(super) evidence: Evidence,
     pub(super) texts: Vec<(Template, &'n Node)>,
-    /// What a shell reads as code, and the variables that it is given by name.
+    /// Shell code of claims, with the variables passed by name.
     pub(super) commands: Vec<CommandDraft<'n>>,
 }
 
-/// The command of a claim, with its place, and the variables that it is given by name.
+/// Command of a claim, its place, and the variables passed by name.
 pub(super) type CommandDraft<'n> = (Template, &'n Node, Vec<String>);
 
-/// `evidence`.
+/// Reads `evidence`.
 pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<EvidenceDraft<'n>> {
     let (claims_node, at_least) = match &node.kind {
         Kind::List(_) => (node, None),
@@ -348,7 +348,7 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
     Some(EvidenceDraft { evidence, texts, commands })
 }
 
-/// One claim does not count twice, whatever it is called.
+/// Reports duplicate claims: with `at_least`, a claim must not count twice under different names.
 fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
     let mut seen: Vec<Value> = Vec::new();
     for item in items {
@@ -372,14 +372,14 @@ fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
     }
 }
 
-/// Returns the code for a shell in a claim.
+/// Returns the shell code of a claim.
 fn command<'n>(claim: &ClaimTemplate, node: &'n Node) -> Option<CommandDraft<'n>> {
     let subject = claim.subject.clone().filter(|_| claim.kind.recorded == COMMAND)?;
     let Kind::Map(entries) = &node.kind else { return None };
     Some((subject, &entries.first()?.1, claim.variables()))
 }
 
-/// How many of which claims must hold.
+/// Claims, and how many must hold.
 type Rule<'n> = (&'n Node, Option<(u32, &'n Node)>);
 
 fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
@@ -467,7 +467,7 @@ fn claim<'n>(
     (checker.problems.count() == before).then_some(claim)
 }
 
-/// How many files there are is a question only where several can be meant.
+/// Reports `count` for a single file: only a pattern can match several files.
 fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
     let Some(subject) = subject.filter(|subject| !subject.written().any(is_pattern)) else { return };
     if let Some(place) = fields.get("count") {
@@ -476,7 +476,7 @@ fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fi
     }
 }
 
-/// Whether what was pinned is trusted by its times.
+/// Returns whether a pinned file is trusted while its size, times and inode are unchanged.
 fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
     let Some(place) = fields.get("fast") else { return false };
     if let (Some(true), Some(_)) = (checker.truth(place, "fast"), fields.get("is")) {
@@ -486,7 +486,7 @@ fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
     true
 }
 
-/// What is pinned is what the step left: there is no opposite of it, and it cannot be kept to itself.
+/// Reports `not` and `sensitive` for a pin: a pin has no negation, and must be recorded for later comparison.
 fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'_>) {
     if let Some(place) = fields.get("not").filter(|_| terms.not) {
         let help = "say what it must not be";
@@ -498,7 +498,7 @@ fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'
     }
 }
 
-/// Says that a claim does not begin with a kind.
+/// Reports a claim that does not begin with a kind.
 fn no_kind(checker: &mut Checker<'_>, key: &Node, entries: &[(Node, Node)]) {
     let name = key.key_text();
     let keys = || kinds().map(|kind| kind.key);
@@ -535,7 +535,7 @@ fn terms(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Option<Terms> {
         metadata: fields.get("metadata").and_then(|node| metadata(checker, node)).unwrap_or_default(),
     };
     if terms.sensitive {
-        // What it expects is not kept, so that only who has the file at hand can check it.
+        // The expectation is not recorded, so a check needs the file and happens at commit only.
         if let Some(place) = fields.get("at").filter(|_| terms.at.iter().any(|at| *at != Occasion::Commit)) {
             let help = "write `at: commit`, or remove `at`";
             checker.wrong(place, "what is `sensitive` is not kept, and cannot be checked again later", help);

@@ -1,4 +1,4 @@
-//! What may be expected in a claim of evidence, as far as that is known before anything runs.
+//! Checks of expectations in evidence claims, as far as known before a run.
 
 use std::fmt::Display;
 use std::path::{Component, Path};
@@ -17,61 +17,61 @@ use super::remote::incomplete;
 use super::settings;
 use crate::expr::Template;
 
-/// What an expectation may be.
+/// Type of an expectation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wanted {
-    /// One of these.
+    /// One of these words.
     Word(&'static [&'static str]),
-    /// A size, or a comparison with one.
+    /// Size, or a comparison with a size.
     Size,
-    /// A SHA-256 in hex.
+    /// SHA-256 in hex.
     Digest,
-    /// What a value can be compared with.
+    /// Value for a comparison.
     Fit,
-    /// A text.
+    /// Text.
     Text,
-    /// A text or a list of them.
+    /// Text or list of texts.
     Texts,
-    /// A regular expression.
+    /// Regular expression.
     Pattern,
-    /// The way to a value in JSON.
+    /// Path of a value in JSON.
     Path,
     /// `true` or `false`.
     Truth,
-    /// `true`: it says what would be without it.
+    /// `true` only: `false` would have no meaning.
     True,
-    /// A query of PostgreSQL that only reads.
+    /// Read-only query of PostgreSQL.
     Query,
-    /// Columns and their values.
+    /// Columns and values.
     Columns,
-    /// An exit code, or a comparison with one.
+    /// Exit code, or a comparison with an exit code.
     Code,
-    /// How many there are, or a comparison with that.
+    /// Count, or a comparison with a count.
     Count,
-    /// The status of an answer, or a comparison with one.
+    /// Status of a response, or a comparison with a status.
     Status,
-    /// What something that is never null can be compared with.
+    /// Comparison with a value that is never null.
     Compared,
-    /// A user, by name or number.
+    /// User, by name or id.
     User,
-    /// The mode of a file.
+    /// Mode of a file.
     Mode,
-    /// A path.
+    /// Path.
     File,
-    /// A path or a time, or a list of them.
+    /// Path or time, or a list of these.
     Older,
     /// Names of variables.
     Variables,
-    /// A map of whatever it may be.
+    /// Map of any values.
     Map,
-    /// Names of headers, and what they are compared with.
+    /// Names of headers, with comparisons.
     Headers,
-    /// Ways to values in JSON, and what those are compared with.
+    /// Paths in JSON, with comparisons.
     Paths,
 }
 
 impl Wanted {
-    /// Returns what of it is more than data.
+    /// Returns the language of the expectation's texts.
     fn language(self) -> Language {
         match self {
             Self::Size => Language::Size,
@@ -101,7 +101,7 @@ impl Wanted {
     }
 }
 
-/// The exit codes that are expected of the step.
+/// Reads the expected exit codes of the step.
 pub(super) fn codes<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
@@ -130,7 +130,7 @@ pub(super) fn codes<'n>(
     Some(Expected::List(codes))
 }
 
-/// What a claim expects.
+/// Reads the expectations of a claim.
 pub(super) fn expectations<'n>(
     checker: &mut Checker<'_>,
     (kind, node): (&KindOfEvidence, &Node),
@@ -140,10 +140,10 @@ pub(super) fn expectations<'n>(
     let mut found = Vec::new();
     for (name, wanted) in kind.expectations {
         let Some(node) = fields.get(name) else { continue };
-        // That a value is null can be expected.
+        // Null can be an expected value.
         let value = match (&node.kind, wanted) {
             (Kind::Null, Wanted::Fit) => Some(Expected::Plain(Value::Null)),
-            // Which variables a program needs is known before it runs.
+            // The variables of a program are known before the run.
             (_, Wanted::Variables) => Some(Expected::Plain(node.to_json())),
             _ => value(checker, (name, wanted.language()), node, texts),
         };
@@ -167,7 +167,7 @@ pub(super) fn expectations<'n>(
     }
 }
 
-/// A value with the expressions in it.
+/// Reads a value with expressions.
 fn value<'n>(
     checker: &mut Checker<'_>,
     (what, language): (&str, Language),
@@ -209,7 +209,7 @@ fn value<'n>(
     }
 }
 
-/// Sees whether what stands there as it is can be what a claim is about.
+/// Checks a literal subject of a claim.
 pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, subject: &str) {
     if subject.trim().is_empty() {
         checker.wrong(node, format!("`{}` is empty", kind.key), "name what it is about");
@@ -237,7 +237,7 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
     }
 }
 
-/// Sees that a path stays beneath the folder of the workflow file, or beneath one that is allowed.
+/// Checks that a path is below the folder of the workflow file, or below an allowed folder.
 fn inside(checker: &mut Checker<'_>, node: &Node, path: &str) {
     let is_allowed = |path: &Path| checker.allow_paths.iter().any(|folder| path.starts_with(folder));
     let path = Path::new(path);
@@ -252,7 +252,7 @@ fn inside(checker: &mut Checker<'_>, node: &Node, path: &str) {
     checker.wrong(node, format!("`{}` {why}", path.display()), help);
 }
 
-/// Sees that there is something that a file can be newer than.
+/// Checks the paths and times of `newer_than`.
 fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
     for (text, node) in checker.texts(node, name) {
         if text.parse::<jiff::Timestamp>().is_err() {
@@ -261,7 +261,7 @@ fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
     }
 }
 
-/// Sees that a claim says enough for something to be compared.
+/// Checks that a claim has a complete and consistent set of expectations.
 fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
     let wrong = match kind.key {
@@ -291,7 +291,7 @@ fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found
     }
 }
 
-/// Sees in all texts of a value that they are plain, or comparisons beyond doubt.
+/// Checks that every text in a value is plain or an unambiguous comparison.
 fn unclear_signs(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
     match plain {
         Value::String(text) => unclear_sign(checker, name, node, text),
@@ -301,7 +301,7 @@ fn unclear_signs(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Val
     }
 }
 
-/// Sees that a blank follows a sign: a text may begin with one, too.
+/// Checks that a blank follows an operator: a plain text may also begin with an operator character.
 fn unclear_sign(checker: &mut Checker<'_>, name: &str, node: &Node, text: &str) {
     let Some(sign) = sign_of(text) else { return };
     let rest = &text[sign.len()..];
@@ -312,7 +312,7 @@ fn unclear_sign(checker: &mut Checker<'_>, name: &str, node: &Node, text: &str) 
     }
 }
 
-/// Says whether something can be an exit code that is so.
+/// Returns whether a value can be an expected exit code.
 fn is_code(expect: &Value) -> bool {
     match expect {
         Value::Number(number) => number.as_u64().is_some_and(|code| code <= 255),
@@ -329,7 +329,7 @@ fn holds_null(expect: &Value) -> bool {
     }
 }
 
-/// Sees whether a plain value can be what is expected.
+/// Checks a literal expectation.
 fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let text = |checker: &mut Checker<'_>| match plain.as_str() {
         Some("") => checker.wrong(node, format!("`{name}` is empty"), "write a text, in quotes"),
@@ -422,7 +422,7 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
         }
         Wanted::Digest => {
             let is_digest = |text: &str| {
-                // Of a folder or a pattern.
+                // Digest of a folder or a pattern.
                 let text = text.strip_prefix("tree:").unwrap_or(text);
                 text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
             };
@@ -434,7 +434,7 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
     }
 }
 
-/// Says why nothing can be as is expected, if so.
+/// Reports a failed check of an expectation.
 fn refuse<E: Display>(
     checker: &mut Checker<'_>,
     (name, node): (&str, &Node),
@@ -446,7 +446,7 @@ fn refuse<E: Display>(
     }
 }
 
-/// Sees that rows can be found by columns, or compared with what is expected in them.
+/// Checks columns with values to find or compare.
 fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
     let help = format!("write `{name}: {{ id: 7 }}`");
     if plain.as_object().is_some_and(|map| map.is_empty()) {
@@ -465,7 +465,7 @@ fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
     }
 }
 
-/// Sees that something can be compared with every value of a map, and that its keys name places in an answer.
+/// Checks a map of comparisons by name: headers, or paths in JSON.
 fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let example = if matches!(wanted, Wanted::Paths) { "$.status: ok" } else { "content-type: \"~ json\"" };
     let help = format!("write `{name}: {{ {example} }}`");

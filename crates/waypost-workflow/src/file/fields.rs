@@ -1,10 +1,10 @@
-//! The keys of one map: taken by name, and none left over in silence.
+//! Keys of one map: read by name; unknown keys are always reported.
 
 use super::checker::Checker;
 use super::node::{Kind, Node};
 use crate::suggest::{listed, nearest};
 
-/// Words of other tools, and the word here.
+/// Keys of other tools, with the key used here.
 const FROM_ELSEWHERE: [(&str, &str); 26] = [
     ("args", "run"),
     ("attempts", "retry"),
@@ -34,32 +34,32 @@ const FROM_ELSEWHERE: [(&str, &str); 26] = [
     ("working-directory", "dir"),
 ];
 
-/// What a map may hold.
+/// Keys of a map.
 #[derive(Debug)]
 pub(crate) struct KeySet {
-    /// The map in a sentence: "a step".
+    /// Name of the map in a sentence: "a step".
     pub(crate) what: &'static str,
-    /// Keys that are understood.
+    /// Known keys.
     pub(crate) keys: &'static [&'static str],
-    /// Keys of the language that this version does not have.
+    /// Keys of the language not supported by this version.
     pub(crate) later: &'static [&'static str],
-    /// Keys that belong somewhere else, and where.
+    /// Keys of other maps, and their place.
     pub(crate) elsewhere: &'static [(&'static str, &'static str)],
 }
 
-/// The entries of a map.
+/// Entries of a map.
 #[derive(Debug)]
 pub(crate) struct Fields<'n> {
     set: &'static KeySet,
     entries: &'n [(Node, Node)],
-    /// Keys that an unknown one was probably meant to be.
+    /// Probable intended keys of unknown keys.
     meant: Vec<String>,
 }
 
 impl<'n> Fields<'n> {
-    /// The entries of `node`, unless it is no map.
+    /// Returns the entries of `node`, or `None` if `node` is not a map.
     ///
-    /// Keys that the set does not have become problems at once.
+    /// Reports keys that are not in the set.
     pub(crate) fn of(checker: &mut Checker<'_>, node: &'n Node, set: &'static KeySet) -> Option<Self> {
         let Kind::Map(entries) = &node.kind else {
             let help = format!("write a map with {}", listed(set.keys.iter().copied()));
@@ -77,22 +77,22 @@ impl<'n> Fields<'n> {
         Some(Self { set, entries, meant })
     }
 
-    /// The value of `key`; of a key that stands twice, the first.
+    /// Returns the value of `key`; of duplicate keys the first.
     pub(crate) fn get(&self, key: &str) -> Option<&'n Node> {
         debug_assert!(self.set.keys.contains(&key), "`{key}` is not a key of {}", self.set.what);
         self.entries.iter().find(|(name, _)| name.key_text() == key).map(|(_, value)| value)
     }
 
-    /// Whether one of `keys` is there, understood or not, or is what a misspelled key was meant to be.
+    /// Returns whether one of `keys` is present, valid or not, or was probably misspelled.
     ///
-    /// What is missing only because it is misspelled is not reported twice.
+    /// A key that is missing because of a misspelling is then not reported twice.
     pub(crate) fn has_any(&self, keys: &[&str]) -> bool {
         let written = self.entries.iter().map(|(name, _)| name.key_text());
         written.chain(self.meant.iter().map(String::as_str)).any(|name| keys.contains(&name))
     }
 }
 
-/// Reports a key that is not understood; returns the key that it was probably meant to be.
+/// Reports an unknown key; returns the probable intended key.
 fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> Option<String> {
     if checker.problems.is_full() {
         return None;

@@ -1,4 +1,4 @@
-//! What a step means, as one digest: it tells whether a changed file touches a step.
+//! Digest of a step's definition: shows whether a changed file changes the step.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -11,32 +11,33 @@ use super::workflow::{Body, Mode, Shell, Tolerance};
 use crate::expr::{Condition, Formula, Template};
 use crate::output::JsonPath;
 
-/// Version of what is hashed; a change of the recipe must not look like a change of the file.
+/// Version of the hashed data, so that a change of the recipe is not mistaken for a change of the file.
 const RECIPE: u32 = 1;
 
-/// SHA-256, in hex, over what `draft` does and where its values come from.
+/// Returns the SHA-256, in hex, of the work of `draft` and the sources of its values.
 ///
-/// Not over: comments, the order of keys, names, descriptions, timeouts, retries, `max_cuts`, `grace`, `report`, `undo`,
-/// `idempotent`, nor how a text is quoted or folded. `shared` is the `env` of the workflow and of `defaults`.
+/// Not included: comments, order of keys, names, descriptions, timeouts, retries, `max_cuts`, `grace`,
+/// `report`, `undo`, `idempotent`, quoting and folding. `shared` is the `env` of the workflow and of
+/// `defaults`.
 pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
     print(draft, shared, Part::Whole)
 }
 
-/// The same of a step with inner steps, without the inner steps and without the list of items.
+/// Returns the digest without the inner steps and the list of items, for a step with inner steps.
 pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
     (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, Part::Frame))
 }
 
-/// SHA-256, in hex, over the list of items of a step. `None` for a `foreach` with a `key`: equal keys may have unequal
-/// values.
+/// Returns the SHA-256, in hex, of the list of items of a step. `None` for a `foreach` with a `key`: equal
+/// keys may have unequal values.
 pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
     let foreach = work.foreach().filter(|foreach| foreach.key.is_none())?;
     Some(hex(&list_of(foreach)))
 }
 
-/// The hashed part of a step.
+/// Hashed part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Whole,
@@ -47,7 +48,7 @@ enum Part {
 fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: Part) -> String {
     let whole = part == Part::Whole;
     let text = |template: &Template| template.as_str().to_owned();
-    // A map: later layers replace earlier ones, and the order of names means nothing.
+    // A map: later layers replace earlier layers, and the order of names is irrelevant.
     let mut env = std::collections::BTreeMap::new();
     for (name, template) in shared.iter().copied().flatten() {
         env.insert(name.as_str(), text(template));
@@ -87,7 +88,7 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: Part) -> Str
         Work::Group(body) => json!({ "steps": whole.then(|| prints_of(body)) }),
         Work::Workflow(child) => meaning_of_file(child, whole),
     });
-    // A member that is not there is not hashed: what was made before it was known means what it meant.
+    // Absent members are not hashed, so older definitions keep their digest.
     let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": repeat.until.as_str() }));
     let mut meaning = json!([
         RECIPE,
@@ -113,7 +114,7 @@ fn hex(meaning: &Value) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What is worked on and how. Not how many at once, nor what the failure of some means.
+/// Returns the definition of a `foreach`, without parallel limit and failure limits.
 fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
     let mut meaning = if whole || foreach.key.is_some() { list_of(foreach) } else { json!({}) };
     let own = json!({
@@ -127,7 +128,7 @@ fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
     meaning
 }
 
-/// The items, in order.
+/// Returns the list of items, in order.
 fn list_of(foreach: &Foreach) -> Value {
     let path = |path: &Option<JsonPath>| path.as_ref().map(ToString::to_string);
     let items = match &foreach.items {
@@ -150,7 +151,8 @@ fn list_of(foreach: &Foreach) -> Value {
     })
 }
 
-/// What another file does, and what it is given. Not its path: it may be moved.
+/// Returns the definition of an included file and its params. Without its path, so that the file may be
+/// moved.
 fn meaning_of_file(child: &Child, whole: bool) -> Value {
     let given = |given: &Given| match given {
         Given::Plain(value) => json!({ "value": value }),

@@ -1,4 +1,4 @@
-//! `foreach`: what a step works on, item by item, and with which steps.
+//! `foreach`: items of a step, and the steps for each item.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Scope, Template};
 use crate::output::JsonPath;
 
-/// The name of the item where `as` gives none.
+/// Default name of the item.
 const ITEM: &str = "item";
-/// The place of the item among those that are worked on, from 0.
+/// Name of the index among the selected items, from 0.
 pub(crate) const ITEM_INDEX: &str = "item_index";
-/// Items at work at once; every one may be a process.
+/// Most concurrent items; each may be a process.
 const PARALLEL_MAX: u64 = 1_000;
-/// Items of one `foreach`: their keys are in memory at once while they are opened.
+/// Most items of one `foreach`: their keys are in memory at once while branches are opened.
 pub const ITEMS_MAX: u64 = 10_000_000;
 
-/// Items that stand in the file whose keys are compared when it is read: each may be an expression to work out. Those
-/// of more are compared when the step runs.
+/// Most literal items with keys compared when the file is read: each key may be an expression. For larger
+/// lists, the step compares keys when it runs.
 const COMPARED_MAX: usize = 100_000;
-/// Longest text of an item as a key; paths of files fit.
+/// Longest text of an item as a key; file paths fit.
 const KEY_TEXT_BYTES_MAX: usize = 256;
 /// Hexadecimal digits of a digest as a key. A collision, like an equal item, gets a number.
 const KEY_DIGEST_CHARS: usize = 16;
@@ -66,81 +66,81 @@ pub(super) static FOREACH: KeySet = KeySet {
 pub(super) static ITEMS: KeySet =
     KeySet { what: "`items`", keys: &["run", "file", "json"], later: &[], elsewhere: &[] };
 
-/// What a step works on, item by item.
+/// Definition of a `foreach`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Foreach {
-    /// Where the items come from.
+    /// Source of the items.
     pub items: ItemSource,
-    /// The name under which expressions read the item.
+    /// Name of the item in expressions.
     pub name: String,
-    /// What names each item among the others.
+    /// Key of each item.
     pub key: Option<Template>,
-    /// Which items are worked on.
+    /// Condition for an item to be selected.
     pub filter: Option<Condition>,
-    /// By what they are put in order, from small to large.
+    /// Sort key, ascending.
     pub sort_by: Option<Formula>,
-    /// Of items with the same value of this, only the first is worked on.
+    /// Value for finding duplicates; only the first of equal items is selected.
     pub distinct: Option<Distinct>,
-    /// How many of them are passed over, from the first.
+    /// Number of items to skip at the start.
     pub offset: u64,
-    /// How many are worked on at most.
+    /// Most items to select.
     pub items_max: Option<u64>,
-    /// How many are at work at once.
+    /// Most concurrent items.
     pub max_parallel: Option<usize>,
-    /// What the failure of one means.
+    /// Effect of a failed item.
     pub on_failure: OnItemFailure,
-    /// How many may fail.
+    /// Most failed items.
     pub max_failures: Option<u64>,
-    /// Which part of all may fail.
+    /// Largest fraction of failed items.
     pub failure_rate: Option<f64>,
-    /// How many may fail alike, one after the other.
+    /// Most consecutive failures with the same error.
     pub circuit_breaker: Option<u32>,
-    /// What is done with each.
+    /// Steps for each item.
     pub body: Body,
 }
 
 impl Foreach {
-    /// Returns how many of its items may fail.
+    /// Returns the limits for failed items.
     pub fn limits(&self) -> FailureLimits {
         FailureLimits { count: self.max_failures, rate: self.failure_rate, alike: self.circuit_breaker }
     }
 }
 
-/// Where items come from.
+/// Source of items.
 #[derive(Debug, Clone)]
 pub enum ItemSource {
-    /// They stand in the file.
+    /// Literal list.
     Listed(Arc<Vec<Value>>),
-    /// The list that this text is.
+    /// Text that evaluates to a list.
     Expression(Template),
-    /// What this command prints: a line each, or a place in JSON.
+    /// Output of a command: one item per line, or a path in JSON.
     Command(Template, Option<JsonPath>),
-    /// What is in this file: a line each, or a place in JSON.
+    /// Content of a file: one item per line, or a path in JSON.
     File(Template, Option<JsonPath>),
 }
 
-/// Which items are the same.
+/// Equality of items.
 #[derive(Debug, Clone)]
 pub enum Distinct {
-    /// Those that are equal.
+    /// Equal as a whole.
     Whole,
-    /// Those for which this is equal.
+    /// Equal in this value.
     By(Formula),
 }
 
-/// What the failure of an item means.
+/// Effect of a failed item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnItemFailure {
-    /// The others go on; it can be looked at and tried again later.
+    /// Other items continue; the failed item can be inspected and retried later.
     DeadLetter,
-    /// The run fails; a resume takes it up again.
+    /// The run fails; a resume retries the item.
     Stop,
-    /// The others go on, and it is left at that.
+    /// Other items continue; the failed item is final.
     Skip,
 }
 
-/// A `foreach` as it stands in the file; its steps are not yet checked against the others.
+/// `foreach` as written in the file; its steps are not yet checked against the others.
 #[derive(Debug)]
 pub(super) struct EachDraft<'n> {
     pub(super) foreach: Foreach,
@@ -152,7 +152,7 @@ pub(super) struct EachDraft<'n> {
     pub(super) body: BodyDraft<'n>,
 }
 
-/// Reads the `foreach` of the step `id`.
+/// Reads the `foreach` of step `id`.
 pub(super) fn foreach<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
@@ -243,8 +243,8 @@ pub(super) fn foreach<'n>(
 }
 
 impl Step {
-    /// Its `foreach`, if an expression gives the items, and all that is read to choose and name them is params, the file's
-    /// own variables and the items.
+    /// Returns the step's `foreach` if its items come from an expression over params. Selection and keys may
+    /// read only params, the file's own variables and the items.
     pub(crate) fn items_of_params(&self) -> Option<&Foreach> {
         let foreach = self.work.foreach()?;
         let ItemSource::Expression(items) = &foreach.items else { return None };
@@ -264,7 +264,7 @@ impl Step {
     }
 }
 
-/// Reports items of a list in the file with equal keys.
+/// Reports items of a literal list with equal keys.
 fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
     let Foreach { items: ItemSource::Listed(items), key: Some(key), filter: None, distinct: None, .. } =
         foreach
@@ -272,7 +272,7 @@ fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
         return;
     };
     let Kind::List(nodes) = &node.kind else { return };
-    // Sorting decides later which items are left, and their index.
+    // Sorting decides later about the selected items and their index.
     if foreach.sort_by.is_some() {
         return;
     }
@@ -311,7 +311,7 @@ pub(crate) fn default_key(item: &Value) -> String {
     }
 }
 
-/// What a key comes to, if it reads nothing but the item.
+/// Returns the key of an item, if the key reads the item only.
 fn key_of(key: &Template, foreach: &Foreach, item: &Value, place: usize) -> Option<String> {
     let is_local = |name: &String| *name == foreach.name || name == ITEM_INDEX;
     let reads_more = key.references().any(|reference| !reference.path.first().is_some_and(is_local));
@@ -341,7 +341,7 @@ fn steps<'n>(
     Some(body::body(checker, nodes, id, defaults))
 }
 
-/// The name of the item.
+/// Reads the name of the item.
 fn name(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
     let name = checker.text(node, "as")?;
     if !step::is_step_id(&name) || name.contains('-') {
@@ -418,7 +418,7 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
 }
 
 impl ItemSource {
-    /// The text in it that may hold expressions.
+    /// Returns the text that may have expressions.
     pub(super) fn template(&self) -> Option<&Template> {
         match self {
             Self::Listed(_) => None,

@@ -1,4 +1,4 @@
-//! The order of steps: duplicate ids, needs that do not exist, circles, and who comes before whom.
+//! Order of steps: duplicate ids, unknown needs, cycles, and reachability.
 
 use std::collections::HashMap;
 
@@ -8,19 +8,19 @@ use super::step::Draft;
 use super::workflow::Mode;
 use crate::suggest::listed;
 
-/// How many steps a help names.
+/// Most steps listed in a help text.
 const LISTED_MAX: usize = 12;
 
-/// Who comes before whom.
+/// Order of the steps of one list.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) mode: Mode,
-    /// For each step in a graph the positions of all steps that have ended when it begins, as bits.
+    /// For each step in a graph: positions of all steps that end before it starts, as bits.
     before: Vec<Vec<u64>>,
 }
 
 impl Order {
-    /// Whether `earlier` has surely ended when `later` begins.
+    /// Returns whether `earlier` has certainly ended when `later` begins.
     pub(super) fn is_before(&self, earlier: usize, later: usize) -> bool {
         match self.mode {
             Mode::Sequence => earlier < later,
@@ -29,10 +29,10 @@ impl Order {
     }
 }
 
-/// Positions of the steps by id; duplicates become problems that name both places.
+/// Returns the positions of the steps by id; reports duplicates with both places.
 pub(super) fn index(checker: &mut Checker<'_>, drafts: &[Draft<'_>]) -> HashMap<String, usize> {
     let mut index: HashMap<String, usize> = HashMap::new();
-    // Ids that were written come first: a made one must give way to them.
+    // Written ids come first: a generated id must not take a written one.
     let written = drafts.iter().enumerate().filter(|(_, draft)| draft.has_own_id);
     let made = drafts.iter().enumerate().filter(|(_, draft)| !draft.has_own_id);
     for (position, draft) in written.chain(made) {
@@ -54,9 +54,9 @@ pub(super) fn index(checker: &mut Checker<'_>, drafts: &[Draft<'_>]) -> HashMap<
     index
 }
 
-/// Checks `needs` and works out the order.
+/// Checks `needs` and returns the order.
 ///
-/// Returns `None` if there is a circle; it was reported, and no order exists.
+/// Returns `None` after a cycle: the cycle was reported, and no order exists.
 pub(super) fn order(
     checker: &mut Checker<'_>,
     drafts: &[Draft<'_>],
@@ -96,7 +96,7 @@ fn needs_of(
                 checker.wrong(node, format!("`{id}` stands twice in `needs`"), "remove one");
             }
             Some(need) => needs.push(*need),
-            // It is reported when all lists are known: it may stand in another.
+            // Reported once all lists are known: the step may be in another list.
             None => {}
         }
     }
@@ -104,10 +104,10 @@ fn needs_of(
     needs
 }
 
-/// Lists of steps, each with the way to it: the steps that it stands within or behind, outermost first.
+/// Lists of steps, each with its path: the steps around the list, outermost first.
 type Lists<'d, 'n> = Vec<(Vec<&'d Draft<'n>>, &'d BodyDraft<'n>)>;
 
-/// Reports needs that are no steps of the same list; `hook` is what the workflow itself does when it fails.
+/// Reports needs that are not steps of the same list; `hook` is the workflow's own failure hook.
 pub(super) fn refuse_foreign_needs(
     checker: &mut Checker<'_>,
     body: &BodyDraft<'_>,
@@ -168,7 +168,7 @@ fn collect<'d, 'n>(list: &'d BodyDraft<'n>, way: &mut Vec<&'d Draft<'n>>, lists:
     }
 }
 
-/// Says where the step `id` stands, which is not in the list of `draft` at the end of `way`, and what would be right.
+/// Returns where the step `id` is, outside the list of `draft` at the end of `way`, and the correction.
 fn across(
     draft: &Draft<'_>,
     way: &[&Draft<'_>],
@@ -206,7 +206,7 @@ fn elsewhere() -> (String, String) {
     ("in another list".to_owned(), "remove it: a step needs steps of its own list".to_owned())
 }
 
-/// The steps so that each comes after what it needs; or a circle, each needing the next.
+/// Returns the steps in topological order; or a cycle, in which each step needs the next.
 fn sorted(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
     let mut needed_by = vec![Vec::new(); needs.len()];
@@ -225,7 +225,7 @@ fn sorted(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
         at += 1;
     }
     let Some(start) = (0..needs.len()).find(|position| waits[*position] > 0) else { return Ok(sorted) };
-    // Every step left waits for one that is left: following those leads into a circle.
+    // Every remaining step waits for another remaining step: following these leads into a cycle.
     let mut seen = vec![None; needs.len()];
     let mut path = Vec::new();
     let mut position = start;

@@ -1,4 +1,4 @@
-//! Hooks: steps that are done after another, depending on what became of it.
+//! Hooks: steps that run after another step, depending on its result.
 
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
@@ -7,30 +7,30 @@ use super::node::{Kind, Node};
 use super::step::Defaults;
 use super::workflow::{Body, Mode};
 
-/// What expressions of hooks read that follow a failure: the step that failed.
+/// Name of the failed step in the expressions of failure hooks.
 pub(crate) const FAILED_STEP: &str = "run.failed_step";
-/// When hooks are done.
+/// Trigger of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookOn {
     /// The step failed for good.
     Failure,
-    /// It completed.
+    /// The step completed.
     Success,
-    /// It ended with this exit code, after its last try.
+    /// The step ended with this exit code, after the last attempt.
     ExitCode(u8),
 }
 
-/// Steps that are done after another.
+/// Steps to run after another step.
 #[derive(Debug, Clone)]
 pub struct Hook {
-    /// When.
+    /// Trigger.
     pub on: HookOn,
-    /// What.
+    /// Steps.
     pub body: Body,
 }
 
 impl HookOn {
-    /// Names their branch.
+    /// Returns the key of the hook's branch.
     #[must_use]
     pub fn key(self) -> String {
         match self {
@@ -41,7 +41,7 @@ impl HookOn {
     }
 }
 
-/// Reads the hooks of the step `id`.
+/// Reads the hooks of step `id`.
 pub(super) fn hooks<'n>(
     checker: &mut Checker<'_>,
     fields: &Fields<'n>,
@@ -70,7 +70,7 @@ pub(super) fn hooks<'n>(
     hooks
 }
 
-/// Reads the steps of one, which run one after the other.
+/// Reads the steps of a hook, run in sequence.
 pub(super) fn list<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,

@@ -1,13 +1,13 @@
-//! The workflow file: reading it, checking it, and the form in which everything else sees it. Configuration files are
-//! read by the same means.
+//! Workflow file: reading, checking, and the checked form for all other modules. Configuration files use the
+//! same reader.
 //!
 //! ```text
 //! text -- node --> tree with places -- read, step, settings --> drafts -- graph, names --> Workflow
 //!                                \________________ problems, all at once ________________/
 //! ```
 //!
-//! Owns: the keys of the language, their types and limits, and what is said when they are wrong. Does not
-//! know: how steps are run or stored.
+//! Owns the keys of the language, with types, limits and error messages. Does not know how steps are run or
+//! stored.
 
 mod about;
 mod align;
@@ -84,24 +84,24 @@ use self::child::Family;
 use self::node::Kind;
 use self::problem::{Problems, Source};
 
-/// Size of a workflow or params file.
+/// Largest workflow or params file.
 ///
-/// Ten thousand steps of 400 bytes, the most that is allowed, fit; what is larger is not a workflow.
+/// Ten thousand steps of 400 bytes, the most allowed, fit; a larger file is not a workflow.
 pub const FILE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Why a file has no workflow.
+/// Why a file cannot be read as a workflow.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The file could not be read; nothing is known of its content.
+    /// The file could not be read; its content is unknown.
     #[error("cannot read `{path}`")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// The file is wrong.
+    /// The file has errors.
     #[error("{0}")]
     File(FileError),
 }
@@ -110,18 +110,18 @@ impl Workflow {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
-    /// - [`ReadError::Io`]: it cannot be read.
-    /// - [`ReadError::File`]: everything that is wrong with it.
+    /// - [`ReadError::Io`]: the file cannot be read.
+    /// - [`ReadError::File`]: all errors in the file.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         parse(&read_regular(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
     }
 
-    /// Checks the bytes of a file; `path` is only for messages and the workflow's name.
+    /// Checks the bytes of a file; `path` is used in messages and for the workflow's name only.
     ///
-    /// The files that it names must be in its [`text`](Self::text): nothing is read from the disk.
+    /// Included files must be part of the [`text`](Self::text): nothing is read from the disk.
     ///
     /// # Errors
-    /// Everything that is wrong with them.
+    /// All errors in the file.
     pub fn parse_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
         parse(bytes, path, Family::default())
     }
@@ -129,7 +129,7 @@ impl Workflow {
     /// Checks the text of a file, as [`parse_bytes`](Self::parse_bytes) does.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the file.
     pub fn parse(text: &str, path: &Path) -> Result<Self, FileError> {
         Self::parse_bytes(text.as_bytes(), path)
     }
@@ -149,7 +149,7 @@ fn parse(bytes: &[u8], path: &Path, mut family: Family) -> Result<Workflow, File
     Ok(workflow)
 }
 
-/// Reads one file, and those that it names.
+/// Reads one file, and its included files.
 fn checked(source: &Source, mut family: Family) -> (Result<Workflow, FileError>, Family) {
     let (root, problems) = match node::read(source) {
         Ok(read) => read,
@@ -182,7 +182,7 @@ pub fn read_params_file(path: &Path) -> Result<Map<String, Value>, ReadError> {
 /// As [`read_params_file`], from bytes.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// All errors in the file.
 pub fn parse_params(bytes: &[u8], path: &Path) -> Result<Map<String, Value>, FileError> {
     let source = source(bytes, path)?;
     let (root, mut problems) =
@@ -199,14 +199,14 @@ pub fn parse_params(bytes: &[u8], path: &Path) -> Result<Map<String, Value>, Fil
     }
 }
 
-/// The bytes of a file, at most one more than [`FILE_BYTES_MAX`].
+/// Reads the bytes of a file, at most one more than [`FILE_BYTES_MAX`].
 fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
     let open = std::fs::File::open(path);
     bytes_of(path, open.map_err(|source| ReadError::Io { path: path.to_owned(), source })?)
 }
 
-/// The same of a workflow, which must be a regular file: who opens a pipe waits for its other end, and what came out of
-/// it is gone when a resume looks at the file again.
+/// Reads a workflow, which must be a regular file. Opening a pipe would wait for its other end, and a resume
+/// cannot read a pipe again.
 fn read_regular(path: &Path) -> Result<Vec<u8>, ReadError> {
     let failed = |source| ReadError::Io { path: path.to_owned(), source };
     let check = |metadata: &std::fs::Metadata| match metadata.is_dir() {
@@ -214,7 +214,7 @@ fn read_regular(path: &Path) -> Result<Vec<u8>, ReadError> {
         false => check_regular(metadata),
     };
     std::fs::metadata(path).and_then(|metadata| check(&metadata)).map_err(failed)?;
-    // It may have become something else in between.
+    // The file may have been replaced since.
     let mut options = std::fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
     let file = options.open(path).map_err(failed)?;

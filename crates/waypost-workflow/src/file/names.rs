@@ -1,4 +1,4 @@
-//! Checks before anything runs that expressions read only what can be there.
+//! Checks before a run that expressions read existing names only.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -16,36 +16,36 @@ use super::work::Work;
 use crate::expr::{Call, Reference, Template, is_taken};
 use crate::suggest::listed;
 
-/// Names that a message lists.
+/// Most names listed in a message.
 const LISTED_MAX: usize = 12;
 
-/// Everything that names may refer to.
+/// Names in scope.
 pub(super) struct Names<'a, 'n> {
     pub(super) params: &'a [Param],
     pub(super) secrets: &'a [String],
     pub(super) env: &'a [Variable<'n>],
     pub(super) defaults_env: &'a [Variable<'n>],
     pub(super) body: &'a BodyDraft<'n>,
-    /// The list of steps in which the one stands whose steps these are, and its place there.
+    /// Names of the parent list, and the position of the parent step.
     pub(super) above: Option<(&'a Names<'a, 'n>, usize)>,
-    /// They are done when that one has ended.
+    /// Whether the steps run after the parent step has ended.
     pub(super) is_after: bool,
 }
 
-/// Where an expression stands, which decides what it may read.
+/// Context of an expression, which decides the names in scope.
 #[derive(Debug, Clone, Copy)]
 struct Site<'a> {
-    /// The key, for messages.
+    /// Key, for messages.
     what: &'a str,
-    /// The step, unless it stands above the steps.
+    /// Position of the step; `None` outside of steps.
     step: Option<usize>,
-    /// How many of the three layers of `env` it may read.
+    /// How many of the three layers of `env` are in scope.
     layers: usize,
-    /// It is worked out when the step has ended.
+    /// Whether the expression is evaluated after the step has ended.
     is_after: bool,
 }
 
-/// A place inside a text; where that is in the file is worked out only when something is said about it.
+/// Place inside a text; mapped to a place in the file only for a message.
 struct At<'a> {
     node: &'a Node,
     text: &'a str,
@@ -59,7 +59,7 @@ struct Pass<'a, 'c, 'n, 's> {
     kept: HashSet<String>,
 }
 
-/// Checks all expressions; returns the ids of the steps whose standard output one of them reads.
+/// Checks all expressions; returns the ids of the steps whose standard output is read.
 pub(super) fn check(
     checker: &mut Checker<'_>,
     names: &Names<'_, '_>,
@@ -101,7 +101,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Checks what a step does with its items.
+    /// Checks the expressions of a `foreach`.
     fn each(&mut self, position: usize, each: &EachDraft<'_>) {
         let site = |what, layers| Site { what, step: Some(position), layers, is_after: false };
         let foreach = &each.foreach;
@@ -122,7 +122,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Checks the steps within one, or after it.
+    /// Checks the steps of a body, or of a hook.
     fn within(&mut self, position: usize, body: &BodyDraft<'_>, is_after: bool) {
         let outer = self.names;
         let inner = Names { body, above: Some((outer, position)), is_after, ..*outer };
@@ -132,7 +132,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         self.kept.extend(kept);
     }
 
-    /// Checks what one expression reads.
+    /// Checks the references and calls of one expression.
     fn uses<'r>(
         &mut self,
         references: impl Iterator<Item = &'r Reference>,
@@ -167,7 +167,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         for (what, (template, node)) in
             others.into_iter().filter_map(|(what, found)| Some((what, found.as_ref()?)))
         {
-            // A report is written, and a step undone, when it has ended.
+            // `report` and `undo` are evaluated after the step has ended.
             self.template(template, node, Site { is_after: what != "stdin", ..site(what, 3) });
         }
         if let Some((template, Some(node))) = &draft.dir {
@@ -177,7 +177,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.template(&source.from, node, site("from", 3));
         }
         for (template, node) in draft.evidence.iter().flat_map(|draft| &draft.texts) {
-            // It is checked when the step has ended.
+            // Evidence is checked after the step has ended.
             self.template(template, node, Site { is_after: true, ..site("evidence", 3) });
         }
         for (command, node, given) in draft.evidence.iter().flat_map(|draft| &draft.commands) {
@@ -193,7 +193,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// A command of evidence is given a secret only where it says so.
+    /// Reports a secret read by a command of evidence without being passed by name.
     fn no_withheld(&mut self, command: &Template, node: &Node, given: &[String]) {
         let secrets = self.names.secrets;
         let read = || variables_in(command.as_str());
@@ -254,7 +254,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Checks what is read of a step.
+    /// Checks a reference to a part of a step.
     fn part_of(&mut self, draft: &'a Draft<'_>, (what, name): (Option<&str>, Option<&str>), place: &At<'_>) {
         let id = &draft.id;
         if draft.group.is_some() && matches!(what, Some("outputs" | "stdout" | "exit_code")) {
@@ -289,7 +289,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Checks what is read of a step that runs another file: what the steps of that gave, by their ids.
+    /// Checks a reference to a step with an included file: only outputs, by the ids of the included steps.
     fn part_of_file(
         &mut self,
         draft: &Draft<'_>,
@@ -370,7 +370,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         self.wrong(place, format!("`env` declares no `{name}`"), hint, Some(help));
     }
 
-    /// The step `id`, if it has surely ended where the expression stands.
+    /// Returns the step `id`, if it has certainly ended before the expression is evaluated.
     fn earlier(&mut self, id: &str, place: &At<'_>, site: Site<'_>) -> Option<&'a Draft<'a>> {
         let Some(step) = site.step else {
             let help = "it holds for all steps: move it into the steps that come after";
@@ -388,7 +388,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.unknown(id, current, place);
             return None;
         };
-        // Of the pass before, where there was one.
+        // From the previous pass, if there was a pass.
         let is_repeated = |draft: &Draft<'_>| draft.group.is_some() && draft.repeat.is_some();
         let passes = names.above.is_some_and(|(above, at)| is_repeated(&above.body.drafts[at]));
         if passes || (position == step && (site.is_after || is_after)) {
@@ -417,8 +417,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
         None
     }
 
-    /// The list of steps that has `id`, of this one and those around it, with the place there of what stands at `step`,
-    /// and whether that has ended; this one, if none has it.
+    /// Returns the innermost list with step `id`, the position there of the step around `step`, and whether
+    /// that step has ended. Without a match, returns the current list.
     fn home_of(&self, id: &str, step: usize) -> (&'a Names<'a, 'a>, usize, bool) {
         let mut at = (self.names, step, false);
         let has = |names: &Names<'_, '_>| {
@@ -476,7 +476,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
     }
 
-    /// Warns of text that becomes part of a command: a quote or a `;` in it would be the shell's.
+    /// Warns about values pasted into a command: the shell would interpret a quote or a `;` in the value.
     fn warn_pasted(&mut self, run: &Template, node: &Node) {
         for reference in run.references() {
             let part = |index: usize| reference.path.get(index).map(String::as_str);
@@ -488,7 +488,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
                 }
                 (Some("params"), None, _) => true,
                 (Some("steps"), _, Some("outputs" | "stdout" | "items")) => true,
-                // The name of an item.
+                // Name of an item.
                 (Some(name), ..) => !is_taken(name) && name != ITEM_INDEX,
                 _ => false,
             };
@@ -508,7 +508,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
     }
 }
 
-/// The step of that id: this one, or one of the group that it is.
+/// Returns the step with this id: `draft`, or a step of its group.
 fn named<'a, 'n>(draft: &'a Draft<'n>, id: &str) -> &'a Draft<'n> {
     let of_group = draft.group.as_ref().and_then(|group| Some(&group.drafts[*group.index.get(id)?]));
     of_group.filter(|_| draft.id != id).unwrap_or(draft)

@@ -1,7 +1,7 @@
-//! The YAML of a file as a tree in which every value knows its place.
+//! YAML of a file as a tree of values with places.
 //!
-//! The tree is read with serde-saphyr, which enforces the limits; keys stay in order and duplicates stay in
-//! the tree, so that all of them can be reported at once. Nothing here knows what a workflow is.
+//! The tree is read with serde-saphyr, which enforces the limits. Keys stay in order, and duplicate keys stay
+//! in the tree, to report all at once. Does not know workflows.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,31 +14,31 @@ use serde_saphyr::{Location, Spanned};
 use super::problem::{Problem, Problems, Source};
 use crate::expr::{NumberError, exact_number};
 
-/// Levels of lists and maps.
+/// Deepest nesting of lists and maps.
 ///
-/// A workflow has about ten. The reader is recursive and takes up to 40 KB of stack a level without
-/// optimisation: 32 levels fit into the 2 MiB of a test's or a runtime's thread.
+/// A workflow has about ten levels. The reader is recursive and takes up to 40 KB of stack per level without
+/// optimisation. Therefore 32 levels fit into the 2 MiB of a test's or a runtime's thread.
 const DEPTH_MAX: usize = 32;
-/// Values in a file, those that aliases repeat included; a step has about ten.
+/// Most values in a file, including values repeated by aliases; a step has about ten.
 const NODES_MAX: usize = 500_000;
-/// Aliases in a file.
+/// Most aliases in a file.
 const ALIASES_MAX: usize = 1_000;
-/// Values that aliases may repeat in all: an alias bomb stops here.
+/// Most values repeated by aliases: the limit for an alias bomb.
 const ALIAS_NODES_MAX: usize = 100_000;
 
-/// A value and its place.
+/// Value with its place.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub(crate) kind: Kind,
-    /// Where it is used: for a value that came by an alias, the alias.
+    /// Place of use: for an aliased value, the alias.
     pub(crate) span: Range<usize>,
-    /// Where its text stands; `None` if it came by an alias.
+    /// Place of the text; `None` for an aliased value.
     pub(crate) own_text: Option<Range<usize>>,
-    /// A scalar as it is spelled, for those that are not text.
+    /// Spelling of a scalar that is not text.
     pub(crate) spelling: Option<String>,
 }
 
-/// What a node is.
+/// Type and content of a node.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
     Null,
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// Says whether there is something under these keys, each below the one before.
+    /// Returns whether the nested keys of `path` exist.
     pub(crate) fn has_key(&self, path: &[&str]) -> bool {
         let Some((first, rest)) = path.split_first() else { return true };
         let Kind::Map(entries) = &self.kind else { return false };
@@ -58,7 +58,7 @@ impl Node {
         found.is_some_and(|(_, value)| value.has_key(rest))
     }
 
-    /// The node in a sentence: "a list", "the number 5".
+    /// Returns the node for a sentence: "a list", "the number 5".
     #[must_use]
     pub fn described(&self) -> String {
         match &self.kind {
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    /// A scalar as text, spelled as in the file: `1.10` stays `1.10`.
+    /// Returns a scalar as text, spelled as in the file: `1.10` stays `1.10`.
     #[must_use]
     pub fn spelled(&self) -> Option<&str> {
         match &self.kind {
@@ -83,7 +83,8 @@ impl Node {
         }
     }
 
-    /// The JSON of the node; of duplicate keys the later one, keys that are not text by their spelling.
+    /// Returns the node as JSON. Of duplicate keys the last counts; keys that are not text have their
+    /// spelling.
     #[must_use]
     pub fn to_json(&self) -> Value {
         match &self.kind {
@@ -99,7 +100,7 @@ impl Node {
         }
     }
 
-    /// A key's text; keys that are lists or maps were refused before.
+    /// Returns a key as text; keys that are lists or maps were rejected before.
     #[must_use]
     pub fn key_text(&self) -> &str {
         match &self.kind {
@@ -111,10 +112,10 @@ impl Node {
 
 /// Reads the YAML of `source`.
 ///
-/// Returns what could be read, with a problem for every duplicate key and every key that is not a word.
+/// Returns the tree, with a problem for every duplicate key and every key that is not a word.
 ///
 /// # Errors
-/// The place where the text stops being YAML, or goes beyond a limit.
+/// The place where the text is not valid YAML, or exceeds a limit.
 pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -142,12 +143,12 @@ pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
     Ok((node, problems))
 }
 
-/// Refuses the tags that YAML itself knows, which the reader passes over; it has refused all others.
+/// Rejects standard YAML tags, which the reader ignores; it has rejected all others.
 fn refuse_tags(source: &Source, problems: &mut Problems) {
     if !source.text.contains('!') {
         return;
     }
-    // An error in the text was told before; aliases repeat nothing here.
+    // A parse error was reported before; aliases are not expanded here.
     for (_, span) in granit_parser::Parser::new_from_str(&source.text).map_while(Result::ok) {
         let Some(range) = span.tag_span().and_then(|tag| tag.byte_range()) else { continue };
         let tag = source.text.get(range.clone()).unwrap_or_default();
@@ -234,7 +235,7 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 }
 
-/// The bytes of the source that `location` names; an empty range where the reader knows only the start.
+/// Returns the byte range of `location` in the source; empty if the reader knows only the start.
 pub(super) fn span_of(source: &Source, location: &Location) -> Range<usize> {
     let span = location.span();
     if let (Some(start), Some(len)) = (span.byte_offset(), span.byte_len()) {
@@ -280,7 +281,7 @@ fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
                 entries.map(|(key, value)| (place(source, key, problems), place(source, value, problems)));
             let entries: Vec<_> = entries.collect();
             check_keys(source, &entries, problems);
-            // A block map has no text of its own; its first key shows where it is.
+            // A block map has no text of its own; its first key marks the place.
             if let (true, Some((key, _))) = (span.is_empty(), entries.first()) {
                 span = key.span.clone();
             }

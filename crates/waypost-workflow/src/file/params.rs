@@ -1,4 +1,4 @@
-//! Params: what a workflow wants to be told, and what it was told.
+//! Params: declarations of a workflow, and given values.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use crate::expr::{NumberError, described, exact_number};
 use crate::output::parse_json;
 use crate::suggest::{listed, nearest};
 
-/// Size of one param; it is part of every checkpoint.
+/// Largest param; every checkpoint has it.
 pub const PARAM_BYTES_MAX: usize = 1024 * 1024;
 
-/// The type of a param.
+/// Type of a param.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
     /// Text.
     String,
-    /// A number.
+    /// Number.
     Number,
-    /// A whole number of 64 bits.
+    /// Whole number of 64 bits.
     Integer,
     /// `true` or `false`.
     Bool,
@@ -29,10 +29,10 @@ pub enum ParamKind {
 }
 
 impl ParamKind {
-    /// All kinds.
+    /// All types.
     pub const ALL: [Self; 5] = [Self::String, Self::Number, Self::Integer, Self::Bool, Self::Json];
 
-    /// The word in the workflow file.
+    /// Returns the word in the workflow file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl ParamKind {
         }
     }
 
-    /// Whether text of it could be read as part of a command.
+    /// Returns whether a text of this type could be interpreted as part of a command.
     pub(super) fn can_hold_code(self) -> bool {
         matches!(self, Self::String | Self::Json)
     }
@@ -60,67 +60,67 @@ impl ParamKind {
     }
 }
 
-/// A declared param.
+/// Declared param.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Param {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its type.
+    /// Type.
     pub kind: ParamKind,
-    /// Its value when none is given; of its type.
+    /// Default value, of the declared type.
     pub default: Option<Value>,
-    /// Whether a value must be given: always true without a default, unless the file says `required: false`.
+    /// Whether a value must be given: true without a default, unless the file says `required: false`.
     pub required: bool,
-    /// What a text must match somewhere.
+    /// Pattern that must match somewhere in a text.
     pub pattern: Option<Pattern>,
-    /// What it is for.
+    /// Description.
     pub description: Option<String>,
 }
 
-/// A regular expression.
+/// Regular expression.
 #[derive(Debug, Clone)]
 pub struct Pattern(pub(super) Regex);
 
 impl Pattern {
-    /// As it was written.
+    /// Returns the pattern as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 }
 
-/// Params as they were given.
+/// Given values of params.
 #[derive(Debug, Clone, Default)]
 pub struct GivenParams {
     /// From `--params-file`, already typed.
     pub file: Map<String, Value>,
-    /// From `-p name=value`, as text; these count over the file, later ones over earlier ones.
+    /// From `-p name=value`, as text; overrides the file, and later values override earlier values.
     pub text: Vec<(String, String)>,
 }
 
-/// Params that do not fit what the workflow declares.
+/// Given params that do not match the declarations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamsError {
     problems: Vec<ParamProblem>,
 }
 
 impl ParamsError {
-    /// What is wrong, all of it.
+    /// Returns all errors.
     #[must_use]
     pub fn problems(&self) -> &[ParamProblem] {
         &self.problems
     }
 }
 
-/// One thing wrong with the given params.
+/// Error about one param.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamProblem {
-    /// The param.
+    /// Name of the param.
     pub name: String,
-    /// What is wrong: lower case, no full stop.
+    /// Error text: lower case, no full stop.
     pub message: String,
-    /// What would be right.
+    /// Correction.
     pub hint: Option<String>,
 }
 
@@ -137,10 +137,10 @@ impl fmt::Display for ParamsError {
 impl std::error::Error for ParamsError {}
 
 impl Param {
-    /// Converts a text that was given for it.
+    /// Converts a given text to the type of the param.
     ///
     /// # Errors
-    /// What the text should have been.
+    /// The expected form of the text.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         let wrong = || {
             format!(
@@ -178,10 +178,10 @@ impl Param {
         Ok(value)
     }
 
-    /// Checks a value that has a type already.
+    /// Checks a typed value.
     ///
     /// # Errors
-    /// What the value should have been.
+    /// The expected form of the value.
     pub fn check(&self, value: &Value) -> Result<(), String> {
         let fits = match (self.kind, value) {
             (ParamKind::String, Value::String(_)) | (ParamKind::Bool, Value::Bool(_)) => true,
@@ -234,7 +234,7 @@ impl Param {
     }
 }
 
-/// Whether JSON would write a number so: `007` and `1.` are none, whatever they mean elsewhere.
+/// Returns whether a text is a number in JSON: `007` and `1.` are not.
 ///
 /// # Source
 /// RFC 8259, section 6.
@@ -243,10 +243,11 @@ fn is_json_number(text: &str) -> bool {
 }
 
 impl Workflow {
-    /// The value of every declared param: given, or its default; null for one that is neither needed nor given.
+    /// Returns the value of every declared param: given, or the default; null for an optional param without
+    /// either.
     ///
     /// # Errors
-    /// Everything that does not fit: unknown names, missing values, wrong types, patterns not matched.
+    /// All mismatches: unknown names, missing values, wrong types, patterns not matched.
     pub fn resolve_params(&self, given: &GivenParams) -> Result<Map<String, Value>, ParamsError> {
         let mut problems: Vec<ParamProblem> = Vec::new();
         let declared = || self.params.iter().map(|param| param.name.as_str());

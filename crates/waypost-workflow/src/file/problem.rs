@@ -1,4 +1,4 @@
-//! What is wrong with a workflow file, and how it is shown.
+//! Errors in a workflow file, and their display.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,58 +8,58 @@ use std::sync::Arc;
 
 use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
-/// Problems that one error keeps; a file with more is wrong in a way that the first hundred show.
+/// Most problems in one error; the first hundred are enough to see the cause.
 pub const PROBLEMS_MAX: usize = 100;
-/// Problems that are collected before they are sorted and cut; a hostile file could have half a million.
+/// Most problems collected before sorting; a hostile file could have half a million.
 const COLLECTED_MAX: usize = 300;
 /// Columns of a snippet; longer lines are clipped around the problem.
 const SNIPPET_COLUMNS: usize = 120;
-/// Bytes of a line that the renderer sees on each side of the problem; it reads the whole line many times.
+/// Bytes of a line for the renderer on each side of the problem; it reads the whole line many times.
 const SNIPPET_BYTES_MAX: usize = 4 * 1024;
 
-/// One thing that is wrong, with its place.
+/// Error with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// Column after the last character; in a problem of several lines, the end of the first.
+    /// Column after the last character; for several lines, the end of the first line.
     pub end_column: usize,
-    /// The line that it stands in, without its end; of a very long one, the part around the problem.
+    /// Line without its end; for a very long line, the part around the problem.
     pub snippet: String,
-    /// What is wrong: lower case, no full stop.
+    /// Error text: lower case, no full stop.
     pub message: String,
-    /// A known word near to an unknown one.
+    /// Known word similar to an unknown word.
     pub hint: Option<String>,
-    /// What would be right.
+    /// Correction.
     pub help: Option<String>,
-    /// Another place that belongs to it, and what it is.
+    /// Related place, with a label.
     pub related: Option<Related>,
     span: Range<usize>,
 }
 
-/// Another place that a problem speaks of.
+/// Related place of a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Related {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What stands there.
+    /// Label of the place.
     pub label: String,
     span: Range<usize>,
 }
 
-/// A file that cannot be used: everything that is wrong with it, in the order of the file.
+/// Invalid file: all errors, in the order of the file.
 #[derive(Debug, Clone)]
 pub struct FileError {
     path: PathBuf,
     problems: Vec<Problem>,
-    /// Problems beyond [`PROBLEMS_MAX`].
+    /// Number of problems beyond [`PROBLEMS_MAX`].
     more: usize,
     text: Arc<str>,
-    /// What is wrong with files that it names.
+    /// Errors in included files.
     below: Vec<Self>,
 }
 
@@ -73,38 +73,38 @@ impl FileError {
         Self { below, ..self }
     }
 
-    /// The file, as it was named.
+    /// Returns the path of the file, as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is wrong with the file itself, in its order; at most [`PROBLEMS_MAX`].
+    /// Returns the errors of the file without its included files, in order; at most [`PROBLEMS_MAX`].
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// What is wrong with files that it names.
+    /// Returns the errors of included files.
     #[must_use]
     pub fn below(&self) -> &[Self] {
         &self.below
     }
 
-    /// What is wrong with the file and with those that it names, each with the file that it is in.
+    /// Returns the errors of the file and its included files, each with the path.
     #[must_use]
     pub fn all_problems(&self) -> Vec<(&Path, &Problem)> {
         let own = self.problems.iter().map(|problem| (self.path.as_path(), problem));
         own.chain(self.below.iter().flat_map(Self::all_problems)).collect()
     }
 
-    /// All problems with their snippets, without colour.
+    /// Returns all problems with snippets, without colour.
     #[must_use]
     pub fn render(&self) -> String {
         self.render_with(&Renderer::plain())
     }
 
-    /// All problems with their snippets, with ANSI colours.
+    /// Returns all problems with snippets, with ANSI colours.
     #[must_use]
     pub fn render_styled(&self) -> String {
         self.render_with(&Renderer::styled())
@@ -136,7 +136,7 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// What `check` says although a file can run.
+/// Warning of `check` about a valid file.
 #[derive(Debug, Clone)]
 pub struct Warning<'w> {
     pub(super) file: &'w Path,
@@ -145,26 +145,26 @@ pub struct Warning<'w> {
 }
 
 impl Warning<'_> {
-    /// The file that it is about, as it was named.
+    /// Returns the path of the file, as given.
     #[must_use]
     pub fn file(&self) -> &Path {
         self.file
     }
 
-    /// What there is to say, and where.
+    /// Returns the text and the place.
     #[must_use]
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// It with its snippet, without colour.
+    /// Returns the warning with its snippet, without colour.
     #[must_use]
     pub fn render(&self) -> String {
         render(&Renderer::plain(), Level::WARNING, self.file, self.text, &self.problem)
     }
 }
 
-/// One problem with its snippet; `warning` instead of `error` for what does not stop a run.
+/// Returns one problem with its snippet; `level` is error or warning.
 fn render(renderer: &Renderer, level: Level<'_>, path: &Path, text: &str, problem: &Problem) -> String {
     let path = path.to_string_lossy();
     let renderer = renderer.clone().term_width(SNIPPET_COLUMNS);
@@ -185,7 +185,7 @@ fn render(renderer: &Renderer, level: Level<'_>, path: &Path, text: &str, proble
     renderer.render(&[group])
 }
 
-/// Messages quote the file; control characters in it must not reach a terminal.
+/// Replaces control characters: messages quote the file, and must not send control characters to a terminal.
 fn single_line(text: &str) -> Cow<'_, str> {
     match text.contains(char::is_control) {
         true => text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect(),
@@ -193,7 +193,7 @@ fn single_line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A place with its line of the file.
+/// Place with its line of the file.
 struct Shown<'a> {
     path: &'a str,
     text: &'a str,
@@ -202,7 +202,8 @@ struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Adds the place to `group`, with the line of `span` alone: the renderer need not read the whole file.
+    /// Adds the place to `group`, with the line of `span` only, so that the renderer does not read the whole
+    /// file.
     fn show(
         &self,
         group: Group<'a>,
@@ -223,13 +224,13 @@ impl<'a> Shown<'a> {
         let snippet = Snippet::source(&self.text[window]).line_start(self.line).annotation(annotation);
         match is_whole {
             true => group.element(snippet.path(self.path)),
-            // The renderer counts columns in what it is shown; here the line's start is missing.
+            // The renderer counts columns in the snippet, and the start of the line is cut off here.
             false => group.element(origin()).element(snippet),
         }
     }
 }
 
-/// The line that byte `at` stands in, without its end.
+/// Returns the line of byte `at`, without its end.
 fn line_around(text: &str, at: usize) -> Range<usize> {
     let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
@@ -237,7 +238,7 @@ fn line_around(text: &str, at: usize) -> Range<usize> {
     start..end.max(at)
 }
 
-/// The part of a very long line around the problem.
+/// Returns the part of a very long line around the problem.
 fn window(text: &str, line: &Range<usize>, start: usize, end: usize) -> Range<usize> {
     let from = match start - line.start > SNIPPET_BYTES_MAX {
         true => floor_boundary(text, start - SNIPPET_BYTES_MAX),
@@ -247,12 +248,12 @@ fn window(text: &str, line: &Range<usize>, start: usize, end: usize) -> Range<us
     from..to
 }
 
-/// The character boundary at or before byte `at`.
+/// Returns the character boundary at or before byte `at`.
 fn floor_boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// A file's text, and where its lines begin.
+/// Text of a file, with the starts of its lines.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
@@ -268,21 +269,21 @@ impl Source {
         Self { path, text, lines }
     }
 
-    /// Line and column of byte `at`, both from 1.
+    /// Returns line and column of byte `at`, both from 1.
     pub(crate) fn position(&self, at: usize) -> (usize, usize) {
         let line = self.lines.partition_point(|start| *start <= at);
         let start = self.lines[line - 1];
         (line, self.text[start..at].chars().count() + 1)
     }
 
-    /// A range of the text, moved onto character boundaries and into the text.
+    /// Returns a range moved onto character boundaries and into the text.
     fn sound(&self, span: &Range<usize>) -> Range<usize> {
         let start = floor_boundary(&self.text, span.start);
         let end = floor_boundary(&self.text, span.end);
         start..end.max(start)
     }
 
-    /// A problem at `span`; its line and columns are worked out when it is known to be shown.
+    /// Returns a problem at `span`; line and columns are computed later, for shown problems only.
     pub(crate) fn problem(&self, span: &Range<usize>, message: impl Into<String>) -> Problem {
         Problem {
             line: 0,
@@ -310,11 +311,11 @@ impl Source {
     }
 }
 
-/// Problems as they are found.
+/// Collected problems.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Problem>,
-    /// Those that were not kept.
+    /// Number of problems beyond the limit.
     dropped: usize,
 }
 
@@ -330,17 +331,18 @@ impl Problems {
         self.list.is_empty()
     }
 
-    /// How many were found, kept or not.
+    /// Returns the number of problems, kept or not.
     pub(crate) fn count(&self) -> usize {
         self.list.len() + self.dropped
     }
 
-    /// Whether more need no care: they would not be shown.
+    /// Returns whether further problems would not be shown.
     pub(crate) fn is_full(&self) -> bool {
         self.list.len() >= COLLECTED_MAX
     }
 
-    /// The first [`PROBLEMS_MAX`] in the order of the file, with their places, and how many more there are.
+    /// Returns the first [`PROBLEMS_MAX`] problems in the order of the file, with places, and the number of
+    /// the others.
     pub(crate) fn finish(mut self, source: &Source) -> (Vec<Problem>, usize) {
         self.list.sort_by_key(|problem| (problem.span.start, problem.span.end));
         self.list.dedup();

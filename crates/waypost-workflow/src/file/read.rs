@@ -1,4 +1,4 @@
-//! The whole file: its top level, and the steps put together.
+//! Reads the whole file: the top level, and the steps.
 
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
@@ -22,9 +22,9 @@ use super::store;
 use super::workflow::{Mode, Retry, Shell, Workflow};
 use crate::expr::Template;
 
-/// The version of the language.
+/// Version of the language.
 const VERSION: u64 = 1;
-/// Steps that may run at once; every one is a process with its pipes.
+/// Most concurrent steps; each is a process with pipes.
 pub(super) const PARALLEL_MAX: u64 = 1_000;
 
 pub(super) static WORKFLOW: KeySet = KeySet {
@@ -96,7 +96,7 @@ pub(super) static PARAM: KeySet = KeySet {
     elsewhere: &[],
 };
 
-/// Everything above the steps.
+/// Settings above the steps.
 struct Top<'n> {
     name: Option<String>,
     description: Option<String>,
@@ -117,7 +117,7 @@ struct Top<'n> {
     fields: Option<Fields<'n>>,
 }
 
-/// Checks the file whose tree is `root`; what is wrong is left in `checker`.
+/// Checks the file with tree `root`; problems are collected in `checker`.
 pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflow> {
     let top = top(checker, root);
     let steps = steps_node(checker, root, top.fields.as_ref())?;
@@ -256,7 +256,7 @@ fn defaults<'n>(
     (defaults, env, dir)
 }
 
-/// Folders beneath which evidence may lie that is not beneath that of the file.
+/// Reads the folders for evidence outside the folder of the file.
 fn allow_paths(checker: &mut Checker<'_>, node: &Node) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for (text, node) in checker.texts(node, "allow_paths") {
@@ -360,7 +360,7 @@ fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pa
     }
 }
 
-/// The checked workflow; called only when nothing is wrong.
+/// Returns the checked workflow; called only without problems.
 fn assemble(
     checker: &Checker<'_>,
     top: Top<'_>,

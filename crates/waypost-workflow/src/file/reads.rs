@@ -1,4 +1,4 @@
-//! What the expressions of a step read.
+//! Names read by the expressions of a step.
 
 use super::Child;
 use super::foreach::Distinct;
@@ -6,7 +6,7 @@ use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Reference, Template};
 
 impl Step {
-    /// Every name that its expressions read.
+    /// Returns every name read by the step's expressions.
     pub(super) fn references(&self) -> impl Iterator<Item = &Reference> {
         let texts = [&self.dir, &self.stdin, &self.report, &self.undo];
         let own = texts.into_iter().map(Option::as_ref).chain([self.work.template()]);
@@ -30,7 +30,7 @@ impl Step {
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)
     }
 
-    /// Says whether one of its expressions reads this param; those of steps within it are theirs.
+    /// Returns whether the step's expressions read this param, without nested steps.
     #[must_use]
     pub fn reads_param(&self, name: &str) -> bool {
         self.references().any(|reference| match reference.path.as_slice() {
@@ -40,7 +40,7 @@ impl Step {
         })
     }
 
-    /// Returns the ids of the steps that its expressions read.
+    /// Returns the ids of the steps read by the step's expressions.
     pub(crate) fn steps_read(&self) -> impl Iterator<Item = &str> {
         self.references().filter_map(|reference| match reference.path.as_slice() {
             [root, step, ..] if root == "steps" => Some(step.as_str()),
@@ -48,8 +48,8 @@ impl Step {
         })
     }
 
-    /// Says whether the step, an inner step or a hook reads this param. Steps of another file read the params of that
-    /// file, so only the values given to the file count.
+    /// Returns whether the step, a nested step or a hook reads this param. Steps of an included file read the
+    /// params of that file, so only the given values count.
     #[must_use]
     pub fn uses_param(&self, name: &str) -> bool {
         let within = self.work.body().filter(|_| self.work.child().is_none());
@@ -58,8 +58,7 @@ impl Step {
         self.reads_param(name) || steps.any(|step| step.uses_param(name))
     }
 
-    /// Says whether one of its expressions reads what has this name where the step stands, as an item; as
-    /// [`reads_param`](Self::reads_param).
+    /// Returns whether the step's expressions read this local name, such as an item, without nested steps.
     pub(crate) fn reads_local(&self, name: &str) -> bool {
         self.references().any(|reference| reference.path.first().is_some_and(|root| root == name))
     }

@@ -1,4 +1,4 @@
-//! Kinds of evidence about what answers over a connection.
+//! Kinds of evidence checked over a connection: database, container engine, HTTP.
 
 use serde_json::Value;
 use waypost_evidence::{API_RESPONSE, CONTAINER_RUNNING, DB_ROW, ENGINES, METHODS};
@@ -16,7 +16,7 @@ pub(super) static CONTAINER: KeySet =
 pub(super) static POSTGRES: KeySet =
     keys!("`postgres` evidence": "postgres", "table", "where", "values", "count", "query", "equals";);
 
-/// The kinds.
+/// Kinds checked over a connection.
 pub(super) static REMOTE: [KindOfEvidence; 3] = [POSTGRES_KIND, CONTAINER_KIND, HTTP_KIND];
 
 const POSTGRES_KIND: KindOfEvidence = KindOfEvidence {
@@ -63,7 +63,7 @@ const HTTP_KIND: KindOfEvidence = KindOfEvidence {
     ],
 };
 
-/// Says what is wrong with what is expected together, and what would be right.
+/// Returns the conflict between expectations, and the correction.
 pub(super) fn incomplete(
     kind: &KindOfEvidence,
     found: &[(String, Expected)],

@@ -1,7 +1,8 @@
 //! First ids of renamed steps: records, branches and logs name a step by the id that the step had first.
 //!
-//! Input: a changed file with `renamed_from`, and the workflow of the run. Output: the changed file with the first ids in
-//! `id`, `needs` and expressions, and the new id as `name`. The result of the step and all readers then stay as they are.
+//! Input: a changed file with `renamed_from`, and the workflow of the run. Output: the changed file with the
+//! first ids in `id`, `needs` and expressions, and the new id as `name`. The result of the step and all
+//! readers then stay as they are.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,9 +20,11 @@ const EXPRESSIONS: [&str; 5] = ["if", "until", "filter", "sort_by", "distinct"];
 type Renames<'a> = BTreeMap<&'a str, &'a str>;
 
 impl Workflow {
-    /// Returns the workflow with the first ids of renamed steps: the ids in the workflow of the run, `before`.
+    /// Returns the workflow with the first ids of renamed steps: the ids in the workflow of the run,
+    /// `before`.
     ///
-    /// A step without `renamed_from`, and one whose old id `before` does not have, keeps the id of the file.
+    /// A step without `renamed_from`, or with an old id that `before` does not have, keeps the id of the
+    /// file.
     ///
     /// # Errors
     /// The file with the first ids is not valid.
@@ -106,7 +109,7 @@ fn collect(
     }
 }
 
-/// Returns the places of `${{ … }}` in a text.
+/// Returns the places of `${{ }}` in a text.
 fn templates(text: &str) -> impl Iterator<Item = Range<usize>> {
     let starts = text.match_indices("${{").map(|(start, _)| start);
     starts.filter_map(|start| Some(start..start + text[start..].find("}}")? + 2))

@@ -1,4 +1,4 @@
-//! Groups of steps, and `repeat`: a step or a group that is done until something holds.
+//! Groups of steps, and `repeat`: a step or a group repeats until a condition holds.
 
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
@@ -7,20 +7,20 @@ use super::node::Node;
 use super::step::Defaults;
 use crate::expr::Condition;
 
-/// The pass, from 1.
+/// Name of the pass in expressions, from 1.
 pub(crate) const ITERATION: &str = "iteration";
-/// Passes of one loop: every one is a step of the run.
+/// Most passes of one loop: each pass is a step of the run.
 const PASSES_MAX: u64 = 1_000_000;
 
 pub(super) static REPEAT: KeySet =
     KeySet { what: "`repeat`", keys: &["until", "max"], later: &[], elsewhere: &[] };
 
-/// Until when a step is done again.
+/// Condition and limit of a repeated step.
 #[derive(Debug, Clone)]
 pub struct Repeat {
-    /// What ends it.
+    /// Condition that ends the loop.
     pub until: Condition,
-    /// How often it is done at most; the step fails if it has not ended by then.
+    /// Most passes; the step fails if the condition does not hold by then.
     pub max: u32,
 }
 

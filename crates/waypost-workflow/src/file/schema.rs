@@ -1,7 +1,7 @@
-//! The JSON Schema of the workflow file, for editors: made from the tables of keys that the reader itself uses.
+//! JSON Schema of the workflow file, for editors: made from the key tables of the reader.
 //!
-//! It says what may stand where. What only the reader can know, such as whether a step exists, it leaves to `check`; what the
-//! reader takes, the schema never refuses.
+//! The schema describes the keys and types. Checks that need the reader, such as the existence of a step, are
+//! left to `check`. The schema accepts every file that the reader accepts.
 
 use serde_json::{Map, Value, json};
 use waypost_evidence::{ENGINES, METHODS};
@@ -19,7 +19,7 @@ use super::settings::{CHECKPOINTS, RETRY};
 use super::step::{OUTPUT, STEP};
 use super::work::APPROVE;
 
-/// The tables, and the names of their schemas.
+/// Key tables, with the names of their schemas.
 static TABLES: [(&str, &KeySet); 26] = [
     ("workflow", &WORKFLOW),
     ("defaults", &DEFAULTS),
@@ -49,7 +49,7 @@ static TABLES: [(&str, &KeySet); 26] = [
     ("postgres", &POSTGRES),
 ];
 
-/// The tables of kinds of evidence.
+/// Tables of the kinds of evidence.
 const CLAIMS: [&str; 13] = [
     "file",
     "sha256",
@@ -121,7 +121,7 @@ fn table(name: &str, set: &KeySet) -> Value {
         "approve" => "question",
         "pack" => "of",
         claim if CLAIMS.contains(&claim) => name,
-        // Or a shorter form.
+        // A short form exists.
         "retry" => return json!({ "anyOf": [{ "type": "integer", "minimum": 0 }, own] }),
         _ => return own,
     };
@@ -138,7 +138,7 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/$defs/{name}") })
 }
 
-/// Says what stands under a key of a table; nothing if that is not known here.
+/// Returns the schema of a key of a table; `None` for an unknown key.
 fn property(table: &str, key: &str) -> Option<Value> {
     let text = || json!({ "type": "string" });
     let scalar = || reference("scalar");

@@ -18,12 +18,12 @@ const HELP: &str =
 
 static FILE: KeySet = KeySet { what: "a secret", keys: &["file"], later: &[], elsewhere: &[] };
 
-/// The secrets of a workflow.
+/// Secrets of a workflow.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Secrets {
     /// In the order of the file.
     pub(super) names: Vec<String>,
-    /// The files of secrets, by name.
+    /// Files of secrets, by name.
     pub(super) files: BTreeMap<String, PathBuf>,
 }
 
@@ -86,7 +86,8 @@ fn path(checker: &mut Checker<'_>, node: &Node) -> Option<PathBuf> {
     Some(checker.source.path.parent().unwrap_or(Path::new(".")).join(path))
 }
 
-/// Reads a secret's file, without the trailing newline; `None` if the file is unreadable or larger than 64 KiB.
+/// Reads a secret's file, without the trailing newline; `None` if the file is unreadable or larger than 64
+/// KiB.
 pub fn read_secret(path: &Path) -> Option<OsString> {
     let mut value = Vec::new();
     std::fs::File::open(path).ok()?.take(FILE_BYTES_MAX + 1).read_to_end(&mut value).ok()?;

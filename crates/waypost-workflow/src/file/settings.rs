@@ -1,4 +1,4 @@
-//! The settings that steps, `defaults` and the run share: shell, retry, exit codes, checkpoints, `env`.
+//! Settings of steps, `defaults` and the run: shell, retry, exit codes, checkpoints, `env`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use super::node::{Kind, Node};
 use super::workflow::{Backoff, Retry, RetryCause, Shell, Tolerance};
 use crate::expr::Template;
 
-/// Tries after the first; a step that needs more should wait for what it needs instead.
+/// Most retries; a step that needs more should wait for its dependency instead.
 const RETRY_MAX: u64 = 1_000;
-/// Arguments of a shell before the command.
+/// Most arguments of a shell before the command.
 const SHELL_WORDS_MAX: usize = 64;
-/// Kept step boundaries; the store's own limits are far below.
+/// Most step boundaries kept; the stores have far lower limits.
 const RETENTION_MAX: u64 = 1_000_000;
-/// Never fewer than two: when the newest is damaged, the one before is needed.
+/// Fewest step boundaries kept: if the newest is damaged, the previous one is needed.
 const RETENTION_MIN: u64 = 2;
-/// Shortest interval of checkpoints within a step: what they tell, people read.
+/// Shortest interval of checkpoints within a step: people read the progress.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// Names that waypost sets itself begin with this.
+/// Prefix of variables set by Waypost.
 const RESERVED_PREFIX: &str = "WAYPOST_";
 
 pub(super) static RETRY: KeySet = KeySet {
@@ -36,7 +36,7 @@ pub(super) static CHECKPOINTS: KeySet = KeySet {
     elsewhere: &[],
 };
 
-/// `retry`: a number of tries, or a map; what it leaves out is taken from `base`.
+/// Reads `retry`: a number of retries, or a map with missing keys taken from `base`.
 pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Option<Retry> {
     let tries = |count: u64| u32::try_from(count).expect("RETRY_MAX fits in u32");
     if matches!(node.kind, Kind::Number(_)) {
@@ -87,14 +87,14 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
             true => {
                 checker.wrong(node, "`delay` is longer than `max_delay`", "make `max_delay` the longer one")
             }
-            // Only the built-in limit is in the way; a longer wait was asked for.
+            // Only the built-in limit conflicts; the file asks for the longer wait.
             false => retry.max_delay = retry.delay,
         }
     }
     Some(retry)
 }
 
-/// `when`: the failures that are tried again; empty for any.
+/// Reads `when`: the failures to retry; empty for any failure.
 fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
     let help = "write `timeout`, `exit N`, `signal`, `evidence` or `any`, or a list of them";
     let items: Vec<&Node> = match &node.kind {
@@ -138,13 +138,13 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
     causes
 }
 
-/// `max_cuts`: cuts in a row before a step starts only alone.
+/// Reads `max_cuts`: cuts in a row before a step starts only alone.
 pub(super) fn cuts_max(checker: &mut Checker<'_>, node: &Node) -> Option<u32> {
     let count = checker.integer(node, "max_cuts", 1..=RETRY_MAX)?;
     u32::try_from(count).ok()
 }
 
-/// `shell`: `bash`, `sh`, or program and arguments.
+/// Reads `shell`: `bash`, `sh`, or program and arguments.
 pub(super) fn shell(checker: &mut Checker<'_>, node: &Node) -> Option<Shell> {
     let help = "write `bash`, `sh`, or the whole command as a list: `[python3, -c]`";
     let words = |words: &[&str]| Some(Shell::Command(words.iter().map(|word| (*word).to_owned()).collect()));
@@ -175,7 +175,7 @@ pub(super) fn shell(checker: &mut Checker<'_>, node: &Node) -> Option<Shell> {
     }
 }
 
-/// `continue_on_error`: a truth value, an exit code, or a list of exit codes.
+/// Reads `continue_on_error`: a boolean, an exit code, or a list of exit codes.
 pub(super) fn tolerance(checker: &mut Checker<'_>, node: &Node) -> Option<Tolerance> {
     let code = |checker: &mut Checker<'_>, node: &Node| {
         let code = checker.integer(node, "continue_on_error", 1..=255)?;
@@ -200,7 +200,7 @@ pub(super) fn tolerance(checker: &mut Checker<'_>, node: &Node) -> Option<Tolera
     }
 }
 
-/// `checkpoints`.
+/// Reads `checkpoints`.
 pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Checkpoints {
     let mut checkpoints = Checkpoints {
         retention: None,
@@ -235,10 +235,10 @@ pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Che
     checkpoints
 }
 
-/// One variable of an `env`: its name, its template, and where its value stands.
+/// Variable of an `env`: name, template, and place of the value.
 pub(super) type Variable<'n> = (String, Template, &'n Node);
 
-/// `env`: names and their templates, in the order of the file.
+/// Reads `env`: names with templates, in the order of the file.
 pub(super) fn env<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<Variable<'n>> {
     let Kind::Map(entries) = &node.kind else {
         checker.mismatch(node, "env", "a map", "write `env: { NAME: value }`");
@@ -261,7 +261,7 @@ pub(super) fn env<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<Variable
     variables
 }
 
-/// Whether `name` may be the name of a variable; notes it at `node` if not.
+/// Returns whether `name` is a valid variable name; reports an invalid name at `node`.
 pub(super) fn variable_name(checker: &mut Checker<'_>, node: &Node, name: &str) -> bool {
     let mut letters = name.chars();
     let sound = letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
@@ -277,7 +277,7 @@ pub(super) fn variable_name(checker: &mut Checker<'_>, node: &Node, name: &str) 
     sound && !name.starts_with(RESERVED_PREFIX)
 }
 
-/// `labels`: names and plain values.
+/// Reads `labels`: names with plain values.
 pub(super) fn labels(checker: &mut Checker<'_>, node: &Node) -> BTreeMap<String, String> {
     let Kind::Map(entries) = &node.kind else {
         checker.mismatch(node, "labels", "a map", "write `labels: { team: sales }`");
@@ -306,33 +306,33 @@ pub(super) fn labels(checker: &mut Checker<'_>, node: &Node) -> BTreeMap<String,
     labels
 }
 
-/// How a run is checkpointed.
+/// Checkpoint settings of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoints {
-    /// Step boundaries whose states are kept, at least 2; `None`: as the store does.
+    /// Step boundaries with a kept state, at least 2; `None` for the default of the store.
     pub retention: Option<u32>,
-    /// When a checkpoint counts as written.
+    /// Durability of a checkpoint.
     pub durability: Durability,
-    /// What a checkpoint that could not be written does to the run.
+    /// Effect of a failed checkpoint write on the run.
     pub on_failure: OnCheckpointFailure,
-    /// How often a step that runs long writes a checkpoint meanwhile; `None`: never.
+    /// Interval of checkpoints during a long step; `None` for none.
     pub interval: Option<Duration>,
 }
 
 /// When a checkpoint counts as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// When it is on the disk.
+    /// Once on the disk.
     Sync,
-    /// When it is handed over; a crash may lose the last moments.
+    /// Once queued; a crash may lose the last moments.
     Async,
 }
 
-/// What a checkpoint that could not be written does to the run.
+/// Effect of a failed checkpoint write on the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCheckpointFailure {
-    /// It stops.
+    /// The run stops.
     Fail,
-    /// It goes on, with a warning.
+    /// The run continues, with a warning.
     Tolerate,
 }

@@ -1,4 +1,4 @@
-//! One step of the file.
+//! Reads one step of the file.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use super::workflow::{OutputSource, Retry, Shell, Tolerance};
 use crate::expr::{Condition, Template};
 use crate::output::{Capture, JsonPath, OUTPUT_NAME_BYTES_MAX, is_output_name};
 
-/// Length of an id; it is part of file names and of what people type.
+/// Longest id; ids are part of file names and of command lines.
 pub const STEP_ID_BYTES_MAX: usize = 64;
-/// How long a stopped step has before it is killed, unless `grace` says otherwise: what people expect of
-/// `docker stop` and systemd units is 10 to 90 s, and an interactive Ctrl-C should not feel stuck.
+/// Default of `grace`: time from stop request to kill. `docker stop` and systemd units use 10 to 90 s, and an
+/// interactive Ctrl-C should respond quickly.
 const GRACE: Duration = Duration::from_secs(10);
-/// The name under which `capture` keeps standard output.
+/// Output name of the captured standard output.
 pub(super) const CAPTURED: &str = "result";
 
 pub(super) static STEP: KeySet = KeySet {
@@ -77,7 +77,7 @@ pub(super) static STEP: KeySet = KeySet {
 pub(super) static OUTPUT: KeySet =
     KeySet { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
 
-/// What `defaults` gives to every step.
+/// Defaults for every step.
 #[derive(Debug)]
 pub(super) struct Defaults {
     pub(super) shell: Shell,
@@ -86,26 +86,26 @@ pub(super) struct Defaults {
     pub(super) dir: Option<Template>,
 }
 
-/// A step as it stands in the file, defaults applied; not yet checked against the other steps.
+/// Step as written in the file, with defaults applied; not yet checked against other steps.
 #[derive(Debug)]
 pub(super) struct Draft<'n> {
     pub(super) node: &'n Node,
-    /// Where its id stands, or else the step.
+    /// Place of the id, or else of the step.
     pub(super) id_node: &'n Node,
     pub(super) id: String,
     pub(super) has_own_id: bool,
     pub(super) name: Option<String>,
     /// The id of the step in an earlier version of the file.
     pub(super) renamed_from: Option<(String, &'n Node)>,
-    /// What it does; `None` if that is not built yet, or wrong.
+    /// Work of the step; `None` for a `foreach` or group, or after an error.
     pub(super) work: Option<(Work, &'n Node)>,
-    /// What it works on item by item, in the place of that.
+    /// `foreach` of the step, until the work is assembled.
     pub(super) each: Option<Box<EachDraft<'n>>>,
-    /// The steps that it is a group of, likewise.
+    /// Steps of the group, until the work is assembled.
     pub(super) group: Option<BodyDraft<'n>>,
-    /// What is done after it.
+    /// Hooks of the step.
     pub(super) hooks: Vec<(HookOn, BodyDraft<'n>)>,
-    /// How often it is done.
+    /// Loop of the step.
     pub(super) repeat: Option<(Repeat, &'n Node)>,
     pub(super) needs: Option<Vec<(String, &'n Node)>>,
     pub(super) condition: Option<(Condition, &'n Node)>,
@@ -124,22 +124,22 @@ pub(super) struct Draft<'n> {
     pub(super) undo: Option<(Template, &'n Node)>,
     pub(super) report: Option<(Template, &'n Node)>,
     pub(super) evidence: Option<EvidenceDraft<'n>>,
-    /// What another file is given, if it runs one.
+    /// Params for the included file.
     pub(super) params: Vec<GivenDraft<'n>>,
 }
 
 impl<'n> Draft<'n> {
-    /// The steps within it.
+    /// Returns the steps of the body.
     pub(super) fn within(&self) -> Option<&BodyDraft<'n>> {
         self.each.as_ref().map(|each| &each.body).or(self.group.as_ref())
     }
 
-    /// The lists of steps that stand below it, hooks included.
+    /// Returns the lists of steps below the step, hooks included.
     pub(super) fn bodies(&self) -> impl Iterator<Item = &BodyDraft<'n>> {
         self.within().into_iter().chain(self.hooks.iter().map(|(_, body)| body))
     }
 
-    /// The names of its outputs, if it is sure that it has no others.
+    /// Returns the names of the outputs, if no other output is possible.
     pub(super) fn declared_outputs(&self) -> Option<Vec<&str>> {
         if self.each.is_some() || self.group.is_some() {
             return Some(Vec::new());
@@ -162,7 +162,7 @@ impl<'n> Draft<'n> {
     }
 }
 
-/// Reads the step at `position`, from 1, of a list whose steps are called after `stem` if they have no id.
+/// Reads the step at `position`, from 1, of a list; a step without an id is named after `stem`.
 pub(super) fn step<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
@@ -260,7 +260,7 @@ pub(super) fn step<'n>(
     Some(draft)
 }
 
-/// An id, checked.
+/// Reads and checks an id.
 fn id(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
     let id = match &node.kind {
         Kind::Text(id) => id.as_str(),
@@ -280,7 +280,7 @@ fn id(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
     None
 }
 
-/// Whether `id` may be the id of a step.
+/// Returns whether `id` is a valid step id.
 #[must_use]
 pub fn is_step_id(id: &str) -> bool {
     let mut letters = id.chars();

@@ -1,5 +1,5 @@
-//! `store`: where the runs of a workflow are kept. That is asked before a file is checked, and also of files in which
-//! something else is wrong.
+//! `store`: address of the store for the runs of a workflow. Read before the file is checked, and from files
+//! with other errors too.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::problem::{FileError, Problems, Source};
 use super::workflow::Workflow;
 use super::{ReadError, node, read_regular, source};
 
-/// The `store` of a workflow file, whatever else is in the file.
+/// `store` of a workflow file, independent of the rest of the file.
 #[derive(Debug)]
 pub struct NamedStore {
     source: Source,
@@ -18,11 +18,11 @@ pub struct NamedStore {
 }
 
 impl NamedStore {
-    /// Reads it from the file at `path`; none if the file names none, or one that is no text.
+    /// Reads the `store` of the file at `path`; `None` if absent or not a text.
     ///
     /// # Errors
     /// - [`ReadError::Io`]: the file cannot be read.
-    /// - [`ReadError::File`]: it is not even YAML.
+    /// - [`ReadError::File`]: the file is not valid YAML.
     pub fn read(path: &Path) -> Result<Option<Self>, ReadError> {
         Self::parse(&read_regular(path)?, path).map_err(ReadError::File)
     }
@@ -36,19 +36,19 @@ impl NamedStore {
         Ok(setting.map(|setting| Self { source, setting }))
     }
 
-    /// The file, as it was named.
+    /// Returns the path of the file, as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.source.path
     }
 
-    /// The address, as it was written.
+    /// Returns the address, as written.
     #[must_use]
     pub fn setting(&self) -> &Setting<String> {
         &self.setting
     }
 
-    /// What is said of an address that turned out wrong.
+    /// Returns the error of an invalid address.
     #[must_use]
     pub fn wrong(&self, message: impl Into<String>, help: &str) -> FileError {
         let problem = self.source.problem(self.setting.span(), message).help(help);
@@ -57,14 +57,14 @@ impl NamedStore {
 }
 
 impl Workflow {
-    /// The address of the store for its runs, as it was written.
+    /// Returns the address of the store for the workflow's runs, as written.
     #[must_use]
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()
     }
 }
 
-/// Reads an address; of what kinds there are, the file knows nothing.
+/// Reads an address; the kinds of stores are not known here.
 pub(super) fn store(checker: &mut Checker<'_>, node: &Node) -> Option<Setting<String>> {
     let value = checker.filled_text(node, "store")?;
     if value.contains("${{") {

@@ -1,4 +1,4 @@
-//! What the YAML parser says, in words for people who write workflow files.
+//! Translates errors of the YAML parser for authors of workflow files.
 
 use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
@@ -6,10 +6,10 @@ use serde_saphyr::budget::BudgetBreach;
 use super::node::span_of;
 use super::problem::{Problem, Source};
 
-/// What helps where values are nested too deep.
+/// Help for values nested too deep.
 const FLATTER: &str = "write fewer lists and maps within one another";
 
-/// Turns the parser's error into a problem with its place, and a help where the usual cause is known.
+/// Turns a parser error into a problem with its place, and a help text if the usual cause is known.
 pub(super) fn explain(source: &Source, error: &Error) -> Problem {
     let error = error.without_snippet();
     let mut span = error.location().map_or(0..0, |location| span_of(source, &location));
@@ -77,7 +77,7 @@ pub(super) fn explain(source: &Source, error: &Error) -> Problem {
     }
 }
 
-/// The parser's message without the place that it adds at the end.
+/// Returns the parser's message without the place at its end.
 fn plain_message(error: &Error) -> String {
     let message = error.to_string();
     let end = message.rfind(" at line ").unwrap_or(message.len());
@@ -87,7 +87,7 @@ fn plain_message(error: &Error) -> String {
         .replace(", did not find expected", ": expected")
 }
 
-/// `Depth { depth: 65 }` as `depth: 65`.
+/// Returns `Depth { depth: 65 }` as `depth: 65`.
 fn words(debug: &str) -> String {
     debug.split_once('{').map_or(debug, |(_, fields)| fields).trim_matches([' ', '}']).replace('_', " ")
 }
@@ -98,7 +98,8 @@ fn line_text(source: &Source, at: usize) -> &str {
     &source.text[start..end]
 }
 
-/// Finds the first tab among what a line begins with, from the line of `at` on: the parser names the value before it.
+/// Returns the first tab in an indentation, from the line of `at` on. The parser names the value before the
+/// tab.
 fn tab_that_indents(source: &Source, at: usize) -> Option<usize> {
     let mut start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     for line in source.text[start..].split_inclusive('\n') {
@@ -115,7 +116,7 @@ fn column_bytes(source: &Source, at: usize) -> usize {
     at - source.text[..at].rfind('\n').map_or(0, |newline| newline + 1)
 }
 
-/// What people usually did when the parser says `message`.
+/// Returns a help text for the usual cause of the parser's `message`.
 fn usual_cause(message: &str, line: &str, before: &str) -> Option<&'static str> {
     if message.contains("tab") || before.contains('\t') {
         return Some("indent with spaces");

@@ -1,18 +1,18 @@
-//! Durations and sizes as people write them: `500ms`, `1h30m`, `10 KiB`.
+//! Durations and sizes in text form: `500ms`, `1h30m`, `10 KiB`.
 
 use std::time::Duration;
 
 use crate::expr::shown;
 
-/// The longest duration: ten years.
+/// Longest duration: ten years.
 ///
-/// Far beyond any run, and far below where adding it to a time could overflow.
+/// Far beyond any run, and far below a duration that would overflow a timestamp.
 pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Units of time, the longer first, as a combined duration must have them.
+/// Units of time, longest first: the required order in a combined duration.
 const TIME_UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-/// Units of size; one letter means the binary unit, as `ls -h` and `dd` mean it.
+/// Units of size; one letter means the binary unit, as in `ls -h` and `dd`.
 const SIZE_UNITS: [(&str, u64); 12] = [
     ("B", 1),
     ("K", 1 << 10),
@@ -28,13 +28,13 @@ const SIZE_UNITS: [(&str, u64); 12] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// What is wrong with a duration or a size, and what would be right.
+/// Error in a duration or a size, with the correction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct UnitError {
-    /// What is wrong.
+    /// Error text.
     pub message: String,
-    /// What would be right.
+    /// Correction.
     pub help: String,
 }
 
@@ -84,14 +84,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     if total_ms > DURATION_MAX.as_millis() as f64 {
         return fail(format!("`{}` is longer than ten years", shown(text)), "leave it out for no limit");
     }
-    // Nanoseconds keep what a fraction of a millisecond says; below that nothing can be timed.
+    // Nanoseconds keep a fraction of a millisecond; shorter times cannot be measured.
     Ok(Duration::from_nanos((total_ms * 1e6).round() as u64))
 }
 
 /// Reads a size in bytes: `2B`, `10 KiB`, `2M`, `1.5 GB`.
 ///
 /// # Errors
-/// A number without a unit, an unknown unit, more than 2^63 bytes.
+/// A number without a unit, an unknown unit, 2^63 bytes or more.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let help = "write a number and a unit: `2B`, `10 KiB`, `2M`, `1 GB`";
     let text = text.trim();
@@ -120,7 +120,7 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
 /// Reads a count: `50000`, `200k`, `2M`, `1.5M`.
 ///
 /// # Errors
-/// No number, an unknown unit, more than 64 bits hold.
+/// Not a number, an unknown unit, a fraction, or more than 2^53.
 pub(super) fn parse_count(text: &str) -> Result<u64, UnitError> {
     let help = "write a number: `50000`, `200k`, `2M`";
     let text = text.trim();
@@ -135,7 +135,7 @@ pub(super) fn parse_count(text: &str) -> Result<u64, UnitError> {
         return fail(format!("`{}` is not a count", shown(text)), help);
     };
     let count = count * factor;
-    // Whole numbers above are not told apart any more.
+    // 2^53: larger whole numbers are not exact as `f64`.
     if count > 9_007_199_254_740_992.0 {
         return fail(format!("`{}` is too large", shown(text)), help);
     }
@@ -145,7 +145,7 @@ pub(super) fn parse_count(text: &str) -> Result<u64, UnitError> {
     Ok(count as u64)
 }
 
-/// The digits at the start of `text`, with at most one point inside, and the rest.
+/// Returns the digits at the start of `text`, with points, and the rest.
 fn split_number(text: &str) -> (&str, &str) {
     let len = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     text.split_at(len)

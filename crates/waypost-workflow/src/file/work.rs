@@ -1,4 +1,4 @@
-//! What a step does: a command, a question to a person, a pause, or a wait for a signal.
+//! Work of a step: a command, a question to a person, a pause, or a wait for a signal.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,52 +12,52 @@ use super::workflow::Body;
 use crate::expr::Template;
 use crate::suggest::listed;
 
-/// The keys that say what a step does; each step has one.
+/// Keys for the work of a step; each step has exactly one.
 pub(super) const KINDS: [&str; 9] =
     ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps", "workflow"];
-/// Keys that mean something only for a step that starts a process.
+/// Keys for steps with a process only.
 const FOR_PROCESSES: [&str; 10] =
     ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "undo", "grace"];
 
-/// Those that a step over items has no use for, whatever its items come from; and those that are for the command which
-/// its items come from.
+/// `NOT_FOR_ITEMS`: keys without a use for a `foreach`. `FOR_THEIR_COMMAND`: keys for the command that lists
+/// items.
 const NOT_FOR_ITEMS: [&str; 7] =
     ["outputs", "capture", "stdin", "idempotent", "undo", "continue_on_error", "report"];
 const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace", "env"];
 
-/// Those that a service has no use for: it hands nothing over, and does not end by itself.
+/// Keys without a use for a service: a service has no outputs, and does not end before the session.
 const NOT_FOR_SERVICES: [&str; 9] =
     ["timeout", "outputs", "capture", "stdin", "idempotent", "undo", "report", "repeat", "prompt"];
 
 pub(super) static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };
 
-/// What a step does.
+/// Work of a step.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Work {
     /// Runs this command.
     Run(Template),
-    /// Has an agent answer a prompt.
+    /// Sends a prompt to an agent.
     Agent(Agent),
-    /// Starts this command, which lives on beside the steps after it.
+    /// Starts this command, which runs next to later steps.
     Service(Template),
     /// Asks a person, and waits for the answer.
     Approve(Approval),
-    /// Waits for so long.
+    /// Waits for this duration.
     Sleep(Duration),
     /// Waits for a signal of this name.
     Wait(Template),
-    /// Works on items.
+    /// Runs steps for each item.
     Foreach(Box<Foreach>),
-    /// Does all of these.
+    /// Runs these steps.
     Group(Box<Body>),
     /// Runs another file.
     Workflow(Box<Child>),
 }
 
 impl Work {
-    /// The command that it runs, if it does; of a step over items, that which they come from.
+    /// Returns the command, if any; for a `foreach`, the command that lists the items.
     #[must_use]
     pub fn command(&self) -> Option<&Template> {
         match self {
@@ -72,7 +72,7 @@ impl Work {
         }
     }
 
-    /// What it works on item by item, if it does.
+    /// Returns the `foreach`, if any.
     #[must_use]
     pub fn foreach(&self) -> Option<&Foreach> {
         match self {
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// The other file that it runs, if it does.
+    /// Returns the included file, if any.
     #[must_use]
     pub fn child(&self) -> Option<&Child> {
         match self {
@@ -90,7 +90,7 @@ impl Work {
         }
     }
 
-    /// The steps within it, if there are some.
+    /// Returns the steps of the body, if any.
     #[must_use]
     pub fn body(&self) -> Option<&Body> {
         match self {
@@ -101,7 +101,7 @@ impl Work {
         }
     }
 
-    /// The key that says it.
+    /// Returns the key of the main text.
     #[must_use]
     pub fn key(&self) -> &'static str {
         match self {
@@ -117,7 +117,7 @@ impl Work {
         }
     }
 
-    /// The names of what it hands over by itself.
+    /// Returns the names of the built-in outputs.
     pub(super) fn outputs(&self) -> &'static [&'static str] {
         match self {
             Self::Approve(_) => &["answer"],
@@ -132,7 +132,7 @@ impl Work {
         }
     }
 
-    /// The text in it that may hold expressions.
+    /// Returns the text that may have expressions.
     pub(super) fn template(&self) -> Option<&Template> {
         match self {
             Self::Run(text)
@@ -146,43 +146,43 @@ impl Work {
     }
 }
 
-/// A prompt for an agent.
+/// Prompt for an agent.
 #[derive(Debug, Clone)]
 pub struct Agent {
-    /// The name of its command in the configuration.
+    /// Name of the agent's command in the configuration.
     pub name: String,
-    /// What it is to do.
+    /// Prompt.
     pub prompt: Template,
-    /// Where its name stands.
+    /// Place of the name.
     pub(super) place: Range<usize>,
 }
 
-/// A question to a person.
+/// Question to a person.
 #[derive(Debug, Clone)]
 pub struct Approval {
-    /// What is asked.
+    /// Question.
     pub question: Template,
-    /// What may be answered.
+    /// Type of the answer.
     pub answer: AnswerKind,
 }
 
-/// What may be answered to a question.
+/// Type of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerKind {
-    /// Yes, or no, which fails the step.
+    /// Yes, or no; no fails the step.
     Approval,
-    /// A text.
+    /// Text.
     Text,
-    /// A number.
+    /// Number.
     Number,
-    /// One of these.
+    /// One of these choices.
     Choice(Vec<String>),
-    /// Anything that JSON can say.
+    /// Any JSON value.
     Json,
 }
 
 impl AnswerKind {
-    /// Says what is wanted, for people.
+    /// Returns the expected answer, for display.
     #[must_use]
     pub fn told(&self) -> String {
         match self {
@@ -195,7 +195,7 @@ impl AnswerKind {
     }
 }
 
-/// What a step does, and the place of what says so.
+/// Reads the work of a step, and the place of its main text.
 pub(super) fn work<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
@@ -229,7 +229,7 @@ pub(super) fn work<'n>(
         checker.wrong(place, message, "give it to the steps within, or use `on_failure` or `on_success`");
     }
     if kind == "foreach" {
-        // It was read with its steps.
+        // Already read with its steps.
         return refuse_for_items(checker, value, fields);
     }
     if kind == "steps" || kind == "workflow" {
@@ -274,7 +274,7 @@ pub(super) fn work<'n>(
     }
 }
 
-/// Refuses keys that a step over items has no use for.
+/// Reports keys without a use for a `foreach`.
 fn refuse_for_items<'n>(
     checker: &mut Checker<'_>,
     value: &Node,
@@ -386,7 +386,7 @@ fn approval<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(Approval, 
     Some((Approval { question, answer }, place))
 }
 
-/// The choices, each once.
+/// Reads the choices and reports duplicates.
 fn choices(checker: &mut Checker<'_>, node: &Node) -> Vec<String> {
     let mut choices: Vec<String> = Vec::new();
     for (text, place) in checker.texts(node, "choices") {

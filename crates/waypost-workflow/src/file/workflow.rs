@@ -1,4 +1,4 @@
-//! The checked form of a workflow file.
+//! Checked form of a workflow file.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,8 +22,7 @@ use crate::expr::{Condition, ExprError, Scope, Template};
 use crate::output::{Capture, JsonPath, PathError};
 use crate::suggest::{listed, nearest};
 
-/// A workflow whose file holds together: ids are unique, needs exist and make no circle, expressions read
-/// only what can be there.
+/// Valid workflow: ids are unique, needs exist without a cycle, and expressions read existing names only.
 #[derive(Debug, Clone)]
 pub struct Workflow {
     pub(super) name: String,
@@ -47,7 +46,7 @@ pub struct Workflow {
     pub(super) warnings: Vec<Problem>,
 }
 
-/// A list of steps: that of the workflow, or what a step does with each item.
+/// List of steps: of the workflow, or of a step's body.
 #[derive(Debug, Clone)]
 pub struct Body {
     pub(super) mode: Mode,
@@ -62,19 +61,19 @@ impl Default for Body {
 }
 
 impl Body {
-    /// Whether the steps run in order or as their needs allow.
+    /// Returns whether the steps run in order or by their needs.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The steps in the order of the file.
+    /// Returns the steps in the order of the file.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// All of them, and those within them, in the order of the file.
+    /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
             let after = step.work.child().and_then(|child| child.workflow().on_failure());
@@ -84,7 +83,7 @@ impl Body {
         }))
     }
 
-    /// All of them that stand in the same file, in its order.
+    /// Returns all steps of the same file, in order.
     pub(super) fn of_file(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
             let below = step.work.body().filter(|_| step.work.child().is_none());
@@ -95,38 +94,38 @@ impl Body {
 }
 
 impl Workflow {
-    /// Its name; the file's name without its ending if the file gives none.
+    /// Returns the name; by default the file name without its extension.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it is for.
+    /// Returns the description.
     #[must_use]
     pub fn description(&self) -> Option<&str> {
         self.description.as_deref()
     }
 
-    /// The file that it was read from, as it was named.
+    /// Returns the path of the file, as given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file's text as it was read; a run keeps a copy of it.
+    /// Returns the text of the file as read; a run keeps a copy.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether the steps run in order or as their needs allow.
+    /// Returns whether the steps run in order or by their needs.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.body.mode
     }
 
-    /// How many steps may run at once on a machine with `cores`: one in a sequence; in a graph
-    /// `max_parallel`, or else as many as there are cores.
+    /// Returns the limit of concurrent steps on a machine with `cores`: one in a sequence; in a graph
+    /// `max_parallel`, or else `cores`.
     #[must_use]
     pub fn max_parallel(&self, cores: NonZeroUsize) -> NonZeroUsize {
         match self.body.mode {
@@ -135,19 +134,19 @@ impl Workflow {
         }
     }
 
-    /// How many steps may be at work at once in the whole run, if the file says so.
+    /// Returns the limit of concurrent steps of the whole run, if the file has a limit.
     #[must_use]
     pub fn parallel_max(&self) -> Option<NonZeroUsize> {
         self.max_parallel
     }
 
-    /// How long the run may take.
+    /// Returns the time limit of the run.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// Says whether no further step starts once one has failed, but those that ask for failures in their `if`.
+    /// Returns whether a failure keeps further steps from starting, except those with failures in their `if`.
     pub fn fails_fast(&self) -> bool {
         self.fail_fast
     }
@@ -157,82 +156,83 @@ impl Workflow {
         self.cuts_max.unwrap_or(waypost::shape::CUTS_MAX)
     }
 
-    /// What all its steps may use together.
+    /// Returns the limits for all steps together.
     #[must_use]
     pub fn budget(&self) -> Option<Budget> {
         self.budget
     }
 
-    /// The declared params, in the order of the file.
+    /// Returns the declared params, in the order of the file.
     #[must_use]
     pub fn params(&self) -> &[Param] {
         &self.params
     }
 
-    /// Names of environment variables whose values must not be stored or shown.
+    /// Returns the names of environment variables whose values must not be stored or shown.
     #[must_use]
     pub fn secrets(&self) -> &[String] {
         &self.secrets
     }
 
-    /// The folders beneath which evidence may lie by an absolute path, those of the files that it names included.
+    /// Returns the folders for absolute paths of evidence, including those of included files.
     pub fn allow_paths(&self) -> &[PathBuf] {
         &self.allow_paths
     }
 
-    /// The files of secrets, by name.
+    /// Returns the files of secrets, by name.
     pub fn secret_files(&self) -> &BTreeMap<String, PathBuf> {
         &self.secret_files
     }
 
-    /// The declared secrets for which `is_set` says no: a run must not begin without them.
+    /// Returns the declared secrets that `is_set` rejects: a run must not begin without these.
     pub fn missing_secrets(&self, is_set: impl Fn(&str) -> bool) -> Vec<&str> {
         self.secrets.iter().map(String::as_str).filter(|name| !is_set(name)).collect()
     }
 
-    /// Labels of every run of it.
+    /// Returns the labels of every run.
     #[must_use]
     pub fn labels(&self) -> &BTreeMap<String, String> {
         &self.labels
     }
 
-    /// How runs are checkpointed.
+    /// Returns the checkpoint settings.
     #[must_use]
     pub fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// The steps in the order of the file; there is at least one.
+    /// Returns the steps in the order of the file; there is at least one.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.body.steps
     }
 
-    /// The steps that are done when one has failed for good, before the run fails.
+    /// Returns the steps to run after a final failure, before the run fails.
     #[must_use]
     pub fn on_failure(&self) -> Option<&Body> {
         self.on_failure.as_ref()
     }
 
-    /// All steps, and those within and after them, in the order of the file.
+    /// Returns all steps, with nested steps and hooks, in the order of the file.
     pub(crate) fn all_steps(&self) -> impl Iterator<Item = &Step> {
         self.body.all().chain(self.on_failure.iter().flat_map(Body::all))
     }
 
-    /// The steps with their order.
+    /// Returns the steps with their order.
     #[must_use]
     pub fn body(&self) -> &Body {
         &self.body
     }
 
-    /// The step with this id, which may stand within another.
+    /// Returns the step with this id, also a nested step.
     #[must_use]
     pub fn step(&self, id: &str) -> Option<&Step> {
         let top = self.body.index.get(id).map(|index| &self.body.steps[*index]);
         top.or_else(|| self.all_steps().find(|step| step.id == id))
     }
 
-    /// The steps that must have ended before `step` of the workflow's own list begins: in a sequence the one before it, in a graph its needs.
+    /// Returns the direct upstream steps of `step` in the workflow's own list. In a sequence, the previous
+    /// step; in a graph, the needs.
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
         let Body { mode, steps, index } = &self.body;
         let before = match mode {
@@ -242,7 +242,8 @@ impl Workflow {
         before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
     }
 
-    /// The names of environment variables that some step declares and another finds in the caller's environment.
+    /// Returns the environment variables that some step declares and another step reads from the caller's
+    /// environment.
     #[must_use]
     pub fn env_names(&self) -> BTreeSet<&str> {
         let mut setters: BTreeMap<&str, usize> = BTreeMap::new();
@@ -255,26 +256,26 @@ impl Workflow {
         setters.into_iter().filter(|(_, steps)| *steps < working.len()).map(|(name, _)| name).collect()
     }
 
-    /// The id of a step that is spelled nearly like `id`, which is that of none.
+    /// Returns the id of a step spelled similarly to the unknown `id`.
     #[must_use]
     pub fn step_near(&self, id: &str) -> Option<String> {
         nearest(id, self.all_steps().map(|step| step.id.as_str()))
     }
 
-    /// What `check` says although the file can run, in the order of the file.
+    /// Returns the warnings of `check`, in the order of the file.
     #[must_use]
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings
     }
 
-    /// What `check` says of the file and of those that its steps name.
+    /// Returns the warnings of `check` about the file and its included files.
     #[must_use]
     pub fn all_warnings(&self) -> Vec<Warning<'_>> {
         let own = self.warnings.iter().map(|warning| self.warning(Cow::Borrowed(warning)));
         own.chain(self.children().flat_map(Self::all_warnings)).collect()
     }
 
-    /// Warns of agents that are none of the `known` ones, in the file and in those that its steps name.
+    /// Returns warnings about agents not in `known`, in the file and its included files.
     #[must_use]
     pub fn unknown_agents(&self, known: &[&str]) -> Vec<Warning<'_>> {
         let unknown = |agent: &&Agent| !known.contains(&agent.name.as_str());
@@ -302,12 +303,12 @@ impl Workflow {
         found.into_iter().map(|problem| self.warning(Cow::Owned(problem))).chain(below).collect()
     }
 
-    /// The files that its steps name.
+    /// Returns the included files of the steps.
     fn children(&self) -> impl Iterator<Item = &Self> {
         self.of_file().filter_map(|step| step.work.child()).map(Child::workflow)
     }
 
-    /// All steps of the file itself.
+    /// Returns all steps of this file, without included files.
     fn of_file(&self) -> impl Iterator<Item = &Step> {
         self.body.of_file().chain(self.on_failure.iter().flat_map(Body::of_file))
     }
@@ -316,19 +317,19 @@ impl Workflow {
         Warning { file: &self.path, text: &self.text, problem }
     }
 
-    /// The steps that read what a step gave: its outputs, or what it printed.
+    /// Returns the readers of a step's outputs or standard output.
     pub fn readers_of(&self, id: &str) -> impl Iterator<Item = &Step> {
         self.all_steps().filter(move |step| step.references().any(|reference| {
             matches!(reference.path.as_slice(), [root, of, what, ..] if root == "steps" && of == id && matches!(what.as_str(), "outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed"))
         }))
     }
 
-    /// The steps that read the outputs at a path that begins with the id of a step, or anything in them.
+    /// Returns the readers of the outputs at `path`, which begins with a step id, or of anything below.
     pub(crate) fn readers_at(&self, path: &[String]) -> impl Iterator<Item = &Step> {
         self.all_steps().filter(move |step| {
             step.references().any(|reference| match &*reference.reach {
                 [root, read @ ..] if root == "steps" => {
-                    // All outputs of another file are those of its steps.
+                    // All outputs of an included file are the outputs of its steps.
                     let is_around = |read: &[String]| {
                         read.get(1..).is_some_and(|read| read.iter().any(|part| part == "outputs"))
                     };
@@ -339,7 +340,8 @@ impl Workflow {
         })
     }
 
-    /// Says whether a step reads something of another one that this does not declare to come from a file.
+    /// Returns whether a step reads something of `step` that `step` does not declare as an output from a
+    /// file.
     #[must_use]
     pub fn reads_undeclared(&self, step: &Step) -> bool {
         let declared = |name: &str| step.outputs.iter().any(|(known, _)| known == name);
@@ -355,96 +357,96 @@ impl Workflow {
     }
 }
 
-/// In which order steps run.
+/// Order in which steps run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// One after another, as they stand: no step has `needs`.
+    /// In sequence, in the order of the file: no step has `needs`.
     Sequence,
     /// As soon as their needs are met.
     Graph,
 }
 
-/// One step with everything that holds for it, defaults included.
+/// One step with all settings, defaults included.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Step {
-    /// Its id; `step-N` by position if the file gives none.
+    /// Id; `step-N` by position if the file has none.
     pub id: String,
-    /// Its position in the file, from 0.
+    /// Position in the file, from 0.
     pub index: usize,
-    /// What people see instead of the id.
+    /// Display name.
     pub name: Option<String>,
     /// The id of the step in an earlier version of the file.
     pub renamed_from: Option<String>,
-    /// The line in the file where it begins, from 1.
+    /// First line in the file, from 1.
     pub line: usize,
-    /// What it does.
+    /// Work.
     pub work: Work,
-    /// Ids of the steps that it names in `needs`, each once.
+    /// Ids in `needs`, each once.
     pub needs: Vec<String>,
-    /// What is done after it, depending on what became of it.
+    /// Hooks.
     pub hooks: Vec<Hook>,
-    /// Until when it is done again, if it is.
+    /// Loop.
     pub repeat: Option<Repeat>,
-    /// Whether it runs; without one it runs if no step that it needs was skipped.
+    /// Condition; without a condition the step runs if none of its needs was skipped.
     pub condition: Option<Condition>,
-    /// Its folder, below the base folder.
+    /// Working folder, below the base folder.
     pub dir: Option<Template>,
-    /// What runs the command.
+    /// Shell for the command.
     pub shell: Shell,
     /// How long one attempt may take.
     pub timeout: Option<Duration>,
-    /// How often it is tried again.
+    /// Retry policy.
     pub retry: Retry,
     /// Outputs read from files, by name.
     pub outputs: Vec<(String, OutputSource)>,
     /// How standard output becomes `outputs.result`.
     pub capture: Option<Capture>,
-    /// What it reads from standard input; empty if absent.
+    /// Standard input; empty if absent.
     pub stdin: Option<Template>,
-    /// Which failures the run goes on after.
+    /// Failures that let the run continue.
     pub continue_on_error: Tolerance,
-    /// Whether it may simply run again after it was cut.
+    /// Whether the step may run again after an interruption.
     pub idempotent: bool,
-    /// After so many cuts in a row, the step starts only alone.
+    /// Cuts in a row before the step starts only alone.
     pub cuts_max: Option<u32>,
-    /// How long it has between being told to stop and being killed.
+    /// Time from stop request to kill.
     pub grace: Duration,
-    /// What undoes it.
+    /// Command that undoes the step.
     pub undo: Option<Template>,
-    /// Markdown that it adds to the report.
+    /// Markdown for the report.
     pub report: Option<Template>,
-    /// By what it is believed.
+    /// Evidence.
     pub evidence: Option<Arc<Evidence>>,
-    /// Whether an expression reads its standard output, so that it must be kept.
+    /// Whether an expression reads the standard output; then the run keeps the text.
     pub keeps_stdout: bool,
-    /// SHA-256 over what the step means, in hex; the same after changes that touch nothing.
+    /// SHA-256 of the step's definition, in hex; unchanged by irrelevant edits.
     pub fingerprint: String,
-    /// Of a step with steps within it, the same but for what those do.
+    /// Digest without the inner steps, for a step with inner steps.
     pub frame: Option<String>,
-    /// SHA-256 over the list of items, of a `foreach` without keys of its own.
+    /// SHA-256 of the list of items, for a `foreach` without a `key`.
     pub list: Option<String>,
     /// `env` of the workflow, of `defaults` and of the step.
     pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
 }
 
 impl Step {
-    /// Its `env`: that of the workflow, over it that of `defaults`, over that its own.
+    /// Evaluates the `env` of the step: the workflow's, then that of `defaults`, then the step's own.
     ///
-    /// Each may read what the ones before it set.
+    /// Each layer may read the layers before.
     ///
     /// # Errors
-    /// The expression that could not be worked out.
+    /// The expression that cannot be evaluated.
     pub fn resolve_env(&self, scope: &Scope) -> Result<BTreeMap<String, String>, ExprError> {
         self.resolve(scope, &self.env[..])
     }
 
-    /// The `env` that its `if` may read: that of the workflow and of `defaults`.
+    /// Evaluates the `env` for the step's `if`: the workflow's and that of `defaults`.
     ///
-    /// Its own may read outputs of steps that were skipped, which is for `if` to find out first.
+    /// The step's own `env` may read outputs of skipped steps, which `if` must check first.
     ///
     /// # Errors
-    /// The expression that could not be worked out.
+    /// The expression that cannot be evaluated.
     pub fn resolve_shared_env(&self, scope: &Scope) -> Result<BTreeMap<String, String>, ExprError> {
         self.resolve(scope, &self.env[..2])
     }
@@ -465,22 +467,22 @@ impl Step {
     }
 }
 
-/// What runs a command: the command is its last argument.
+/// Program that runs a command, which is the last argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shell {
-    /// `bash -euo pipefail -c` where there is a bash, else `sh -eu -c`; what it was is recorded in the run.
+    /// `bash -euo pipefail -c` if there is a bash, else `sh -eu -c`; the run records the choice.
     Default,
-    /// This program with these arguments; never empty.
+    /// Program with arguments; never empty.
     Command(Vec<String>),
 }
 
 impl Shell {
-    /// [`Shell::Default`] where there is a bash.
+    /// [`Shell::Default`] with a bash.
     pub const BASH: [&'static str; 4] = ["bash", "-euo", "pipefail", "-c"];
-    /// [`Shell::Default`] elsewhere.
+    /// [`Shell::Default`] without a bash.
     pub const SH: [&'static str; 3] = ["sh", "-eu", "-c"];
 
-    /// Program and arguments, where `has_bash` says whether there is a bash.
+    /// Returns program and arguments; `has_bash` says whether there is a bash.
     #[must_use]
     pub fn command(&self, has_bash: bool) -> Vec<String> {
         let words: &[&str] = if has_bash { &Self::BASH } else { &Self::SH };
@@ -491,25 +493,25 @@ impl Shell {
     }
 }
 
-/// How often and when a failed step is tried again.
+/// Retry policy of a failed step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub max: u32,
-    /// Wait before the second try.
+    /// Delay before the second attempt.
     pub delay: Duration,
-    /// How the wait grows.
+    /// Growth of the delay.
     pub backoff: Backoff,
-    /// The longest wait.
+    /// Longest delay.
     pub max_delay: Duration,
-    /// Whether waits are varied at random, so that many steps do not try at the same moment.
+    /// Whether delays vary at random, so that many steps do not retry at the same moment.
     pub jitter: bool,
-    /// Which failures are tried again; empty means any.
+    /// Failures to retry; empty means any.
     pub when: Vec<RetryCause>,
 }
 
 impl Retry {
-    /// No second try.
+    /// No retry.
     pub const NONE: Self = Self {
         max: 0,
         delay: Duration::from_secs(1),
@@ -519,50 +521,50 @@ impl Retry {
         when: Vec::new(),
     };
 
-    /// Whether a failure of this kind is tried again, if tries are left.
+    /// Returns whether a failure of this kind is retried, if attempts are left.
     #[must_use]
     pub fn covers(&self, cause: RetryCause) -> bool {
         self.when.is_empty() || self.when.contains(&cause)
     }
 }
 
-/// How the wait between tries grows.
+/// Growth of the delay between attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backoff {
     /// Always `delay`.
     Fixed,
-    /// `delay` longer each time.
+    /// Longer by `delay` each time.
     Linear,
     /// Twice as long each time.
     Exponential,
 }
 
-/// A kind of failure that may be tried again.
+/// Kind of failure for a retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryCause {
-    /// It took longer than its `timeout`.
+    /// The attempt exceeded the `timeout`.
     Timeout,
-    /// It ended with this exit code; by signal N, with 128 + N.
+    /// Exit with this code; 128 + N after signal N.
     Exit(u8),
-    /// A signal ended it.
+    /// End by a signal.
     Signal,
-    /// Its evidence did not hold, or could not be checked.
+    /// The evidence did not hold, or could not be checked.
     Evidence,
 }
 
-/// Which failures of a step the run goes on after.
+/// Failures of a step that let the run continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tolerance {
     /// None.
     Nothing,
-    /// Every one.
+    /// All failures.
     Everything,
-    /// Those with one of these exit codes.
+    /// Failures with one of these exit codes.
     ExitCodes(Vec<u8>),
 }
 
 impl Tolerance {
-    /// Whether the run goes on after this failure; `None` if it had no exit code.
+    /// Returns whether the run continues after this failure; `None` for a failure without an exit code.
     #[must_use]
     pub fn covers(&self, exit_code: Option<u8>) -> bool {
         match self {
@@ -573,21 +575,21 @@ impl Tolerance {
     }
 }
 
-/// Where an output comes from.
+/// Source of an output.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OutputSource {
-    /// The file, below the base folder.
+    /// File, below the base folder.
     pub from: Template,
-    /// The place in it, if it is JSON; otherwise its text.
+    /// Path in a JSON file; `None` for the text of the file.
     pub json: Option<JsonPath>,
 }
 
 impl OutputSource {
-    /// The output in the bytes of the file.
+    /// Returns the output in the bytes of the file.
     ///
     /// # Errors
-    /// The file is not text or not JSON, or has no such place.
+    /// The file is not text or not JSON, or has no value at the path.
     pub fn read(&self, bytes: &[u8]) -> Result<Value, PathError> {
         match &self.json {
             Some(path) => path.find_in(bytes),

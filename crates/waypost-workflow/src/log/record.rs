@@ -1,4 +1,4 @@
-//! Following a running step: its streams into the log, masked, until it has ended.
+//! Records a running step: reads the streams, masks them and writes the log, until the step has ended.
 
 use std::future::Future;
 use std::io;
@@ -10,49 +10,48 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{Log, LogSink};
 use crate::mask::{Mask, MaskStream};
 
-/// How much of its standard output a step may make its result, unless told otherwise: what a checkpoint carries without
-/// a warning.
+/// Default limit for a captured standard output: the size of a checkpoint without a warning.
 pub const CAPTURE_BYTES_MAX: usize = 1024 * 1024;
 
-/// How much is read at once: what a pipe holds.
+/// Read size: the capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
-/// After the step's end: how long its streams must be silent, while something in the background still has them
-/// open, until they count as ended. Enough for a `tee` that has yet to write what the step said last.
+/// After the step's end: silence until streams held open by background processes count as ended. Enough for a
+/// `tee` that still has to write the step's last output.
 const DRAIN_QUIET: Duration = Duration::from_millis(25);
 
-/// After the step's end: how long they are read if they do not fall silent.
+/// After the step's end: longest time for reading streams without silence.
 const DRAIN_MAX: Duration = Duration::from_millis(250);
 
-/// A step's output, to be read: see [`Child`](crate::supervisor::Child).
+/// Output streams of a step: see [`Child`](crate::supervisor::Child).
 #[derive(Debug)]
 pub struct Streams {
-    /// Its standard output, or both merged.
+    /// Standard output, or both streams merged.
     pub stdout: Option<pipe::Receiver>,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: Option<pipe::Receiver>,
 }
 
-/// What came of a step that was followed to its end.
+/// Result of recording a step.
 #[derive(Debug)]
 pub struct Recorded<T> {
-    /// What the future that stands for its life returned.
+    /// Result of the `life` future.
     pub life: T,
-    /// Its standard output, if that was asked for.
+    /// Standard output, if requested.
     pub captured: Option<Captured>,
 }
 
-/// Standard output as it was, not masked: look for secrets with [`Mask::contains`] before keeping it.
+/// Standard output, not masked: check with [`Mask::contains`] before storing it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Captured {
-    /// Its beginning, up to the limit.
+    /// Beginning, up to the limit.
     pub bytes: Vec<u8>,
-    /// How much there was.
+    /// Total size.
     pub bytes_total: u64,
 }
 
 impl Captured {
-    /// Says whether all of it is there.
+    /// Returns whether the output is complete.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.bytes.len() as u64 == self.bytes_total
@@ -61,20 +60,19 @@ impl Captured {
 
 impl std::fmt::Debug for Captured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the bytes: there may be a secret in them.
+        // Without the bytes, which may contain a secret.
         f.debug_struct("Captured").field("bytes_total", &self.bytes_total).finish_non_exhaustive()
     }
 }
 
-/// Reads a step's streams into `log`, masked, in the order in which they arrive, until `life` has resolved and
-/// what the step wrote by then is read.
+/// Reads a step's streams into `log`, masked, in order of arrival, until `life` has resolved and all output
+/// before that is read.
 ///
-/// `life` is what decides the step's end: its wait, or its cancelling after a timeout; reading goes on meanwhile, so that
-/// a step that is told to end can still say something. `capture` is how many bytes of standard output are wanted
-/// as such.
+/// `life` decides the step's end: a wait, or a cancel after a timeout. Reading continues during a cancel, so
+/// that the last output of the step is kept. `capture` is the limit for capturing standard output, in bytes.
 ///
-/// Streams that a process in the background keeps open do not hold this up: what comes after a short silence is read
-/// and thrown away, so that the process does not die of writing.
+/// Streams held open by a background process do not delay the return. After a short silence further output is
+/// read and discarded, so that the process does not get SIGPIPE.
 pub async fn record<T, S: LogSink>(
     streams: Streams,
     mask: &Mask,
@@ -101,7 +99,7 @@ pub async fn record<T, S: LogSink>(
     Recorded { life, captured }
 }
 
-/// Which of the two streams.
+/// Output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
     Stdout,
@@ -109,7 +107,7 @@ enum Which {
 }
 
 struct Stream {
-    /// Gone after its end.
+    /// `None` after the end of the stream.
     pipe: Option<pipe::Receiver>,
     mask: MaskStream,
 }
@@ -119,16 +117,16 @@ impl Stream {
         Self { pipe, mask: mask.stream() }
     }
 
-    /// Waits until there is something to read, or the end; for ever after that.
+    /// Waits for data or the end of the stream; never resolves after the end.
     async fn readable(&self) {
         match &self.pipe {
-            // An error shows again when it is read.
+            // The error appears again in the read.
             Some(pipe) => drop(pipe.readable().await),
             None => std::future::pending().await,
         }
     }
 
-    /// Counts the bytes that are there to be read.
+    /// Returns the number of bytes ready to read.
     fn waiting_bytes(&self) -> u64 {
         self.pipe.as_ref().and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok()).unwrap_or_default()
     }
@@ -162,13 +160,13 @@ impl<S: LogSink> Recorder<'_, S> {
         }
     }
 
-    /// Reads on after the step's end: what is there now in any case, then as long as more comes soon.
+    /// Reads the rest after the step's end: all buffered bytes, then further output until a short silence.
     async fn drain(&mut self) {
         let end = Instant::now() + DRAIN_MAX;
         for which in [Which::Stdout, Which::Stderr] {
             let mut owed = self.stream(which).waiting_bytes();
             while owed > 0 {
-                // From the pipe itself: the runtime may not have heard yet that there is something.
+                // Direct read of the pipe: the runtime may not have seen the readiness yet.
                 match self.read_by(which, |pipe, buffer| Ok(rustix::io::read(pipe, buffer)?)).await {
                     0 => break,
                     count => owed = owed.saturating_sub(count as u64),
@@ -190,7 +188,7 @@ impl<S: LogSink> Recorder<'_, S> {
         }
     }
 
-    /// Reads once from a stream that may have something; returns how much there was.
+    /// Reads once from a stream, without waiting; returns the number of bytes.
     async fn read(&mut self, which: Which) -> usize {
         self.read_by(which, pipe::Receiver::try_read).await
     }
@@ -208,7 +206,7 @@ impl<S: LogSink> Recorder<'_, S> {
         let count = match read(pipe, &mut self.buffer) {
             Ok(count) if count > 0 => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return 0,
-            // The end. Pipes have no errors of their own.
+            // End of the stream. Reads of a pipe have no other errors.
             Ok(_) | Err(_) => {
                 stream.pipe = None;
                 return 0;
@@ -243,7 +241,7 @@ impl<S: LogSink> Recorder<'_, S> {
     }
 }
 
-/// Reads until the end, for nobody.
+/// Reads and discards a stream until its end.
 async fn throw_away(pipe: pipe::Receiver) {
     let mut buffer = vec![0; 4096];
     while pipe.readable().await.is_ok() {

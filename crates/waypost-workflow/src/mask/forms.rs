@@ -1,24 +1,24 @@
-//! The forms in which a secret shows: as it is, and as common programs write it.
+//! Encoded forms of a secret: plain, and as common programs write it.
 //!
-//! Each function answers for one way of writing; a form may repeat, and none is shorter than the secret, save the
-//! inner part of base64, which is longer too from eight bytes on.
+//! Each function covers one encoding. Forms may repeat. A form is never shorter than the secret, except the
+//! inner part of base64, which is longer from eight bytes on.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// The line widths at which `base64` (76) and `openssl`, PEM (64) break their output.
+/// Line widths of `base64` (76) and of `openssl` and PEM (64).
 const LINE_WIDTHS: [usize; 2] = [76, 64];
 
-/// The longest secret that is looked for in base64 of a text around it that was broken into lines: a token or a key with
-/// all that belongs to it. There are some two hundred such forms, one for each place that a line can end.
+/// Longest secret with forms for wrapped base64 of a surrounding text: a token, or a key with its frame.
+/// About two hundred forms exist, one for each position of the line break.
 const WITHIN_LINES_BYTES_MAX: usize = 4096;
 
-/// How far the lines of a secret may be indented: what eight levels of YAML or JSON take, and four of tabs.
+/// Deepest indentation of a secret's lines: eight levels of YAML or JSON, or four tabs.
 const INDENT_SPACES_MAX: usize = 16;
-/// The same in tabs.
+/// Deepest indentation in tabs.
 const INDENT_TABS_MAX: usize = 4;
 
-/// Lists every form of a secret that counts.
+/// Returns all forms of a secret.
 pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
     let mut forms = vec![value.to_vec()];
     indented(value, &mut forms);
@@ -29,13 +29,13 @@ pub(super) fn of(value: &[u8]) -> Vec<Vec<u8>> {
     let lossy = String::from_utf8_lossy(value);
     json(&lossy, &mut forms);
     if lossy.as_bytes() != value {
-        // What is left of bytes that are no text after they went through a string.
+        // Bytes that are not UTF-8, after a lossy conversion to a string.
         forms.push(lossy.into_owned().into_bytes());
     }
     forms
 }
 
-/// A secret of several lines, each a bit to the right: a key within YAML, or behind `sed 's/^/  /'`.
+/// Adds the indented forms of a secret with several lines: a key within YAML, or after `sed 's/^/  /'`.
 fn indented(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let lines: Vec<&[u8]> = value.split(|byte| *byte == b'\n').collect();
     if lines.len() < 2 {
@@ -44,7 +44,7 @@ fn indented(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let spaces = (1..=INDENT_SPACES_MAX).map(|count| vec![b' '; count]);
     let tabs = (1..=INDENT_TABS_MAX).map(|count| vec![b'\t'; count]);
     for indent in spaces.chain(tabs) {
-        // An empty line is moved by some, and left as it is by others.
+        // Some programs indent empty lines, others do not.
         for moves_empty in [true, false] {
             let mut form = lines[0].to_vec();
             for line in &lines[1..] {
@@ -59,7 +59,7 @@ fn indented(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// Base64 in both alphabets: alone, with and without padding, broken into lines, and as a part of something longer.
+/// Adds base64 in both alphabets: alone, with and without padding, wrapped, and as part of a longer text.
 fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     for engine in [STANDARD_NO_PAD, URL_SAFE_NO_PAD] {
         let alone = engine.encode(value);
@@ -73,8 +73,9 @@ fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
         }
         forms.push(alone.into_bytes());
         forms.push(padded.into_bytes());
-        // Within something longer the secret begins at the first, second or third byte of a group of three. Only the
-        // characters whose six bits all come from the secret are known, and the last one if nothing follows.
+        // In a longer text the secret begins at the first, second or third byte of a group of three. Only
+        // characters with all six bits from the secret are known, and the last character if the secret ends
+        // the text.
         for before in 0..3 {
             let bytes = [&[0; 3][..before], value].concat();
             let encoded = engine.encode(&bytes).into_bytes();
@@ -92,14 +93,14 @@ fn in_lines(encoded: &str, width: usize, end: &str) -> Vec<u8> {
     lines.join(end.as_bytes())
 }
 
-/// Base64 of something longer, broken into lines from its first character on, wherever the secret stands in it: what
-/// `printf 'user:%s' "$SECRET" | base64` prints.
+/// Adds wrapped base64 of a longer text, for every position of the secret: `printf 'user:%s' "$SECRET" |
+/// base64`.
 fn base64_within_lines(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     if value.len() > WITHIN_LINES_BYTES_MAX {
         return;
     }
     for width in LINE_WIDTHS {
-        // After as many bytes as fill a line it is all the same again.
+        // The forms repeat after one full line of bytes.
         for before in 0..width / 4 * 3 {
             let bytes = [&vec![0; before], value].concat();
             let encoded = STANDARD_NO_PAD.encode(&bytes).into_bytes();
@@ -118,7 +119,7 @@ fn base64_within_lines(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// Percent-encoding, as each kind of encoder keeps other characters.
+/// Adds percent-encoding, for the unescaped characters of each kind of encoder.
 fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     const KEPT: [&[u8]; 5] = [
         // RFC 3986, curl, Go, Rust's `url`.
@@ -134,7 +135,7 @@ fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     ];
     const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
     for hex in DIGITS {
-        // Each byte by its number, letters too.
+        // Each byte by number, letters too.
         let escaped = |byte: &u8| [b'%', hex[usize::from(byte >> 4)], hex[usize::from(byte & 15)]];
         forms.push(value.iter().flat_map(escaped).collect());
     }
@@ -158,9 +159,9 @@ fn url(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// The inside of a JSON string, as encoders differ in what they escape and how.
+/// Adds the content of a JSON string, for the escapes of each kind of encoder.
 fn json(text: &str, forms: &mut Vec<Vec<u8>>) {
-    // Each character by its number, which no encoder must do and any may.
+    // Each character by number: allowed, but never required.
     for upper in [false, true] {
         let style = JsonStyle { upper, ..JsonStyle::default() };
         forms.push(text.chars().map(|char| style.number(char)).collect::<String>().into_bytes());
@@ -181,20 +182,20 @@ fn json(text: &str, forms: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// What a JSON encoder escapes.
+/// Escapes of a JSON encoder.
 #[derive(Clone, Copy, Default)]
 struct JsonStyle {
-    /// Everything beyond ASCII, as Python does.
+    /// Characters beyond ASCII, as in Python.
     ascii_only: bool,
-    /// The slash, as PHP does.
+    /// Slash, as in PHP.
     slash: bool,
-    /// `<`, `>`, `&` and the two Unicode line ends, as Go does.
+    /// `<`, `>`, `&` and the two Unicode line ends, as in Go.
     html: bool,
-    /// `\b` and `\f` by their letters and not by their numbers.
+    /// `\b` and `\f` by letter instead of number.
     short: bool,
     /// Numbers in upper case.
     upper: bool,
-    /// The delete character, as jq does.
+    /// Delete character, as in jq.
     delete: bool,
 }
 
@@ -229,20 +230,20 @@ impl JsonStyle {
     }
 }
 
-/// The inside of a quoted word, as shells and their helpers write it.
+/// Adds the content of a quoted word, as shells and similar programs write it.
 fn shell(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let escaped =
         |escape: &dyn Fn(u8) -> Vec<u8>| value.iter().flat_map(|byte| escape(*byte)).collect::<Vec<u8>>();
     // '...' with a quote as '\'' (bash, most programs), or as '"'"' (dash, Python's `shlex`).
     forms.push(escaped(&|byte| if byte == b'\'' { br"'\''".to_vec() } else { vec![byte] }));
     forms.push(escaped(&|byte| if byte == b'\'' { br#"'"'"'"#.to_vec() } else { vec![byte] }));
-    // "..." with backslashes before what is special there.
+    // "..." with backslashes before special characters.
     forms.push(escaped(&|byte| with_backslash(byte, b"\"$`\\")));
     forms.push(escaped(&|byte| with_backslash(byte, b"\"$`\\!")));
-    // Backslashes before everything special, as bash's `printf %q` does.
+    // Backslashes before all special characters, as in bash's `printf %q`.
     forms.push(escaped(&|byte| with_backslash(byte, b" !\"#$&'()*,;<>?[\\]^`{|}")));
     forms.push(escaped(&|byte| with_backslash(byte, b" !\"#$&'()*,;<>?[\\]^`{|}~=%:@+")));
-    // $'...' as bash writes what has control characters; bytes beyond ASCII as they are, or by number.
+    // $'...' as bash writes text with control characters; bytes beyond ASCII unchanged, or by number.
     forms.push(escaped(&|byte| ansi_c(byte, false)));
     forms.push(escaped(&|byte| ansi_c(byte, true)));
 }

@@ -5,41 +5,41 @@ use serde_json::Value;
 use super::json::parse_json;
 use crate::expr::{NumberError, exact_number, shown};
 
-/// Size of a captured output; it is kept in every checkpoint after the step.
+/// Largest captured output; every checkpoint after the step has it.
 pub const CAPTURE_BYTES_MAX: usize = 1024 * 1024;
 
-/// What a captured standard output becomes.
+/// Type of a captured standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Capture {
-    /// The text without its last newline.
+    /// Text without the last newline.
     Text,
-    /// The JSON document that it is.
+    /// JSON document.
     Json,
-    /// A list of its lines, without their ends.
+    /// List of lines, without line ends.
     Lines,
-    /// The number that it is.
+    /// Number.
     Number,
 }
 
-/// Why standard output is not what `capture` says.
+/// Why standard output does not match `capture`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CaptureError {
-    /// Larger than [`CAPTURE_BYTES_MAX`]: write it to a file.
+    /// Larger than [`CAPTURE_BYTES_MAX`]: write the output to a file.
     #[error("stdout has {bytes} bytes, `capture` takes at most {CAPTURE_BYTES_MAX}")]
     TooLarge {
-        /// Its size.
+        /// Size in bytes.
         bytes: usize,
     },
     /// Not text.
     #[error("stdout is not valid UTF-8 after byte {valid_bytes}")]
     NotText {
-        /// Sound bytes before.
+        /// Number of valid bytes.
         valid_bytes: usize,
     },
     /// Not JSON.
     #[error("stdout cannot be read as JSON: {problem} at line {line}, column {column}")]
     NotJson {
-        /// What the parser says.
+        /// Message of the parser.
         problem: String,
         /// Line, from 1.
         line: usize,
@@ -49,19 +49,19 @@ pub enum CaptureError {
     /// Not a number.
     #[error("stdout is not a number: `{found}`")]
     NotANumber {
-        /// The beginning of the text.
+        /// Beginning of the text.
         found: String,
     },
-    /// A number that would come back as another one.
+    /// A number that would change its value or spelling.
     #[error("stdout is a number that would not be kept as it is, `{found}`; capture it as `text`")]
     Changes {
-        /// The beginning of the text.
+        /// Beginning of the text.
         found: String,
     },
 }
 
 impl Capture {
-    /// The word in the workflow file.
+    /// Returns the word in the workflow file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -72,13 +72,13 @@ impl Capture {
         }
     }
 
-    /// All words and what they stand for.
+    /// All types.
     pub const ALL: [Self; 4] = [Self::Text, Self::Json, Self::Lines, Self::Number];
 
-    /// Converts what a step wrote to its standard output.
+    /// Converts a step's standard output.
     ///
     /// # Errors
-    /// Too large, not UTF-8, or not what was promised; the step then has no output.
+    /// Too large, not UTF-8, or of another type; the step then has no output.
     pub fn convert(self, stdout: &[u8]) -> Result<Value, CaptureError> {
         if stdout.len() > CAPTURE_BYTES_MAX {
             return Err(CaptureError::TooLarge { bytes: stdout.len() });
@@ -98,14 +98,14 @@ impl Capture {
     }
 }
 
-/// The number that a text is, unless it would be read as another text.
+/// Returns the number in a text, unless the number would have another spelling.
 fn number_of(text: &str) -> Result<Value, CaptureError> {
     let changes = || CaptureError::Changes { found: shown(text) };
     let number = exact_number(text).map_err(|error| match error {
         NumberError::NotANumber => CaptureError::NotANumber { found: shown(text) },
         NumberError::Changes => changes(),
     })?;
-    // `007` is rather a name than a number, and `1e3` would come back as `1000.0`.
+    // `007` is probably a name, not a number, and `1e3` would become `1000.0`.
     let mut digits = text.trim_start_matches('-').chars();
     let has_zeros = digits.next() == Some('0') && digits.next().is_some_and(|next| next.is_ascii_digit());
     let alike = |text: &str| text.to_ascii_lowercase().replace("e+", "e");
@@ -114,12 +114,12 @@ fn number_of(text: &str) -> Result<Value, CaptureError> {
     if has_zeros || (has_exponent && kept != given) { Err(changes()) } else { Ok(Value::Number(number)) }
 }
 
-/// `text` without one newline at its end, CRLF included.
+/// Returns `text` without one newline at its end, CRLF included.
 pub(super) fn without_last_newline(text: &str) -> &str {
     text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line))
 }
 
-/// The parser's message without its place, which the error says apart.
+/// Returns the parser's message without the place, which the error has in separate fields.
 pub(super) fn json_problem(error: &serde_json::Error) -> String {
     let message = error.to_string();
     message.split(" at line ").next().unwrap_or_default().to_owned()

@@ -1,86 +1,86 @@
-//! The file in `$WAYPOST_OUTPUT`: `name=value` lines and GitHub's form for values of several lines.
+//! Output file `$WAYPOST_OUTPUT`: `name=value` lines, and GitHub's form for values of several lines.
 
 use serde_json::{Map, Value};
 use waypost::record::Usage;
 
 use crate::expr::shown;
 
-/// Size of an output file.
+/// Largest output file.
 ///
-/// Outputs are kept in every checkpoint after the step; large results belong into files with an `outputs`
-/// entry or evidence that names them. GitHub's limit is the same 1 MiB.
+/// Every checkpoint after the step has the outputs. Large results belong in files, with an `outputs` entry or
+/// evidence for the file. GitHub has the same limit of 1 MiB.
 pub const OUTPUT_BYTES_MAX: usize = 1024 * 1024;
-/// Outputs of one step; more is a list, and a list is one JSON value.
+/// Most outputs of one step; a longer list is better as one JSON value.
 pub const OUTPUT_COUNT_MAX: usize = 1_000;
-/// Length of a name.
+/// Longest name.
 pub const OUTPUT_NAME_BYTES_MAX: usize = 100;
-/// Names that begin with this say what a step took.
+/// Prefix of names for usage.
 const USAGE_PREFIX: &str = "usage.";
 
-/// Why an output file cannot be used; nothing of it is.
+/// Why an output file cannot be used; no output is taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OutputError {
     /// Larger than [`OUTPUT_BYTES_MAX`]: keep large results in files.
     #[error("the output file has {bytes} bytes, the limit is {OUTPUT_BYTES_MAX}")]
     TooLarge {
-        /// Its size.
+        /// Size in bytes.
         bytes: usize,
     },
     /// More than [`OUTPUT_COUNT_MAX`] outputs: write one JSON value.
     #[error("line {line}: more than {OUTPUT_COUNT_MAX} outputs")]
     TooMany {
-        /// The line of the first output too many, from 1.
+        /// Line of the first excess output, from 1.
         line: usize,
     },
     /// The line is not text.
     #[error("line {line}: not valid UTF-8 after byte {column} of the line")]
     NotText {
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// Sound bytes of the line.
+        /// Number of valid bytes in the line.
         column: usize,
     },
     /// The line is neither `name=value` nor `name<<END`.
     #[error("line {line}: expected `name=value` or `name<<END`, found `{found}`")]
     NotAnOutput {
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// Its beginning.
+        /// Beginning of the line.
         found: String,
     },
-    /// The name is not one that expressions could read.
+    /// Expressions could not read the name.
     #[error(
         "line {line}: `{name}` is not a name for an output: it must begin with a letter or `_`, and go on with letters, digits, `_` or `-`"
     )]
     BadName {
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// The name as written.
+        /// Name as written.
         name: String,
     },
-    /// It is about usage, and there is no such thing or no such value.
+    /// Unknown usage field, or invalid value.
     #[error("line {line}: `{name}`: {why}")]
     Usage {
-        /// The line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// The name as written.
+        /// Name as written.
         name: String,
-        /// What is wrong, and what would be right.
+        /// Error and correction.
         why: String,
     },
-    /// The value's last line never came.
+    /// The end of a value is missing.
     #[error("line {line}: the value of `{name}` never ends: no line is `{delimiter}`")]
     NeverEnds {
-        /// The line where the value begins, from 1.
+        /// First line of the value, from 1.
         line: usize,
-        /// The output.
+        /// Name of the output.
         name: String,
-        /// The line that should end it.
+        /// Missing last line.
         delimiter: String,
     },
 }
 
-/// Whether `name` may name an output.
+/// Returns whether `name` is a valid output name.
 #[must_use]
 pub fn is_output_name(name: &str) -> bool {
     let mut letters = name.chars();
@@ -89,21 +89,21 @@ pub fn is_output_name(name: &str) -> bool {
         && name.len() <= OUTPUT_NAME_BYTES_MAX
 }
 
-/// What a step wrote.
+/// Content of an output file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Written {
-    /// Its outputs.
+    /// Outputs.
     pub outputs: Map<String, Value>,
-    /// What it said of tokens and cost, summed.
+    /// Sum of the reported tokens and cost.
     pub usage: Option<Usage>,
 }
 
-/// Reads the outputs that a step wrote; of two with one name the later one counts.
+/// Reads an output file; of two outputs with the same name the later counts.
 ///
-/// All values are text. Lines may end in CRLF; empty lines are passed over.
+/// All values are text. Lines may end in CRLF; empty lines are ignored.
 ///
 /// # Errors
-/// The first line that is wrong, by its number.
+/// The first invalid line, with its number.
 pub fn parse_output_file(bytes: &[u8]) -> Result<Written, OutputError> {
     if bytes.len() > OUTPUT_BYTES_MAX {
         return Err(OutputError::TooLarge { bytes: bytes.len() });
@@ -141,7 +141,7 @@ pub fn parse_output_file(bytes: &[u8]) -> Result<Written, OutputError> {
     Ok(Written { outputs, usage })
 }
 
-/// Adds what is said of usage.
+/// Adds a reported value to `usage`.
 fn add(usage: &mut Usage, what: &str, value: &str) -> Result<(), String> {
     let value = value.trim();
     let count =
@@ -171,7 +171,7 @@ enum Form<'a> {
     Until(&'a str),
 }
 
-/// Splits a line at whichever of `=` and `<<` comes first.
+/// Splits a line at `=` or `<<`, the first of the two.
 fn split(line: &str) -> Option<(&str, Form<'_>)> {
     let (equals, heredoc) = (line.find('='), line.find("<<"));
     match (equals, heredoc) {

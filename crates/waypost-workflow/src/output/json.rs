@@ -1,7 +1,7 @@
-//! JSON as steps and callers write it, read so that nothing of it is lost in silence.
+//! JSON of steps and callers, read without silent loss.
 //!
-//! What a JSON reader usually passes over is an error here: a number that would come back as another one, and a key
-//! that stands twice in a map, of which only one value would be kept.
+//! Two cases accepted by most JSON readers are errors here. A number must keep its value, and a map must not
+//! have duplicate keys, where one value would be lost.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use super::capture::json_problem;
 use crate::expr::{NumberError, exact_number, shown};
 
-/// What is wrong with a JSON document, and where.
+/// Error in a JSON document, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JsonError {
     pub(crate) problem: String,
@@ -30,7 +30,7 @@ impl fmt::Display for JsonError {
 /// Reads one JSON document.
 ///
 /// # Errors
-/// It is not JSON, nested deeper than 128 levels, or not kept as it is: the first such place.
+/// Not JSON, nested deeper than 128 levels, a duplicate key, or the first number that would change.
 pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, JsonError> {
     let Exact(value) = serde_json::from_slice(bytes).map_err(|error| JsonError {
         problem: json_problem(&error),
@@ -50,7 +50,7 @@ pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, JsonError> {
     }
 }
 
-/// Finds the first number of a well-formed document that would come back as another one, and where it begins.
+/// Returns the first number of a valid document with a changed value after a round trip, and its offset.
 fn first_changed_number(bytes: &[u8]) -> Option<(usize, &str)> {
     let mut at = 0;
     while at < bytes.len() {
@@ -70,7 +70,7 @@ fn first_changed_number(bytes: &[u8]) -> Option<(usize, &str)> {
     None
 }
 
-/// Returns where the text that begins at `start` has ended.
+/// Returns the end of the string that begins at `start`.
 fn end_of_text(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while at < bytes.len() && bytes[at] != b'"' {
@@ -79,7 +79,7 @@ fn end_of_text(bytes: &[u8], start: usize) -> usize {
     at + 1
 }
 
-/// A value whose maps have every key once.
+/// Value without duplicate keys in its maps.
 struct Exact(Value);
 
 impl<'de> Deserialize<'de> for Exact {

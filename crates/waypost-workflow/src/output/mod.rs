@@ -1,6 +1,6 @@
-//! What a step gives back: the file in `$WAYPOST_OUTPUT`, its standard output, values of JSON files.
+//! Outputs of a step: the file `$WAYPOST_OUTPUT`, the standard output, values of JSON files.
 //!
-//! Pure functions from bytes to values. Does not know: where the bytes came from, nor what is masked in them.
+//! Pure functions from bytes to values. Does not know the origin of the bytes, nor masking.
 
 mod capture;
 mod file;

@@ -1,7 +1,7 @@
-//! JSON paths: the part of the language that names one place, or every item of a list or map.
+//! JSON paths for one value, or for every item of a list or map.
 //!
-//! `$`, `.name`, `['name']`, `[0]`, `[-1]`, `[*]` and `.*`. Filters, slices and `..` are left out: an output
-//! should say where it comes from, and a step can compute the rest.
+//! `$`, `.name`, `['name']`, `[0]`, `[-1]`, `[*]` and `.*`. Without filters, slices and `..`: an output
+//! should have a clear source, and a step can compute the rest.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,12 +13,12 @@ use super::json::parse_json;
 use crate::expr::{described, shown};
 use crate::suggest::{listed, nearest};
 
-/// Parts of a path; documents are parsed to a depth of 128.
+/// Most parts of a path; documents are parsed to a depth of 128.
 const PARTS_MAX: usize = 128;
-/// Names that an error lists.
+/// Most names listed in an error.
 const LISTED_MAX: usize = 12;
 
-/// A checked JSON path.
+/// Valid JSON path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonPath {
     text: String,
@@ -33,23 +33,23 @@ enum Part {
     Every,
 }
 
-/// A path that is not well formed.
+/// Syntax error in a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct PathSyntaxError {
-    /// Where in the path, in bytes.
+    /// Place in the path, in bytes.
     pub range: Range<usize>,
-    /// What is wrong.
+    /// Error text.
     pub message: String,
 }
 
-/// A path that leads nowhere in a document.
+/// Why a path has no value in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// The document is not JSON.
     #[error("cannot be read as JSON: {problem} at line {line}, column {column}")]
     NotJson {
-        /// What the parser says.
+        /// Message of the parser.
         problem: String,
         /// Line, from 1.
         line: usize,
@@ -59,17 +59,17 @@ pub enum PathError {
     /// The document is not text.
     #[error("not valid UTF-8 after byte {valid_bytes}")]
     NotText {
-        /// Sound bytes before.
+        /// Number of valid bytes.
         valid_bytes: usize,
     },
     /// A part of the path does not exist.
     #[error("`{path}`: {message}")]
     Missing {
-        /// The path.
+        /// Path.
         path: String,
-        /// What is missing and what there is.
+        /// Missing part, with the existing names.
         message: String,
-        /// A name near to the missing one.
+        /// Name similar to the missing name.
         hint: Option<String>,
     },
 }
@@ -78,7 +78,7 @@ impl JsonPath {
     /// Reads a path.
     ///
     /// # Errors
-    /// The place of what is not understood.
+    /// The place of the syntax error.
     pub fn parse(text: &str) -> Result<Self, PathSyntaxError> {
         let fail =
             |range: Range<usize>, message: &str| PathSyntaxError { range, message: message.to_owned() };
@@ -108,7 +108,7 @@ impl JsonPath {
         Ok(Self { text: text.to_owned(), parts })
     }
 
-    /// The value at the path; with `[*]` or `.*`, the list of all values there.
+    /// Returns the value at the path; with `[*]` or `.*`, the list of all values there.
     ///
     /// # Errors
     /// [`PathError::Missing`]: the first part that does not exist.
@@ -159,7 +159,7 @@ impl JsonPath {
     }
 }
 
-/// The text of a file as an output: without its last newline.
+/// Returns the text of a file as an output: without the last newline.
 ///
 /// # Errors
 /// [`PathError::NotText`].

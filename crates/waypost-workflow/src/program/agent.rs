@@ -1,7 +1,8 @@
-//! Agents: which command is run for a prompt, and what its output says of its answer, its tokens and its cost.
+//! Agents: builds the command for a prompt, and reads the answer, tokens and cost from the output of the
+//! agent.
 //!
-//! The prompt goes to standard input, or into the word that has `${{ prompt }}`: never into a text for a shell, which would
-//! read it as code.
+//! The prompt is passed on standard input, or replaces `${{ prompt }}` in a word of the command. The prompt
+//! is never part of a shell text: the shell would run it as code.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,9 @@ use waypost::record::Usage;
 
 use crate::file::AgentCommand;
 
-/// How much is recorded of what an agent says of its failure; all of it is in the log.
+/// Longest failure text in a record, in characters; the log has all of it.
 const FAILURE_CHARACTERS_MAX: usize = 1000;
-/// Where a word of a command takes the prompt.
+/// Placeholder for the prompt in a word of a command.
 const HOLE: &str = "${{ prompt }}";
 
 /// Commands of agents by name.
@@ -20,12 +21,13 @@ const HOLE: &str = "${{ prompt }}";
 pub struct Agents(BTreeMap<String, AgentCommand>);
 
 impl Agents {
-    /// Those that are known without any configuration, and the given ones, which count first.
+    /// Makes the known agents and adds the `configured` ones; a configured agent replaces a known one of the
+    /// same name.
     #[must_use]
     pub fn with(configured: impl IntoIterator<Item = (String, AgentCommand)>) -> Self {
         let words =
             |words: &[&str]| AgentCommand::Words(words.iter().map(|word| (*word).to_owned()).collect());
-        // As their own pages describe them for use without a terminal, with JSON as output.
+        // From each agent's own documentation: use without a terminal, output as JSON.
         let known = [
             ("claude", words(&["claude", "-p", "--output-format", "json"])),
             ("codex", words(&["codex", "exec", "--json", "-"])),
@@ -35,13 +37,13 @@ impl Agents {
         Self(known.chain(configured).collect())
     }
 
-    /// Returns the command of an agent.
+    /// Returns the command of agent `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&AgentCommand> {
         self.0.get(name)
     }
 
-    /// Returns the names of all.
+    /// Returns the names of all agents.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
@@ -53,7 +55,8 @@ impl Default for Agents {
     }
 }
 
-/// The words of a command, and what it is given on standard input. A text is run by the `shell`.
+/// Returns the argument list for an agent's command and, unless a word has the prompt, the text for standard
+/// input. A text command runs in `shell`.
 pub(super) fn filled(
     command: &AgentCommand,
     prompt: String,
@@ -68,18 +71,18 @@ pub(super) fn filled(
     }
 }
 
-/// What an agent said.
+/// Parsed output of an agent.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Said {
-    /// Its answer.
+    /// Answer.
     pub(super) text: String,
-    /// What it took, where it says so.
+    /// Tokens and cost, if the output has them.
     pub(super) usage: Option<Usage>,
-    /// That it has failed, in its own words, whatever its exit code was.
+    /// Failure text, if the agent reports a failure; the exit code is not considered.
     pub(super) failed: Option<String>,
 }
 
-/// Reads what an agent printed: JSON of one of the forms that are known, or else plain text, which is its answer.
+/// Parses the output of an agent: JSON in a known form, else plain text as the answer.
 pub(super) fn said(printed: &str) -> Said {
     let plain = || Said { text: printed.trim().to_owned(), usage: None, failed: None };
     if let Ok(Value::Array(documents)) = serde_json::from_str(printed) {
@@ -96,7 +99,7 @@ pub(super) fn said(printed: &str) -> Said {
     lines.and_then(|lines| of_lines(&lines)).unwrap_or_else(plain)
 }
 
-/// One document: `result`, or `response`, is the answer.
+/// Parses one document, with the answer in `result` or `response`.
 fn of_document(document: &Value) -> Option<Said> {
     let text = ["result", "response"].iter().find_map(|key| document.get(key)?.as_str());
     let failed = failure_of(document, text);
@@ -117,7 +120,8 @@ fn of_document(document: &Value) -> Option<Said> {
     Some(Said { text, usage: usage.filter(is_sound), failed })
 }
 
-/// What a document says of a failure: its answer is then the message, or there is an `error` in place of an answer.
+/// Returns the failure text of a document. With `is_error` the answer is the failure text. An `error` also
+/// counts as a failure if the document has no answer.
 fn failure_of(document: &Value, text: Option<&str>) -> Option<String> {
     let is_error = document.get("is_error").and_then(Value::as_bool) == Some(true);
     let error = document.get("error").filter(|error| !error.is_null());
@@ -136,7 +140,7 @@ fn failure_of(document: &Value, text: Option<&str>) -> Option<String> {
     Some(told)
 }
 
-/// The only model of a document, if it names one.
+/// Returns the model of a document, if the document names exactly one.
 fn model_of(document: &Value) -> Option<String> {
     if let Some(model) = document.get("model").and_then(Value::as_str) {
         return Some(model.to_owned());
@@ -157,8 +161,10 @@ fn of_models(models: &serde_json::Map<String, Value>) -> Usage {
     sum
 }
 
-/// Events, a line each or in a list: the last one is the result, as a document of its own; or the last message is the answer,
-/// and the tokens of all turns count.
+/// Parses events, one per line or as one list.
+///
+/// A `result` event is parsed as one document. Without a `result` event, the last agent message is the
+/// answer, and the tokens of all turns are added up.
 fn of_lines(lines: &[Value]) -> Option<Said> {
     let kind = |line: &Value, name: &str| line.get("type").and_then(Value::as_str) == Some(name);
     if let Some(result) = lines.iter().rev().find(|line| kind(line, "result")) {
@@ -188,7 +194,7 @@ fn of_lines(lines: &[Value]) -> Option<Said> {
     Some(Said { text: text.unwrap_or_default(), usage: sum, failed })
 }
 
-/// Tokens under the names that are in use. What was read from a cache was read.
+/// Reads the token counts under the known names. Cache reads count as input.
 fn tokens(usage: &Value) -> Usage {
     let count = |key: &str| usage.get(key).and_then(Value::as_u64).unwrap_or(0);
     let read = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
@@ -223,7 +229,7 @@ mod tests {
             let failing = printed.replace("\"is_error\":false", "\"is_error\":true");
             assert_eq!(said(&failing).failed.as_deref(), Some("done"));
         }
-        // An answer that is a list is an answer.
+        // A list can be an answer.
         assert_eq!(said("[1, 2]").text, "[1, 2]");
     }
 

@@ -1,7 +1,7 @@
-//! Events that a step adds to its run: a line of JSON for each in the file that `$WAYPOST_EVENTS` names.
+//! Events that a step adds to its run: one line of JSON per event in the file `$WAYPOST_EVENTS`.
 //!
-//! `waypost event` writes them, whoever runs beside it; they are read when the try ends. Whoever writes the file by hand
-//! writes the same lines.
+//! `waypost event` appends the lines, also from several processes at once. The file is read when the attempt
+//! ends. A program may write the same lines without `waypost event`.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -17,32 +17,33 @@ use waypost::record::Note;
 
 use crate::mask::Mask;
 
-/// The variable that names the file.
+/// Environment variable with the path of the file.
 pub const EVENTS: &str = "WAYPOST_EVENTS";
-/// Longest file of events of one try: they stand in the header of its record, which has room for twice that.
+/// Largest events file of one attempt. The header of the record keeps the events, and has room for twice this
+/// size.
 pub const EVENTS_BYTES_MAX: u64 = 256 * 1024;
-/// Most events of one try: what comes more often belongs in the log.
+/// Most events of one attempt; anything more frequent belongs in the log.
 pub const EVENTS_MAX: usize = 1_000;
-/// Longest name.
+/// Longest event name.
 const NAME_BYTES_MAX: usize = 100;
-/// Names of what Waypost itself says in this way.
+/// Event names reserved for Waypost.
 const OWN_NAMES: [&str; 5] = ["warning", "definition_adopted", SERVICE_STARTED, CHECKPOINT_FAILED, PRUNED];
 
-/// Why an event cannot be added. None was.
+/// Why an event cannot be added. Nothing was added.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
-    /// It cannot be called so.
+    /// The name is not valid.
     #[error(
         "`{0}` is not a name for an event: it must begin with a letter or `_`, and go on with letters, digits, `_`, `-` or `.`, {NAME_BYTES_MAX} at most"
     )]
     Name(String),
-    /// It is what Waypost says itself.
+    /// The name is reserved for Waypost.
     #[error("`{0}` is an event of waypost itself; choose another name")]
     Own(String),
-    /// The try has ended, and its file is gone.
+    /// The attempt has ended, and the events file is removed.
     #[error("the step that this process belongs to has ended, and takes no events any more")]
     Ended,
-    /// There are too many, or they are too long.
+    /// The events of the attempt would exceed [`EVENTS_BYTES_MAX`].
     #[error("the events of a step may have {EVENTS_BYTES_MAX} bytes, and this one does not fit any more")]
     Full,
     /// The file cannot be written.
@@ -58,7 +59,7 @@ struct Line {
     data: Map<String, Value>,
 }
 
-/// Adds an event to a step under way, whose `file` of events that is.
+/// Appends an event to `file`, the events file of a running step.
 ///
 /// # Errors
 /// [`EventError`]: nothing was added.
@@ -82,7 +83,7 @@ pub fn add_event(file: &Path, name: &str, data: BTreeMap<String, String>) -> Res
     if found.size() + bytes.len() as u64 > EVENTS_BYTES_MAX {
         return Err(EventError::Full);
     }
-    // At once, so that those who write beside it do not come between.
+    // One write call: lines of concurrent writers do not mix.
     file.write_all(&bytes).map_err(EventError::Io)
 }
 
@@ -99,7 +100,8 @@ fn refuse_name(name: &str) -> Result<(), EventError> {
     }
 }
 
-/// Makes notes of what a step has written, without secrets; what cannot be taken is a warning, never a failure of the step.
+/// Turns the events file of a step into notes, with secrets masked. A line that cannot be kept becomes a
+/// warning and never fails the step.
 pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
     let warn = |text: String| Note::Warning(mask.mask_str(&text).into_owned());
     let bytes = match read {
@@ -120,7 +122,7 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
         }
         notes.push(match event(line, mask) {
             Ok(note) => note,
-            // What is wrong could quote a secret.
+            // The parse error is left out: the text could quote a secret.
             Err(why) => warn(format!("line {} of $WAYPOST_EVENTS is not kept: {why}", at + 1)),
         });
     }
@@ -139,7 +141,7 @@ fn event(line: &str, mask: &Mask) -> Result<Note, String> {
     Ok(Note::Event { name, data })
 }
 
-/// Hides secrets in the texts of a value.
+/// Masks secrets in all texts of a value.
 fn hide(value: &mut Value, mask: &Mask) {
     match value {
         Value::String(text) => *text = mask.mask_str(text).into_owned(),

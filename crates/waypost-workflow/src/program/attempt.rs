@@ -1,4 +1,4 @@
-//! One try of a step: rendered, started, followed to its end, its outputs read.
+//! One attempt of a step: starts the process, records the log, waits for the end and reads the outputs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,20 +29,20 @@ use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
 use super::{Echo, MARK, WorkflowProgram, failure, log_name, undo_log_name};
 
-/// How much of the end of a log a failure carries: what fits a screen.
+/// Log tail kept with a failure, as lines and bytes: one screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
-/// How much of the end of a log a success carries: its last word.
+/// Log tail kept with a success, as lines and bytes: the last line.
 const SUCCESS_TAIL: (usize, usize) = (1, 200);
 /// Longest command kept in a record.
 const COMMAND_BYTES_MAX: usize = 4 * 1024;
 
-/// Puts a log into the run's blobs, and on the screen where wanted.
+/// Appends a log to the run's blobs, and to the screen if `echo` is set.
 pub(super) struct BlobSink {
     pub(super) store: Arc<dyn Store>,
     pub(super) attempt: Attempt,
     pub(super) name: String,
     pub(super) echo: Option<Arc<dyn Echo>>,
-    /// How much it has taken.
+    /// Bytes appended so far.
     pub(super) bytes: Arc<AtomicU64>,
 }
 
@@ -61,7 +61,7 @@ impl LogSink for BlobSink {
     }
 }
 
-/// What ended a try.
+/// How the process of an attempt ended.
 enum Life {
     Exited(Exit),
     Told(Ended),
@@ -84,22 +84,22 @@ impl WorkflowProgram {
             purse.pay(&performed, &attempt);
         }
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
-            // Its files, log and outputs have no room either, so its failure may be that of the disk: a failure would
-            // use up its tries, and a fallback would take its place.
+            // The files, the log and the outputs of the step share this disk, so the full disk may be the
+            // cause. A failure would use up a retry, and a fallback would replace the step.
             let why = format!("{NO_ROOM} at `{}`", folder.path().display());
             return Performed::Cut { why, told: Told::default() };
         }
         performed
     }
 
-    /// What a session has for every process.
+    /// Returns the supervisor, the scratch folder and the process mark of the session.
     pub(super) fn tools(&self) -> (Arc<Supervisor>, Arc<ScratchFolder>, String) {
         let session = self.session.lock().expect("no code panics while it holds the session");
         let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
         (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
     }
 
-    /// Makes the process of a service, which hands nothing over.
+    /// Makes the process of a service. A service has no outputs.
     pub(super) fn process(
         &self,
         job: &Command,
@@ -142,7 +142,7 @@ impl WorkflowProgram {
             output: if job.captures() { Output::Separate } else { Output::Merged },
         };
         let spawned = supervisor.spawn(process).await;
-        // Not held while the step runs: `end` shuts the supervisor down once nobody has it.
+        // Not held while the step runs: `end` shuts the supervisor down only if no attempt holds a reference.
         drop(supervisor);
         match spawned {
             Ok(child) => self.follow(child, job, attempt, &scratch, mark).await,
@@ -158,14 +158,16 @@ impl WorkflowProgram {
         }
     }
 
-    /// Ends what is left of a step when the supervisor is lost: its reaper has done so, unless that was killed too. Other
-    /// steps are left to theirs. Nobody else has the run before this try has been told as cut.
+    /// Kills the remaining processes of a step whose supervisor is lost.
+    ///
+    /// The reaper kills these processes unless the reaper was killed too. Processes of other steps are left
+    /// to their own attempts. The run has no other holder until this attempt is recorded as cut.
     fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &str) {
         if !matches!(lost, SupervisorError::Ended) || self.surroundings.store.home().is_none() {
             return;
         }
         let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
-        // What does not die now, the next holder of the run meets again, before its first step.
+        // The next holder of the run kills the survivors before the first step.
         let _ = kill_leftovers(&[(MARK, mark), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", branch)]);
     }
 
@@ -241,7 +243,7 @@ impl WorkflowProgram {
                 let handover = job.handover(scratch, captured, &life, self.mask());
                 let interrupted = async {
                     match &life {
-                        // Its time was up already; what it left is read for as long as it had to end.
+                        // The attempt's time is over; reading its outputs is limited to the grace period.
                         Life::Told(ended) => tokio::select! {
                             stop = attempt.stop_asked() => Ended::Stop(stop),
                             () = tokio::time::sleep(job.grace) => ended.clone(),
@@ -263,7 +265,7 @@ impl WorkflowProgram {
         }
     }
 
-    /// Ends the log, and says for the record what is known of a try besides its outputs.
+    /// Closes the log, and returns the ending and the notes of an attempt, without outputs.
     async fn ending(&self, job: &Command, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
         let exit_code = life.exit_code();
         let (lines, bytes) = if job.is_done(life) { SUCCESS_TAIL } else { FAILURE_TAIL };
@@ -282,7 +284,7 @@ impl WorkflowProgram {
         (Ending { exit_code, command, log: printed, ..Ending::default() }, told)
     }
 
-    /// Says what became of a step that ended by itself, or took too long.
+    /// Returns the result of a step that exited or timed out.
     fn ended(
         &self,
         job: &Command,
@@ -296,7 +298,7 @@ impl WorkflowProgram {
         told.notes.extend(taken.events);
         match taken.printed {
             Ok(printed) => ending.stdout = printed,
-            // Where it ended well, it fails for just that.
+            // `taken.output` is the same error in this case.
             Err(_) if is_done => {}
             Err(unread) => told.notes.push(not_kept("what it printed is", &unread)),
         }
@@ -313,7 +315,7 @@ impl WorkflowProgram {
                 Performed::Failed { failure: failed(life, ending), told }
             }
             Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, told },
-            // It has failed for another reason, which is the one to be told.
+            // The exit is the cause of the failure; the unread outputs become a note.
             Err(unread) => {
                 told.notes.extend(self.report_notes(job, taken.summary, None));
                 told.notes.push(not_kept("its outputs are", &unread));
@@ -322,8 +324,8 @@ impl WorkflowProgram {
         }
     }
 
-    /// Makes notes of what a step adds to the report, its `report` only if it has outputs; trouble with it is a note
-    /// and never fails the step.
+    /// Returns the notes for the report: `$WAYPOST_SUMMARY`, and `report` if the step has outputs. An error
+    /// becomes a warning and never fails the step.
     fn report_notes(
         &self,
         job: &Command,
@@ -363,7 +365,7 @@ impl WorkflowProgram {
 }
 
 impl Command {
-    /// Says whether it has ended well: with 0, or with a code that its evidence names.
+    /// Returns whether the process succeeded: exit code 0, or an exit code that the evidence accepts.
     fn is_done(&self, life: &Life) -> bool {
         life.exit_code()
             .is_some_and(|code| code == 0 || u8::try_from(code).is_ok_and(|code| self.codes.contains(&code)))
@@ -397,8 +399,10 @@ impl Command {
         }
     }
 
-    /// Names what makes the state larger than it should be, once when it becomes so, and each output that does it alone.
-    /// That it is too large, and what to do about it, the engine says.
+    /// Returns a warning text if this output makes the state exceed [`STATE_BYTES_WARN`], or exceeds the
+    /// limit alone.
+    ///
+    /// The text names the largest output. The engine adds the limit and the remedy.
     fn growth(&self, output: &StepOutput) -> Option<String> {
         let StepOutput { outputs, stdout, .. } = output;
         let own = json_bytes(outputs) + stdout.as_ref().map_or(0, json_bytes);
@@ -408,7 +412,8 @@ impl Command {
         tells.then(|| format!("{} of the {bytes} bytes of the state", largest(outputs, stdout.as_deref())))
     }
 
-    /// Names what cut a try midway that must not be repeated blindly. One that ended with an exit code was not cut.
+    /// Returns the cause of the interruption of an attempt that must not be repeated blindly. An exit code
+    /// rules out an interruption.
     fn cut_midway(&self, life: &Life, attempt: &Attempt) -> Option<String> {
         match life {
             _ if self.may_be_cut || self.is_done(life) => None,
@@ -430,19 +435,20 @@ impl Life {
     }
 }
 
-/// Says how far a step is that runs long: how much it has printed.
+/// Returns the progress of a running step: bytes of log.
 fn how_far(logged: &AtomicU64) -> (Map<String, Value>, Told) {
     let bytes = logged.load(Ordering::Relaxed);
     (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), Told::default())
 }
 
-/// Names what a run was stopped by when what ran its step is lost, so that it can stand behind "stopped by".
+/// Prefix of the stop reason after the supervisor or a reaper is lost; follows the words "stopped by".
 pub const LOSS: &str = "the loss of ";
 
-/// First words of the cause of an interruption for lack of descriptors, processes or memory.
+/// Prefix of the stop reason after a lack of descriptors, processes or memory.
 pub const NO_RESOURCES: &str = "too few ";
 
-/// Returns the exhausted resource of a failure and the command that raises the limit; `None` for other causes.
+/// Returns the exhausted resource of a failure and the command that raises the limit; `None` for other
+/// causes.
 pub fn lacking(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let errno = causes.find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())?;
@@ -455,16 +461,16 @@ pub fn lacking(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     })
 }
 
-/// Interrupts the run for lack of a resource. The step has not begun, and does not fail.
+/// Stops the session for lack of a resource. The step has not started and does not fail.
 fn interrupted(why: &str, attempt: &Attempt) -> Performed<StepOutput> {
     attempt.stop_session(&format!("{why} for step {}", attempt.step));
     Performed::Stopped { in_progress: false }
 }
 
-/// Begins what a run was stopped by when a step failed on a disk without room for what Waypost keeps of it.
+/// Prefix of the stop reason after a step failed on a disk without room for its files.
 pub const NO_ROOM: &str = "the lack of space";
 
-/// Says what became of a step whose supervisor or reaper is lost.
+/// Returns the result of an attempt whose supervisor or reaper is lost.
 fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
     let what = match lost {
         SupervisorError::ReaperKilled => "the reaper of a step",
@@ -473,10 +479,10 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
     Performed::Cut { why: format!("{LOSS}{what}"), told: Told::default() }
 }
 
-/// Says what became of a step whose start was not answered well.
+/// Returns the result of an attempt whose start failed or was not confirmed.
 pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutput> {
     if let SpawnError::Supervisor(lost @ (SupervisorError::Ended | SupervisorError::ReaperKilled)) = &error {
-        // What was to start it is gone, and nobody can say that it had not begun.
+        // The process may have started: the supervisor or reaper died before the answer.
         return cut(lost);
     }
     let kind = match error {
@@ -488,17 +494,17 @@ pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutpu
     Performed::Failed { failure, told: Told::default() }
 }
 
-/// Says that the files that a step writes to could not be made.
+/// Returns the failure of a step whose scratch files cannot be created.
 fn no_scratch(error: &io::Error) -> Failure {
     let text = "cannot make the files for $WAYPOST_OUTPUT and $WAYPOST_SUMMARY".to_owned();
     Failure::new(FailureKind::Spawn, vec![text, error.to_string()])
 }
 
-/// How late the end of a process may be heard: where this one was stopped by the system, as by Ctrl-Z, it finds that the
-/// time is up before it hears what ended meanwhile.
+/// Grace for an exit that is delivered late. If Ctrl-Z suspended this program, the timeout fires before an
+/// earlier exit is read.
 const LATE: Duration = Duration::from_millis(250);
 
-/// Waits for the process, and ends it with grace when it must end before.
+/// Waits for the process. If `must_end` resolves first, ends the process with grace.
 async fn live(
     child: &mut Child,
     attempt: &Attempt,
@@ -520,7 +526,8 @@ async fn live(
     }
 }
 
-/// Ends all that a try started, with grace unless it is to be killed; returns when all of it is dead.
+/// Ends all processes of an attempt with grace, or kills them if the attempt is killed. Returns once all are
+/// dead.
 async fn end(child: &mut Child, attempt: &Attempt, grace: Duration) -> Result<Exit, SupervisorError> {
     let gone = tokio::select! {
         gone = child.cancel(grace) => Some(gone),
@@ -532,13 +539,13 @@ async fn end(child: &mut Child, attempt: &Attempt, grace: Duration) -> Result<Ex
     }
 }
 
-/// Ends what a try that did not complete left in the background, so that nothing of it lives on beside the next one.
+/// Ends the background processes of a failed attempt, so that none run next to the retry.
 async fn clear(child: &mut Child, attempt: &Attempt, grace: Duration) {
-    // An error means that it is dead, or that the run ends and takes it along.
+    // On an error the processes are dead, or end with the run.
     let _ = end(child, attempt, grace).await;
 }
 
-/// Warns that something of a step that failed is lost for expressions.
+/// Returns a warning that an output of a failed step is lost for expressions.
 fn not_kept(what_is: &str, why: &Failure) -> Note {
     Note::Warning(format!("{what_is} not kept: {}", why.error.join(": ")))
 }
@@ -574,9 +581,9 @@ mod tests {
 
     #[test]
     fn a_start_that_nobody_answered_may_have_happened() {
-        // What happened: a step that must not be repeated ran twice when its reaper was killed right after it had begun.
-        // Why: before the start was answered, that counted as a step that could not be started, and was retried.
-        // What stops it: nobody can say that it had not begun, so it is cut.
+        // What happened: a step with `idempotent: false` ran twice when the reaper was killed right after the
+        // start. Why: a start without an answer counted as a failed start, and was retried. What stops it
+        // now: the process may have started, so the attempt is cut.
         let mask = Mask::new(std::iter::empty()).expect("no secret is fine");
         let of = |error: SpawnError| not_started(error, &mask);
 

@@ -1,4 +1,4 @@
-//! `workflow`: a step that runs another file, on a branch with params of its own.
+//! `workflow`: runs another file on a branch with separate params.
 
 use serde_json::{Map, Value};
 use waypost::engine::{Joined, Performed, Spot, Told};
@@ -10,7 +10,7 @@ use super::state::{StepOutput, WorkflowState};
 use super::{WorkflowProgram, expression, repeat};
 
 impl WorkflowProgram {
-    /// Returns the state with which another file begins: its params, and nothing of what is around it.
+    /// Returns the initial state of the branch of another file: its params only, without the caller's scope.
     pub(super) fn state_of_file(
         &self,
         spot: Spot<'_>,
@@ -29,7 +29,7 @@ impl WorkflowProgram {
     }
 }
 
-/// Takes over the outputs of the steps of another file, by their ids.
+/// Returns the outputs of the steps of another file, by step id.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     let steps = match repeat::gathered(joined).await {
         Ok(output) => output.steps,

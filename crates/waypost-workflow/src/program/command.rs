@@ -1,4 +1,4 @@
-//! A command of a step with everything filled in.
+//! Command of a step, with all expressions evaluated.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,41 +12,41 @@ use crate::output::Capture;
 
 use super::{Surroundings, agent};
 
-/// A command with everything filled in, ready to run without the state.
+/// Command with all expressions evaluated; runs without the state.
 #[derive(Debug, Clone)]
 pub(super) struct Command {
     pub(super) argv: Vec<OsString>,
     pub(super) command: String,
-    /// The command was made from a template: the record keeps it.
+    /// Whether the command comes from a template; then the record keeps the text.
     pub(super) rendered: bool,
     pub(super) env: BTreeMap<String, String>,
     pub(super) dir: PathBuf,
     pub(super) stdin: Option<String>,
     pub(super) outputs: Vec<(String, PathBuf, OutputSource)>,
     pub(super) capture: Option<Capture>,
-    /// What it prints is what an agent says.
+    /// Whether standard output is parsed as the output of an agent.
     pub(super) is_agent: bool,
-    /// How much of what it prints is taken.
+    /// Most bytes of standard output to capture.
     pub(super) capture_max: usize,
     pub(super) keeps_stdout: bool,
-    /// Items are made of what it prints, which must be text for that.
+    /// Whether items are made from standard output, which must then be UTF-8.
     pub(super) makes_items: bool,
     pub(super) grace: Duration,
-    /// Whether a failure without an exit code, or with this one, lets the run go on.
+    /// Failures that let the run continue: without an exit code, or with a listed exit code.
     pub(super) tolerance: Tolerance,
-    /// The codes with which it has ended well, beside 0.
+    /// Exit codes of success in addition to 0.
     pub(super) codes: Vec<u8>,
-    /// Whether the run may go on after a try that was cut midway, although nobody knows how far it came.
+    /// Whether an interrupted attempt counts as an ordinary failure, although its effects are unknown.
     pub(super) may_be_cut: bool,
     pub(super) report: Option<(Template, Scope)>,
-    /// The size of the state before it.
+    /// Size of the state before the step.
     pub(super) state_bytes: usize,
-    /// It undoes the step.
+    /// Whether this is the `undo` command of the step.
     pub(super) undoes: bool,
 }
 
 impl Command {
-    /// Makes it of a step that runs `command`.
+    /// Evaluates the expressions of `step`, which runs `command`.
     pub(super) fn render(
         step: &Step,
         command: &Template,
@@ -73,7 +73,7 @@ impl Command {
         let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
         Ok(Self {
             argv,
-            // Of an agent it is the prompt, which is nowhere else.
+            // The prompt of an agent is recorded nowhere else.
             rendered: !is_plain || agent.is_some(),
             command,
             dir: dir.map_or_else(|| base.to_owned(), |dir| base.join(dir)),
@@ -98,7 +98,7 @@ impl Command {
         })
     }
 
-    /// Makes it of what undoes a step: where and with what variables the step ran, handing nothing over.
+    /// Makes the `undo` command of a step, with the folder and variables of the step and without outputs.
     pub(super) fn undoing(
         step: &Step,
         undo: &Template,
@@ -112,17 +112,17 @@ impl Command {
         Ok(Self { undoes: true, rendered: true, ..Self::render(&bare, undo, scope, around)? })
     }
 
-    /// How long it has to end by itself.
+    /// Returns the grace period: how long the process may take to end after a request.
     pub(super) fn grace(&self) -> Duration {
         self.grace
     }
 
-    /// Takes what it prints, up to so much, to make items of.
+    /// Captures up to `capture_max` bytes of standard output for items.
     pub(super) fn for_items(self, capture_max: usize) -> Self {
         Self { keeps_stdout: true, makes_items: true, capture_max, ..self }
     }
 
-    /// Tells it the size of the state that it adds to.
+    /// Sets the size of the state that the outputs are added to.
     pub(super) fn after(self, state_bytes: usize) -> Self {
         Self { state_bytes, ..self }
     }

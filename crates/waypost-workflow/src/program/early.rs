@@ -1,4 +1,4 @@
-//! What can be said of items before anything runs: of those that are made of params alone.
+//! Checks of items before the run starts, for items made of params only.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use super::items::Listing;
 use super::{ProgramError, WorkflowProgram};
 
 impl WorkflowProgram {
-    /// Refuses items of which two have one key, where `params` tell that before anything runs: of steps of the workflow's own
-    /// list that are sure to be done, and whose items and keys are made of params only.
+    /// Checks for duplicate keys among the items that `params` determine before the run starts.
+    ///
+    /// Covers steps of the workflow's own list that always run, with items and keys made of params only.
     ///
     /// # Errors
     /// [`ProgramError::SameKey`].
@@ -26,7 +27,7 @@ impl WorkflowProgram {
             }
             let around = (&self.surroundings, self.surroundings.base.as_path());
             let listing = Listing::render(step, &Arc::new(foreach.clone()), &scope, around);
-            // What else is wrong with them, the step itself says.
+            // Any other error is reported by the step.
             let Some(items) = listing.ok().and_then(|listing| listing.known(self.mask())) else { continue };
             let mut first = HashMap::new();
             for (place, item) in items.iter().enumerate() {
@@ -40,14 +41,14 @@ impl WorkflowProgram {
     }
 }
 
-/// Says whether nothing can be skipped that leads to a step, nor the step itself.
+/// Returns whether neither the step nor any upstream step can be skipped.
 fn is_sure(workflow: &Workflow, step: &Step) -> bool {
     let (mut open, mut seen) = (vec![step], HashSet::new());
     while let Some(step) = open.pop() {
         if step.condition.is_some() {
             return false;
         }
-        // Without needs, a step that is skipped holds up nothing.
+        // Without `needs`, a skipped step does not skip later steps.
         if workflow.mode() == Mode::Graph && seen.insert(step.index) {
             open.extend(workflow.upstream(step));
         }

@@ -1,4 +1,4 @@
-//! Evidence of a step: filled in with what the step sees, and checked before it counts as done.
+//! Evidence of a step: filled in from the step's scope, and checked before the step counts as completed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -25,30 +25,30 @@ use super::handover::Handover;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
-/// Expectations that are paths.
+/// Expectation keys with paths as values.
 const PATHS: [&str; 2] = ["pid_file", "newer_than"];
 
-/// The evidence of a step, with what it reads.
+/// Evidence of a step with the scope of its expressions.
 #[derive(Debug, Clone)]
 pub(super) struct Vouching {
     evidence: Arc<Evidence>,
     scope: Scope,
-    /// The variables of the step.
+    /// Environment variables of the step.
     env: BTreeMap<String, String>,
     step: String,
-    /// Where its paths begin, from the base folder of the run.
+    /// Folder of relative paths, from the base folder of the run.
     folder: PathBuf,
     folder_of_run: Option<PathBuf>,
     grace: Duration,
-    /// The step may be repeated, so that it need not be known whether it has ended.
+    /// Whether the step is idempotent; if not, the exit is recorded before the check.
     repeats: bool,
 }
 
 impl WorkflowProgram {
-    /// Gives an engine what it needs to check the evidence of this workflow: probes, and the folders that it allows.
+    /// Adds the probes and the allowed folders of this workflow to `engine`.
     ///
-    /// Programs that evidence names are given the caller's environment but for its secrets, and variables that hold one,
-    /// unless a claim names them.
+    /// Programs in evidence run with the caller's environment. Secrets, and variables whose value contains a
+    /// secret, are withheld unless a claim names the variable.
     #[must_use]
     pub fn equip(&self, engine: Engine) -> Engine {
         let environment = self.surroundings.environment.clone();
@@ -66,7 +66,7 @@ impl WorkflowProgram {
         self.workflow().allow_paths().iter().fold(engine, Engine::allowing)
     }
 
-    /// Returns the evidence of a step, if it has some, to be checked when that has ended.
+    /// Returns the evidence to check when the step has ended, if the step has evidence.
     pub(super) fn vouching(
         &self,
         spot: Spot<'_>,
@@ -77,7 +77,7 @@ impl WorkflowProgram {
         self.vouching_of(step, state, base.strip_prefix(&around.base).unwrap_or(base))
     }
 
-    /// The same of a step whose paths begin in `folder`.
+    /// Returns the evidence of `step`, with `folder` as the folder of relative paths.
     pub(super) fn vouching_of(
         &self,
         step: &Step,
@@ -99,15 +99,17 @@ impl WorkflowProgram {
         }))
     }
 
-    /// Names what the evidence of a step is about, as far as that can be said before the step has ended.
+    /// Returns the subjects of the evidence that are known before the step has ended.
     pub(super) fn subjects_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
         let Ok(Some(vouching)) = self.vouching(spot, state) else { return Vec::new() };
         let claims = vouching.evidence.claims.iter();
         claims.filter_map(|claim| vouching.subject(claim, &vouching.scope).ok()).collect()
     }
 
-    /// Returns what shows that a step is done whose end nobody saw, and its outputs, where they can be read again: they come
-    /// from files, and nobody reads another one. Of one that has `exited`, they were recorded.
+    /// Returns the claims and outputs to resolve a step in doubt, without a recorded end.
+    ///
+    /// The outputs must come from files that can be read again, or from the record if the step has `exited`.
+    /// Returns `None` if outputs would be lost or the claims are not enough.
     pub(super) fn salvage_of(
         &self,
         spot: Spot<'_>,
@@ -134,20 +136,22 @@ impl WorkflowProgram {
         let told = outputs.outputs.clone().into_iter().collect();
         let ending = Ending { exit_code, outputs: told, ..Ending::default() };
         let mut pack = vouching.pack(&outputs, &ending, self.mask()).ok()?;
-        // What a step pins when it ends was not pinned; other claims count where they are enough.
+        // Claims that are pinned at the end of the step have no pin. The other claims count if they are
+        // enough.
         let count = pack.claims.len();
         pack.claims.retain(|claim| !claim.pinned && claim.is_due(Occasion::Resume));
         if pack.at_least.is_none() && pack.claims.len() < count || pack.check().is_err() {
             return None;
         }
         for claim in &mut pack.claims {
-            // It is asked about now, on whatever occasion that is.
+            // Checked now, whatever occasions the claim names.
             claim.terms.at.clear();
         }
         Some(Salvage { pack, output: outputs, ending })
     }
 
-    /// Takes a step as done on a person's word: with what it gave, if it `was_done`, else with nothing.
+    /// Settles a step as done on a person's word. The outputs come from the state, from the caller, or are
+    /// empty.
     pub(super) fn taken_as_done(
         &self,
         spot: Spot<'_>,
@@ -177,7 +181,8 @@ impl WorkflowProgram {
         Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)))
     }
 
-    /// Says whether a service is to be believed; what is started anew is looked at each time, and not before a resume.
+    /// Returns whether a resume checks the evidence of this step. The evidence of a service is checked at
+    /// each start instead.
     pub(super) fn is_checked_later(step: &Step) -> bool {
         step.evidence.is_some() && !matches!(step.work, Work::Service(_))
     }
@@ -195,7 +200,7 @@ impl Vouching {
         Ok(claim.kind.about.recorded(&subject.render(scope)?))
     }
 
-    /// Makes a path begin at the base folder of the run.
+    /// Resolves a path against the step's folder, relative to the base folder of the run.
     fn placed(&self, path: &str) -> String {
         if self.folder.as_os_str().is_empty() {
             return path.to_owned();
@@ -204,9 +209,13 @@ impl Vouching {
         Path::new(&*literal_path(&folder)).join(path).to_string_lossy().into_owned()
     }
 
-    /// Makes the claims of a step that came to `output`. What must not be recorded is in none of them.
+    /// Returns the claims of a step with these outputs and this ending.
+    ///
+    /// # Errors
+    /// A claim contains a secret that must not be recorded, or cannot be checked.
     fn pack(&self, output: &StepOutput, ending: &Ending, mask: &Mask) -> Result<Pack, Failure> {
-        // Without a claim nothing can be checked, whatever the step came to.
+        // An expression error fails the step, also after a success: without the claim there is nothing to
+        // check.
         let wrong = |error| Failure { kind: FailureKind::Evidence, ..expression(error) };
         let scope = self.scope_after(output, ending);
         let pack = self.filled(&scope).map_err(wrong)?;
@@ -220,7 +229,7 @@ impl Vouching {
         Ok(pack)
     }
 
-    /// Returns what expressions read once the step has ended.
+    /// Returns the scope of expressions after the end of the step.
     fn scope_after(&self, output: &StepOutput, ending: &Ending) -> Scope {
         let mut scope = self.scope.clone();
         let own = StepState::completed(output.clone(), ending.exit_code);
@@ -242,14 +251,14 @@ impl Vouching {
             let is_number =
                 !claim.subject.is_empty() && claim.subject.bytes().all(|byte| byte.is_ascii_digit());
             let is_pin = template.kind.recorded == PROCESS_EXISTS && is_number && expect.is_null();
-            // The number of a process is another's one day: which it is now is what counts.
+            // Process ids are reused, so the pin is the process that has the id now.
             Ok(if is_pin && !claim.terms.not { claim.pinning() } else { claim.expecting(expect) })
         };
         let claims = self.evidence.claims.iter().map(claim).collect::<Result<_, ExprError>>()?;
         Ok(Pack { at_least: self.evidence.at_least, claims })
     }
 
-    /// Makes paths that are expected begin where those of subjects do.
+    /// Resolves the paths in an expectation like the paths of subjects.
     fn place(&self, expect: &mut Value) {
         for key in PATHS {
             let paths = match expect.get_mut(key) {
@@ -266,8 +275,8 @@ impl Vouching {
         }
     }
 
-    /// Adds what a program needs to be run in the same way later: where, and the variables of the step that it reads. Others
-    /// that it names come from whoever checks it.
+    /// Adds to the expectation of a program: the folder, and the variables of the step that the program
+    /// reads. Values of other named variables come from the environment of the check.
     fn equip(&self, template: &ClaimTemplate, code: &str, expect: &mut Value) {
         let mut map = match std::mem::take(expect) {
             Value::Object(map) => map,
@@ -291,10 +300,11 @@ impl Vouching {
         *expect = map.into();
     }
 
-    /// Completes what has come to its end, if its evidence holds.
+    /// Checks the evidence of a completed step, and fails the step if a claim does not hold.
     ///
-    /// The time that this takes is bounded by the claims, and is not that of the step. After a stop nothing is waited for any
-    /// more: it is looked at once, for as long as a step has to end, and what does not hold then counts as cut.
+    /// The claims limit the duration; the timeout of the step does not apply. After a stop request the claims
+    /// are checked once, without waiting and within the grace period. If a claim then fails, the step counts
+    /// as cut.
     pub(super) async fn vouched(
         &self,
         performed: Performed<StepOutput>,
@@ -324,7 +334,7 @@ impl Vouching {
         }
     }
 
-    /// Once a stop is asked for, checks the claims as things are then; none if they do not all hold that must.
+    /// Waits for a stop request, then checks the claims once. Returns `None` unless the evidence holds.
     async fn checked_at_stop(&self, attempt: &Attempt, pack: &Pack, exit_code: Option<i32>) -> Option<Pack> {
         attempt.stop_asked().await;
         let mut at_once = pack.clone();
@@ -341,9 +351,9 @@ impl Vouching {
         Some(checked).filter(|checked| self.failure_of(checked).is_none())
     }
 
-    /// Says why a step is not believed, if it is not.
+    /// Returns the failure of a step whose evidence does not hold.
     fn failure_of(&self, checked: &Pack) -> Option<Failure> {
-        // All of it may be for another occasion.
+        // All claims may be for another occasion.
         if matches!(checked.verdict_at(Occasion::Commit), Verdict::Ok | Verdict::Skipped) {
             return None;
         }
@@ -353,10 +363,11 @@ impl Vouching {
     }
 }
 
-/// Says why a claim may not be made as expressions have filled it in, if it may not. It is not quoted.
+/// Returns why a filled-in claim is rejected, if it is. The text does not quote the claim.
 fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scope)) -> Option<String> {
     let about = template.kind.about;
-    // As a literal of its language a secret is spelled otherwise.
+    // In a literal of the claim's language a secret can be spelled differently, so the plain text is checked
+    // too.
     let tells = |text: &Template| text.render(scope).is_ok_and(|text| mask.contains(text.as_bytes()));
     let is_told = template.subject.as_ref().is_some_and(tells);
     if about != About::Step && (is_told || mask.contains(claim.subject.as_bytes())) {
@@ -379,7 +390,7 @@ fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scop
     })
 }
 
-/// Says whether the host of a URL stands there whole: what comes behind it is a port, a path, or what is asked.
+/// Returns whether `beginning` has the complete host of a URL: a port, a path or a query follows.
 fn names_host(beginning: &str) -> bool {
     let authority = beginning.split_once("://").map_or("", |(_, authority)| authority);
     let after =
@@ -387,11 +398,11 @@ fn names_host(beginning: &str) -> bool {
     after.contains([':', '/', '?'])
 }
 
-/// Fills in what is expected.
+/// Evaluates an expectation.
 fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, ExprError> {
     Ok(match expected {
         Expected::Plain(value) => value.clone(),
-        // It is handed over rather than compared: what it is matters, and not only how it is spelled.
+        // `exec` gets the value as JSON, not as text: the type of the value is kept.
         Expected::Filled(template, _) if kind == EXEC => template.evaluate(scope)?,
         Expected::Filled(template, language) => {
             let text = filled(template, *language, scope)?;
@@ -411,7 +422,7 @@ fn value_of(expected: &Expected, kind: &str, scope: &Scope) -> Result<Value, Exp
     })
 }
 
-/// Fills in a text, so that no sign of its language comes from an expression.
+/// Renders a text, so that expressions cannot add operators or wildcards of `language`.
 fn filled(template: &Template, language: Language, scope: &Scope) -> Result<String, ExprError> {
     let as_pattern = || template.render_literal(scope, |text| regex_lite::escape(text).into());
     let is_compared = matches!(language, Language::Comparison | Language::Size);
@@ -425,16 +436,16 @@ fn filled(template: &Template, language: Language, scope: &Scope) -> Result<Stri
     }
 }
 
-/// What stands in the place of a number that is a secret.
+/// Replacement for a number that is a secret.
 const HIDDEN: &str = "***";
 
-/// Hides secrets in what was found.
+/// Masks secrets in the observed values of all claims.
 fn without_secrets(mut pack: Pack, mask: &Mask) -> Pack {
     pack.claims.iter_mut().for_each(|claim| redact(claim, mask));
     pack
 }
 
-/// Hides secrets in what was found of a claim.
+/// Masks secrets in the observed value and the error of a claim.
 pub(super) fn redact(claim: &mut Claim, mask: &Mask) {
     hide(&mut claim.found, mask);
     claim.error = claim.error.take().map(|error| mask.mask_str(&error).into_owned());
@@ -453,7 +464,7 @@ fn hide(value: &mut Value, mask: &Mask) {
                 })
                 .collect();
         }
-        // Of a number no part can be hidden.
+        // A number cannot be masked in part.
         Value::Number(_) if mask.is_within(value) => *value = HIDDEN.into(),
         Value::Number(_) => {}
         Value::Null | Value::Bool(_) => {}

@@ -1,8 +1,8 @@
-//! What a step hands over when it has ended: read from its files and its standard output, checked for secrets.
+//! Outputs of an ended step: read from files and standard output, and checked for secrets.
 //!
-//! A step can put anything in place of those files: a pipe that nobody writes to, a device, a file on a disk that does
-//! not answer. So nothing but regular files is opened, and they are read by a thread of their own, which is left alone
-//! when the step's time is over.
+//! A step can replace these files by a pipe without a writer, a device, or a file on a stalled disk.
+//! Therefore only regular files are opened. A separate thread reads the files, and is abandoned when the
+//! step's time is over.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -24,81 +24,81 @@ use super::announced::{self, EVENTS_BYTES_MAX};
 use super::failure;
 use super::state::StepOutput;
 
-/// Longest text that a step may add to the report: a page or two, not a log.
+/// Largest text of a step for the report: a page or two, not a log.
 const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
-/// Longest file that an output is read from.
+/// Largest file of an output.
 const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
-/// What stands in place of an error that could quote a secret.
+/// Replacement for errors with a possible secret.
 const NOT_SHOWN: &str =
     "its outputs cannot be read, and what is wrong with them is not shown: a secret is among them";
 
-/// Which outputs of a step are taken.
+/// Which outputs of a step are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All: it ended well, and what it promised must be there.
+    /// All outputs: the step succeeded, and declared outputs must exist.
     All,
-    /// What it wrote to `$WAYPOST_OUTPUT`: it failed, and the run goes on.
+    /// Outputs in `$WAYPOST_OUTPUT`: the step failed and the run continues.
     Written,
-    /// None: it failed.
+    /// No outputs: the step failed.
     Nothing,
 }
 
-/// Where the things that a step hands over are, and what is wanted of them.
+/// Sources of a step's outputs, and how to read them.
 #[derive(Debug)]
 pub(super) struct Handover {
-    /// The file in `$WAYPOST_OUTPUT`.
+    /// File `$WAYPOST_OUTPUT`.
     pub(super) output: PathBuf,
-    /// The file in `$WAYPOST_SUMMARY`.
+    /// File `$WAYPOST_SUMMARY`.
     pub(super) summary: PathBuf,
-    /// The file in `$WAYPOST_EVENTS`.
+    /// File `$WAYPOST_EVENTS`.
     pub(super) events: PathBuf,
-    /// Files that outputs are read from, by output.
+    /// Files of declared outputs: output name, path and format.
     pub(super) sources: Vec<(String, PathBuf, OutputSource)>,
-    /// What it printed, where that is wanted.
+    /// Captured standard output, if requested.
     pub(super) captured: Option<Captured>,
-    /// What that becomes.
+    /// Type of the `result` output made from standard output.
     pub(super) capture: Option<Capture>,
-    /// It is what an agent says.
+    /// Whether standard output is parsed as the output of an agent.
     pub(super) is_agent: bool,
-    /// How much of that is taken.
+    /// Limit of the captured standard output, in bytes.
     pub(super) capture_max: usize,
-    /// Whether expressions read what it printed.
+    /// Whether expressions read the standard output.
     pub(super) keeps_stdout: bool,
-    /// Whether items are made of it: then it must be text, byte by byte.
+    /// Whether items are made from standard output, which must then be UTF-8.
     pub(super) makes_items: bool,
-    /// Which of them count.
+    /// Which outputs are read.
     pub(super) wanted: Wanted,
-    /// The secrets.
+    /// Secrets of the run.
     pub(super) mask: Mask,
 }
 
-/// What a step handed over.
+/// Outputs of a step, as read.
 #[derive(Debug)]
 pub(super) struct Taken {
-    /// Its outputs, as far as they were wanted.
+    /// Outputs, as far as requested.
     pub(super) output: Result<StepOutput, Failure>,
-    /// What it printed before it failed, where expressions read that.
+    /// Standard output of a failed step, if expressions read it.
     pub(super) printed: Result<Option<String>, Failure>,
-    /// What it adds to the report, masked.
+    /// Text for the report, masked.
     pub(super) summary: io::Result<Option<String>>,
-    /// The events that it adds, without secrets, whatever became of it.
+    /// Events of the step, masked, whatever the result of the step.
     pub(super) events: Vec<Note>,
-    /// Tokens and cost, as far as it says, whatever became of it.
+    /// Tokens and cost, if reported, whatever the result of the step.
     pub(super) usage: Option<Usage>,
 }
 
 impl Handover {
-    /// Takes what there is, unless the step must end before.
+    /// Reads all sources, unless `ended` resolves first.
     ///
-    /// `ended` resolves when it must; what was to be read is then left.
+    /// `ended` resolves when the step must end; the reading thread is then abandoned.
     pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<Taken, Ended> {
         if self.is_at_hand() {
             return Ok(self.read());
         }
         let (sender, taken) = oneshot::channel();
-        // Not the runtime's own pool: that is waited for at the end, and a read may never return.
+        // Not the pool of the runtime: shutdown waits for the pool, and a read may never return.
         let spawned = std::thread::Builder::new().name("waypost-outputs".to_owned()).spawn(move || {
-            // Nobody listens any more when the step's time is over.
+            // The receiver is gone when the step's time is over.
             let _ = sender.send(self.read());
         });
         if let Err(error) = spawned {
@@ -112,7 +112,7 @@ impl Handover {
         }
     }
 
-    /// Says whether nothing must be read from a disk.
+    /// Returns whether all files are absent or empty, so that no disk read is needed.
     fn is_at_hand(&self) -> bool {
         let has_nothing = |path: &Path| match std::fs::symlink_metadata(path) {
             Ok(found) => found.is_file() && found.len() == 0,
@@ -162,7 +162,7 @@ impl Handover {
         Taken { output, printed, summary, events, usage }
     }
 
-    /// Returns what a step printed that failed, where expressions read that.
+    /// Returns the standard output of a failed step, if expressions read it.
     fn printed(&self) -> Result<Option<String>, Failure> {
         let Some(captured) = self.captured.as_ref().filter(|_| self.keeps_stdout) else { return Ok(None) };
         self.refuse_part_of(captured)?;
@@ -172,7 +172,7 @@ impl Handover {
         Ok(Some(text_of(captured)))
     }
 
-    /// Reads its output file.
+    /// Reads `$WAYPOST_OUTPUT`.
     fn written(&self) -> Result<Written, Failure> {
         match read_own(&self.output, OUTPUT_BYTES_MAX as u64) {
             Ok(bytes) => {
@@ -188,7 +188,7 @@ impl Handover {
         }
     }
 
-    /// Makes one of which only the declared files are read.
+    /// Makes a handover with the declared files only.
     pub(super) fn of_files(sources: Vec<(String, PathBuf, OutputSource)>, mask: Mask) -> Self {
         let (output, summary, events) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
         Self {
@@ -207,7 +207,7 @@ impl Handover {
         }
     }
 
-    /// Reads its output file, the files it declared, what it printed.
+    /// Adds the declared files and the captured standard output to `outputs`.
     pub(super) fn outputs(
         &self,
         mut outputs: Map<String, Value>,
@@ -216,7 +216,7 @@ impl Handover {
         for (name, path, source) in &self.sources {
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
-            // Before it is read: what a number was written as is not seen any more afterwards.
+            // Checked before parsing: a parsed number loses the original spelling.
             if self.mask.contains(&bytes) {
                 let place = self.mask.mask_str(&path.display().to_string()).into_owned();
                 return Err(outputs_failure(vec![format!(
@@ -245,13 +245,13 @@ impl Handover {
         self.unless_leaking(outputs, stdout)
     }
 
-    /// Reads what an agent said.
+    /// Parses the output of an agent.
     fn said(&self) -> Option<Said> {
         let captured = self.captured.as_ref().filter(|captured| self.is_agent && captured.is_whole())?;
         Some(agent::said(&String::from_utf8_lossy(&captured.bytes)))
     }
 
-    /// Refuses outputs of which one holds a secret.
+    /// Returns the outputs, or a failure if an output contains a secret.
     fn unless_leaking(
         &self,
         outputs: Map<String, Value>,
@@ -265,13 +265,13 @@ impl Handover {
         }
     }
 
-    /// Makes an output of what it printed.
+    /// Makes the `result` output from the captured standard output.
     fn captured_value(&self, captured: &Captured, said: Option<Said>) -> Result<Option<Value>, Failure> {
         self.refuse_part_of(captured)?;
         let is_secret = self.mask.contains(&captured.bytes);
         match self.capture {
             Some(_) if is_secret => Err(secret_in("result")),
-            // Refused or not: the error would quote a number that is a secret written in another way.
+            // Checked before conversion: the error would quote the number, a secret in another spelling.
             Some(Capture::Number) if self.is_secret_number(&captured.bytes) => Err(secret_in("result")),
             Some(capture) => capture
                 .convert(said.as_ref().map_or(&captured.bytes, |said| said.text.as_bytes()))
@@ -282,13 +282,13 @@ impl Handover {
         }
     }
 
-    /// Says whether a text is a number that is a secret, in whatever way it is written.
+    /// Returns whether a text is a secret number, in any spelling.
     fn is_secret_number(&self, bytes: &[u8]) -> bool {
         let number = std::str::from_utf8(bytes).ok().and_then(|text| exact_number(text.trim()).ok());
         number.is_some_and(|number| self.mask.is_within(&Value::Number(number)))
     }
 
-    /// Refuses what a step printed if there was more of it than is taken.
+    /// Fails if the step printed more than was captured.
     fn refuse_part_of(&self, captured: &Captured) -> Result<(), Failure> {
         if captured.is_whole() {
             return Ok(());
@@ -300,7 +300,7 @@ impl Handover {
         Err(outputs_failure(vec![text]))
     }
 
-    /// Replaces an error about `bytes` that could quote a secret, whole or clipped.
+    /// Replaces a read error by [`NOT_SHOWN`] if `bytes` contains a secret.
     fn unless_secret<T>(&self, bytes: &[u8], read: Result<T, Failure>) -> Result<T, Failure> {
         match read {
             Err(_) if self.mask.contains(bytes) => Err(outputs_failure(vec![NOT_SHOWN.to_owned()])),
@@ -318,7 +318,7 @@ fn sum(own: Usage, more: &Usage) -> Usage {
     }
 }
 
-/// Says that an agent has failed, by its own word: its exit code told nothing of it.
+/// Returns the failure of an agent from the failure text in the output.
 fn agent_failed(told: &str) -> Failure {
     Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), told.to_owned()])
 }
@@ -332,12 +332,12 @@ fn secret_printed() -> Failure {
     outputs_failure(vec![text.to_owned()])
 }
 
-/// Returns what a step printed as expressions read it.
+/// Returns the captured standard output as expressions read it.
 fn text_of(captured: &Captured) -> String {
     String::from_utf8_lossy(&captured.bytes).trim_end_matches('\n').to_owned()
 }
 
-/// Refuses bytes that are no text: an item made of them would not be what the command printed.
+/// Fails unless `bytes` is UTF-8: items from lossy text would differ from the printed bytes.
 fn refuse_other_than_text(bytes: &[u8]) -> Result<(), Failure> {
     std::str::from_utf8(bytes).map(drop).map_err(|error| {
         let valid = error.valid_up_to();
@@ -355,7 +355,7 @@ fn not_read(what: &str, error: io::Error) -> Failure {
     outputs_failure(vec![format!("cannot read {what}"), error.to_string()])
 }
 
-/// Reads a file that we named to the step. A link in its place leads elsewhere, and is not followed.
+/// Reads a file whose path was given to the step. A symbolic link is an error.
 fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let metadata = std::fs::symlink_metadata(path)?;
     if metadata.is_symlink() {
@@ -364,19 +364,20 @@ fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_at_most(path, limit, OFlags::NOFOLLOW)
 }
 
-/// Reads a file that items are made of.
+/// Reads a file as source of items.
 pub(super) fn read_items_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_at_most(path, limit, OFlags::empty())
 }
 
-/// Reads a regular file of at most `limit` bytes; anything else is not even opened, or at least not waited for.
+/// Reads a regular file of at most `limit` bytes. Other file types are not opened, or at least not waited
+/// for.
 fn read_at_most(path: &Path, limit: u64, flags: OFlags) -> io::Result<Vec<u8>> {
     let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(io::Error::other("it is not a regular file")),
     };
     regular(std::fs::metadata(path)?)?;
-    // It may have become something else in between: opening a pipe waits for its other end, without this.
+    // The file may have been replaced since: without NONBLOCK, opening a pipe waits for the other end.
     let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
     regular(file.metadata()?)?;
@@ -398,7 +399,7 @@ mod tests {
     use crate::mask::Mask;
     use crate::output::Capture;
 
-    /// What a program could print that knows `secret`.
+    /// Returns the output of a program with access to `secret`.
     fn print(secret: &str, form: u8, before: &str) -> String {
         let unicode: String = secret.chars().map(|char| format!("\\u{:04x}", u32::from(char))).collect();
         let (first, rest) = secret.split_at(1);

@@ -1,8 +1,8 @@
-//! Hooks: steps that are done after another, on branches of their own, before what became of that counts.
+//! Hooks: steps that run on child branches after a step has ended, before the step's result counts.
 //!
 //! ```text
-//!   step ends for good --> opens its hooks, with what it came to --> they end --> step starts, as the join,
-//!                                                                                 and comes to just that
+//!   step ends for good --> opens its hooks with its result --> hooks end --> step starts as the join,
+//!                                                                            and returns the same result
 //! ```
 
 use std::path::Path;
@@ -18,19 +18,19 @@ use crate::file::{HookOn, Step};
 use super::failure;
 use super::state::{StepOutput, StepState, WorkflowState};
 
-/// How the key of the hook of a file ends.
+/// Suffix of the key of a file's hook.
 const OF_FILE: &str = ".on_failure";
 
-/// Steps that are done after another.
+/// Hook of a step.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Names their branch.
+    /// Key of the hook's branch.
     key: String,
     on: HookOn,
     start: StepId,
 }
 
-/// What a step came to, kept for when its hooks have ended.
+/// Result of a step, kept until its hooks have ended.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum CameTo {
@@ -39,24 +39,25 @@ enum CameTo {
         ending: Ending,
     },
     Failed(Failure),
-    /// The same of one whose standard output an expression reads, which a failure does not keep itself.
+    /// Failure with standard output, if an expression reads the standard output. A failure alone does not
+    /// serialise it.
     FailedAndPrinted {
         failure: Failure,
         stdout: String,
     },
 }
 
-/// Names the hook of a file: that of the run, or of one that is run by a step of another.
+/// Returns the key of a file's hook; `is_run` says whether the file is the run's own or run by a step.
 pub(super) fn key_of_file(is_run: bool) -> String {
     format!("{}{OF_FILE}", if is_run { "run" } else { "workflow" })
 }
 
-/// Plans a hook whose first step is known.
+/// Makes a hook that begins with step `start`.
 pub(super) fn plan(key: String, on: HookOn, start: StepId) -> Plan {
     Plan { key, on, start }
 }
 
-/// Returns what is to be opened after a failure for good.
+/// Returns the hooks to open after a final failure.
 pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) -> Vec<Item> {
     let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
     let meant = |plan: &&Plan| match plan.on {
@@ -71,7 +72,8 @@ pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) 
     items(plans.iter().filter(meant), &came_to)
 }
 
-/// Has the hooks of a success opened, if there are some; a failure is the engine's to judge.
+/// Opens the hooks of a successful step, if any. A failure is passed on: the engine decides about retries
+/// first.
 pub(super) fn after(plans: &[Plan], performed: Performed<StepOutput>) -> Performed<StepOutput> {
     let Performed::Completed { output, ending, told } = performed else { return performed };
     let code = ending.exit_code.and_then(|code| u8::try_from(code).ok());
@@ -98,7 +100,7 @@ fn items<'p>(plans: impl Iterator<Item = &'p Plan>, came_to: &CameTo) -> Vec<Ite
     plans.enumerate().map(item).collect()
 }
 
-/// Returns the state with which the branch of a hook of `step` begins: with what that came to.
+/// Returns the initial state of a hook's branch, with the result of `step`.
 pub(super) fn state_of(step: &Step, item: &Item, folder: Option<&Path>) -> WorkflowState {
     let mut state = WorkflowState::of_group();
     match came_to(&item.value) {
@@ -131,7 +133,7 @@ fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Failure>> {
     }
 }
 
-/// Comes to what the step came to before its hooks.
+/// Returns the result of the step from before its hooks; a failed hook adds a warning.
 pub(super) async fn join(joined: Joined) -> Performed<StepOutput> {
     match joined_outcome(joined).await {
         Ok(performed) => performed,

@@ -1,4 +1,4 @@
-//! `foreach`: which items a step works on, and what became of them.
+//! `foreach`: selection of the items of a step, and the outcomes of the items.
 //!
 //! ```text
 //!   source: list, command, file --> filter --> sort_by --> distinct --> offset, max_items --> keys --> branches
@@ -25,14 +25,14 @@ use super::handover::read_items_file;
 use super::state::{StepItems, StepOutput, WorkflowState};
 use super::{Surroundings, WorkflowProgram, expression, failure};
 
-/// Most that a command may print, or a file hold, for items to be made of: all of it is in memory at once.
+/// Largest source of items, printed or in a file; all of it is in memory at once.
 pub(super) const ITEMS_BYTES_MAX: usize = 256 << 20;
-/// How much of an item an error shows.
+/// Longest excerpt of an item in an error, in characters.
 const SHOWN_CHARS_MAX: usize = 60;
-/// Most items whose outcomes stand in the state, and their size as JSON; of more they stand in a file.
+/// Most outcomes in the state, as a count and as bytes of JSON; more outcomes are written to a file.
 const INLINE_MAX: (u64, usize) = (1_000, 1 << 20);
 
-/// The items of a step about to be found.
+/// Source and selection of the items of a step.
 #[derive(Debug)]
 pub(super) struct Listing {
     source: Source,
@@ -46,7 +46,7 @@ enum Source {
     File(PathBuf, Option<JsonPath>),
 }
 
-/// Which of them are worked on.
+/// Selection of the items.
 #[derive(Debug, Clone)]
 struct Select {
     step: String,
@@ -85,7 +85,7 @@ impl Listing {
         Ok(Self { source, select })
     }
 
-    /// Returns the items, if they need not be found by a command or in a file, and nothing is wrong with them.
+    /// Returns the items, if no command or file is needed and the items are valid.
     pub(super) fn known(self, mask: &Mask) -> Option<Vec<Item>> {
         match self.source {
             Source::Values(values) => self.select.items(Arc::unwrap_or_clone(values), mask).ok(),
@@ -95,7 +95,7 @@ impl Listing {
 }
 
 impl WorkflowProgram {
-    /// Finds the items of a step.
+    /// Returns the items of a step.
     pub(super) async fn list(&self, listing: Listing, attempt: Attempt) -> Performed<StepOutput> {
         let Listing { source, select } = listing;
         let (found, told) = match source {
@@ -106,7 +106,7 @@ impl WorkflowProgram {
                     (Found::Text(output.stdout.unwrap_or_default(), json), told)
                 }
                 Performed::Failed { mut failure, told } => {
-                    // It would have been made into items, and is read by nothing else.
+                    // The standard output was meant for items; no expression reads it.
                     failure.ending.stdout = None;
                     return Performed::Failed { failure, told };
                 }
@@ -114,7 +114,7 @@ impl WorkflowProgram {
             },
         };
         let mask = self.mask().clone();
-        // There may be a million, and each of several expressions is worked out for each.
+        // Blocking thread: there may be a million items, with several expressions each.
         let items = tokio::task::spawn_blocking(move || {
             let values = found.values(&mask)?;
             select.items(values, &mask)
@@ -131,7 +131,7 @@ impl WorkflowProgram {
     }
 }
 
-/// What items are made of.
+/// Source of items after the command has ended.
 enum Found {
     Values(Arc<Vec<Value>>),
     Text(String, Option<JsonPath>),
@@ -160,7 +160,7 @@ impl Found {
     }
 }
 
-/// Makes values of a text: one a line, empty lines left out, or what stands at a place in JSON.
+/// Makes values of a text: one per non-empty line, or the list at path `json`.
 fn values_of(bytes: &[u8], json: Option<&JsonPath>, what: &str) -> Result<Vec<Value>, Failure> {
     let Some(path) = json else {
         let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -185,7 +185,7 @@ fn values_of(bytes: &[u8], json: Option<&JsonPath>, what: &str) -> Result<Vec<Va
 }
 
 impl Select {
-    /// Chooses, orders and names the items.
+    /// Filters, sorts and limits the values, and gives each item its key.
     fn items(&self, values: Vec<Value>, mask: &Mask) -> Result<Vec<Item>, Failure> {
         let Foreach { filter, sort_by, distinct, offset, items_max, .. } = &*self.foreach;
         let mut kept = Vec::with_capacity(values.len());
@@ -251,7 +251,7 @@ impl Select {
         Ok(items)
     }
 
-    /// Names an item.
+    /// Makes an item with its key.
     fn item(
         &self,
         place: usize,
@@ -278,12 +278,12 @@ impl Select {
         Ok(Item { key, value, index: place as u64, start: None })
     }
 
-    /// What is known where an item is looked at.
+    /// Returns the scope of expressions about one item.
     fn of(&self, value: &Value, index: usize) -> Scope {
         self.scope.with_local(&self.foreach.name, value).with_local(ITEM_INDEX, &json!(index))
     }
 
-    /// Says of which item something cannot be worked out.
+    /// Adds the number and an excerpt of the item to an expression error.
     fn at(&self, error: ExprError, value: &Value, index: usize) -> Failure {
         let mut failure = expression(error);
         let mut text = value.to_string();
@@ -315,7 +315,7 @@ fn unique(key: String, before: &mut HashMap<String, usize>) -> String {
     free
 }
 
-/// Compares numbers with numbers, texts with texts, and lists of such.
+/// Compares two numbers, texts, booleans, nulls or lists; `None` for different types.
 fn compared(one: &Value, other: &Value) -> Option<Ordering> {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => match (one.as_i64(), other.as_i64()) {
@@ -338,12 +338,12 @@ fn compared(one: &Value, other: &Value) -> Option<Ordering> {
     }
 }
 
-/// What became of the items of a step, about to be counted.
+/// Outcomes of the items of a step, to be counted.
 #[derive(Debug)]
 pub(super) struct Joining {
     joined: Joined,
     foreach: Arc<Foreach>,
-    /// Where the outcomes go if they are many.
+    /// File for the outcomes if there are many.
     file: Option<PathBuf>,
 }
 
@@ -352,7 +352,7 @@ impl Joining {
         Self { joined, foreach: Arc::clone(foreach), file }
     }
 
-    /// Reads what became of each, in their order.
+    /// Reads the outcome of each item, in order of the items.
     pub(super) async fn run(self) -> Performed<StepOutput> {
         match self.count().await {
             Ok(items) => {
@@ -366,7 +366,7 @@ impl Joining {
     async fn count(&self) -> Result<StepItems, Failure> {
         let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
         let mut items = StepItems { total: self.joined.total(), ..StepItems::default() };
-        // Of those that failed, a person has left none at that.
+        // Failed items, without those given up by a person.
         let mut open = 0;
         let mut inline = Some((Vec::new(), 0));
         let mut file: Option<Lines> = None;
@@ -414,8 +414,8 @@ impl Joining {
 }
 
 impl Joining {
-    /// Checks that no more items failed than the step tolerates, in all sessions. Without a limit it tolerates none, unless
-    /// failed items are skipped.
+    /// Checks the failed items of all sessions against the step's limits. Without a limit a failed item fails
+    /// the step, unless `on_failure` skips failed items.
     fn check_limits(&self, failed: u64, total: u64) -> Result<(), Failure> {
         let Foreach { max_failures, failure_rate, on_failure, .. } = &*self.foreach;
         let has_limit = max_failures.is_some() || failure_rate.is_some();
@@ -430,12 +430,12 @@ impl Joining {
     }
 }
 
-/// Says whether a person has left an item at its failure.
+/// Returns whether a person gave up on a failed item.
 fn is_left(end: &ChildEnd) -> bool {
     end.record.header().failures > 0
 }
 
-/// What later steps read of one item.
+/// Returns the outcome of one item as later steps read it.
 fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
     let status = match end.end {
         End::Completed => "completed",
@@ -455,7 +455,7 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
         }
         None => Value::Object(serde_json::Map::new()),
     };
-    // A person may have given it another item than the one that its branch was opened for.
+    // A person may have replaced the item after its branch was opened.
     let item = state.as_ref().and_then(WorkflowState::item).unwrap_or(&end.item.value);
     let outcome = json!({
         "key": end.item.key,
@@ -468,7 +468,7 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
     Ok(outcome)
 }
 
-/// A file with a line of JSON for each outcome, which is there whole or not at all.
+/// File with one line of JSON per outcome. The file appears complete or not at all.
 struct Lines {
     path: PathBuf,
     new: PathBuf,

@@ -1,4 +1,4 @@
-//! What is to be done for a step, made while the state is at hand.
+//! Work of a step, prepared while the state is available.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use super::state::{StepOutput, WorkflowState};
 use super::waiting::Waiting;
 use super::{WorkflowProgram, expression, hooks};
 
-/// A step with everything filled in, ready to be done without the state.
+/// Step with all expressions evaluated; runs without the state.
 #[derive(Debug)]
 pub struct Job {
     pub(super) doing: Doing,
-    /// What is done after it.
+    /// Hooks of the step.
     pub(super) hooks: Arc<[hooks::Plan]>,
-    /// The pass that it is, of a step that is repeated before they are done.
+    /// Current pass of a step with both `repeat` and hooks: the hooks run after the last pass.
     pub(super) passing: Option<Passing>,
-    /// What must run beside it.
+    /// Services that must be running.
     pub(super) services: Arc<[Service]>,
-    /// By what it is believed.
+    /// Evidence of the step.
     pub(super) vouching: Option<Box<Vouching>>,
 }
 
@@ -37,22 +37,22 @@ pub(super) enum Doing {
     Listing(Box<Listing>),
     Joining(Joining),
     Gathering(Joined),
-    /// Another file has ended.
+    /// A branch of another file has ended.
     Returning(Joined),
-    /// Its hooks have ended.
+    /// The hooks of the step have ended.
     Hooked(Joined),
     Service(Box<Service>),
 }
 
 impl Job {
-    /// A job after which nothing else is done.
+    /// Makes a job without hooks, services and evidence.
     fn of(doing: Doing) -> Self {
         Self { doing, hooks: Arc::from([]), passing: None, services: Arc::from([]), vouching: None }
     }
 }
 
 impl WorkflowProgram {
-    /// Makes the job of a step, but for its evidence.
+    /// Makes the job of a step, without its evidence.
     pub(super) fn job(
         &self,
         spot: Spot<'_>,
@@ -94,7 +94,7 @@ impl WorkflowProgram {
         Ok(Job { services, ..job(Doing::Command(command)) })
     }
 
-    /// Makes what undoes a step, if it says how.
+    /// Makes the job that undoes a step, if the step has `undo`.
     pub(super) fn undo_job(
         &self,
         spot: Spot<'_>,
@@ -103,7 +103,7 @@ impl WorkflowProgram {
     ) -> Result<Option<Job>, Failure> {
         let step = self.step(spot);
         let Some(undo) = &step.undo else { return Ok(None) };
-        // What is around a step that is done with may count its next pass already.
+        // The state of a finished step may already have the number of the next pass.
         let scope = self.scope(state);
         let scope = at.iteration.last().map_or(scope.clone(), |pass| in_pass(&scope, *pass));
         let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
@@ -111,7 +111,7 @@ impl WorkflowProgram {
     }
 }
 
-/// Adds what was said before the work began.
+/// Puts `notes` before the notes of a result.
 pub(super) fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
     if let Performed::Completed { told, .. }
     | Performed::Failed { told, .. }

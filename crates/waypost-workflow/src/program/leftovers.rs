@@ -1,4 +1,4 @@
-//! What a run left running whose engine, supervisor and reapers were all killed in one moment.
+//! Processes of a run that survived the loss of engine, supervisor and reapers at once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -9,9 +9,9 @@ use waypost::{Digest, RunId};
 use super::MARK;
 use crate::supervisor::{LeftoversError, kill_leftovers};
 
-/// Returns the mark that every process of a run has in its environment.
+/// Returns the mark in the environment of every process of a run.
 ///
-/// It is made of the store's real path: the same store is named differently from different folders.
+/// The mark is made of the store's real path: a store has different names in different folders.
 pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     let home = store.home().map(|home| home.canonicalize().unwrap_or_else(|_| home.to_owned()));
     let place = home.as_ref().map(|home| home.as_os_str().as_encoded_bytes()).unwrap_or_default();
@@ -19,16 +19,18 @@ pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     Digest::of_parts(parts).to_string()[..32].to_owned()
 }
 
-/// Returns the variable, with its value, that marks a process as one of a run, for who starts processes of it by other
-/// means than a workflow: [`kill_processes_of`] finds them by it.
+/// Returns name and value of the variable that marks the processes of a run.
+///
+/// For callers that start processes of the run without a workflow: [`kill_processes_of`] finds marked
+/// processes.
 pub fn run_mark(store: &dyn Store, run: &RunId) -> (&'static str, String) {
     (MARK, mark_of(store, run))
 }
 
-/// Finds the processes that steps of these runs have started and that are still there, whoever watches over them.
+/// Returns the living processes that steps of these runs have started, supervised or not.
 ///
-/// Every process of this machine is looked at once, however many runs are asked for. Processes of other users are not
-/// seen, nor those of a store that dies with its process. Where the system does not tell, there are none.
+/// Reads every process of this machine once, however many runs are given. Processes of other users are not
+/// visible. A store without a home has no processes here. Empty on systems other than Linux.
 ///
 /// # Errors
 /// The processes of this machine cannot be listed.
@@ -44,7 +46,7 @@ pub fn processes_of(store: &dyn Store, runs: &[RunId]) -> io::Result<BTreeMap<Ru
     for process in std::fs::read_dir("/proc")? {
         let process = process?;
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // It may end at any moment, or be somebody else's.
+        // The process may have ended, or may belong to another user.
         let Ok(environment) = std::fs::read(process.path().join("environ")) else { continue };
         let run = environment.split(|byte| *byte == 0).find_map(|entry| marks.get(entry));
         if let Some(run) = run {
@@ -55,8 +57,8 @@ pub fn processes_of(store: &dyn Store, runs: &[RunId]) -> io::Result<BTreeMap<Ru
     Ok(found)
 }
 
-/// Kills the processes that steps of a run have left behind, and returns how many there were. For the holder of its
-/// lease, beside whom no supervisor is at work.
+/// Kills the processes left by steps of a run, and returns how many were found. For the holder of the run's
+/// lease, when no supervisor is running.
 ///
 /// # Errors
 /// As [`kill_leftovers`].

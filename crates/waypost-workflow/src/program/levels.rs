@@ -1,4 +1,4 @@
-//! The graphs of a workflow: that of the file, and those of what is done with each item.
+//! Graphs of a workflow: of the file, and of the bodies of steps, hooks and included files.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -13,48 +13,48 @@ use crate::file::{Backoff, Body, Foreach, Hook, HookOn, Mode, OnItemFailure, Ste
 use super::ProgramError;
 use super::hooks::Plan;
 
-/// Ends the name of the branches of the hooks of a step that opens others by its work.
+/// Suffix of the name of hook branches, for a step with other child branches.
 const HOOKS: &str = "-hooks";
-/// Names the branch of another file.
+/// Key of the branch of another file.
 const FILE_KEY: &str = "workflow";
 
-/// The steps of one graph.
+/// Steps of one graph.
 #[derive(Debug)]
 pub(super) struct Level {
     pub(super) steps: Vec<Step>,
-    /// By the place of a step: what it works on item by item.
+    /// By the place of a step: its `foreach`.
     pub(super) foreach: Vec<Option<Arc<Foreach>>>,
-    /// By the place of a step: what is done after it.
+    /// By the place of a step: its hooks.
     pub(super) hooks: Vec<Arc<[Plan]>>,
-    /// By the place of a step: where it runs.
+    /// By the place of a step: its base folder.
     pub(super) bases: Vec<Arc<Path>>,
 }
 
-/// What holds for the steps of one list.
+/// Context of a list of steps.
 #[derive(Clone, Copy)]
 struct Around<'w> {
     file: &'w File<'w>,
     cores: NonZeroUsize,
-    /// They are those of the file itself, and not within one of them or after it.
+    /// Whether the list belongs to the file directly, not to a body or a hook of a step.
     is_top: bool,
 }
 
-/// A file with those that it is run by.
+/// File, with the files that run it.
 struct File<'w> {
     workflow: &'w Workflow,
-    /// Where its steps run.
+    /// Base folder of the steps.
     base: Arc<Path>,
     outer: Option<&'w Self>,
 }
 
 impl<'w> File<'w> {
-    /// Returns it and those around it, from the inmost on.
+    /// Returns this file and the files around it, innermost first.
     fn outward(&'w self) -> impl Iterator<Item = &'w Self> + Clone {
         std::iter::successors(Some(self), |file| file.outer)
     }
 }
 
-/// Steps that are done after another one.
+/// Hook of a step, with the steps of the hook.
 struct After<'w> {
     key: String,
     on: HookOn,
@@ -62,7 +62,7 @@ struct After<'w> {
 }
 
 impl<'w> Around<'w> {
-    /// What is done after a step: its own hooks, and that of the file, which fails with it.
+    /// Returns the hooks of a step, own hooks first, then the hook of the file.
     fn after(&self, step: &'w Step) -> Vec<After<'w>> {
         let own = |hook: &'w Hook| After { key: hook.on.key(), on: hook.on, body: &hook.body };
         let of_file = self.file.workflow.on_failure().filter(|_| self.is_top).map(|body| {
@@ -70,21 +70,21 @@ impl<'w> Around<'w> {
             After { key, on: HookOn::Failure, body }
         });
         let mut hooks: Vec<_> = step.hooks.iter().map(own).chain(of_file).collect();
-        // What is meant for one exit code knows best what to do.
+        // Hooks for an exit code are the most specific and run first.
         hooks.sort_by_key(|hook| !matches!(hook.on, HookOn::ExitCode(_)));
         hooks
     }
 }
 
-/// Makes the graph of a workflow: its `needs`, or each step after the one before.
+/// Makes the graph of a workflow: from `needs`, else a sequence.
 ///
 /// # Errors
-/// [`ProgramError`], for what the reader of the file should have refused.
+/// [`ProgramError`], for a file that the reader should have rejected.
 pub fn shape_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Shape, ProgramError> {
     of(workflow, cores, Path::new("")).map(|(shape, _)| shape)
 }
 
-/// Makes it, and the steps of each graph by its number.
+/// Makes the graph of a workflow, and the steps of every graph by number.
 pub(super) fn of(
     workflow: &Workflow,
     cores: NonZeroUsize,
@@ -123,7 +123,7 @@ fn level(
         node.idempotent = step.idempotent;
         node.cuts_max = step.cuts_max.unwrap_or_else(|| around.file.workflow.cuts_max());
         node.claims = super::WorkflowProgram::is_checked_later(step);
-        // What waits for something outside has all the time that it takes.
+        // A wait has no timeout.
         node.timeout = step.timeout.filter(|_| step.work.command().is_some());
         node.retry = retry(step);
         let each = step.work.foreach();
@@ -169,7 +169,7 @@ fn level(
     Ok(Shape::new(steps, parallel_max.get())?.at_level(number).failing_fast(fails_fast))
 }
 
-/// Makes one graph of the hooks of a step, in which each is a line of its own, and names where each begins.
+/// Makes one graph of all hooks of a step, each a chain, and returns the first step of each hook.
 fn after(
     hooks: &[After<'_>],
     around: Around<'_>,
@@ -180,7 +180,7 @@ fn after(
     let (mut nodes, mut steps, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut foreach, mut own, mut bases) = (Vec::new(), Vec::new(), Vec::new());
     for After { body, .. } in hooks {
-        // Each as a list of its own, of which the numbers do not matter: those below it keep theirs.
+        // Each hook is built as a separate list, numbered from 0; the levels below the list are renumbered.
         let mut inner = Vec::new();
         let shape = level(body, NonZeroUsize::MIN, Around { is_top: false, ..around }, &mut inner)?;
         let mut inner = inner.into_iter().flatten();
@@ -191,7 +191,7 @@ fn after(
         starts.extend(own_steps.first().map(|step| step.id.clone()));
         for mut step in own_steps {
             for children in step.children.iter_mut().chain(&mut step.after) {
-                // The first of the list was that of the list itself, which has no number any more.
+                // The first level was the list itself; merged here, it has no number.
                 children.shape.raise_levels(offset - 1);
             }
             nodes.push(step);
@@ -205,7 +205,8 @@ fn after(
     Ok((Shape::new(nodes, 1)?.at_level(number), starts))
 }
 
-/// Names the branches of the hooks of a step which opens others by its work: those are called after the step itself.
+/// Returns the name of the hook branches of a step with other child branches. The other branches have the
+/// name of the step.
 fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
     let is_taken = |name: &str| among.steps().iter().any(|step| step.id == name);
     let name = |number: u32| {
@@ -217,7 +218,7 @@ fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
     StepId::new(&free.unwrap_or_default())
 }
 
-/// The branches of the hooks of a step.
+/// Returns the hook branches of a step.
 fn afterwards(name: StepId, shape: Shape) -> Children {
     Children {
         name,
@@ -233,7 +234,7 @@ fn afterwards(name: StepId, shape: Shape) -> Children {
     }
 }
 
-/// The branch on which the steps of another file are done; without a key, those of the passes of a group.
+/// Returns the one child branch of a step: another file if `key` is set, else the passes of a group.
 fn one_child(name: StepId, key: Option<&str>, shape: Shape) -> Children {
     Children {
         name,
@@ -267,7 +268,7 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
     }
 }
 
-/// Returns the needs of a step with which it is skipped: those that its condition does not think of.
+/// Returns the needs not considered by the condition of a step; skipping such a need skips the step.
 fn skipped_with(step: &Step, needs: &[StepId]) -> Vec<StepId> {
     let considers = |need: &&StepId| {
         step.condition.as_ref().is_some_and(|condition| condition.considers_skipped(need.as_str()))

@@ -1,14 +1,14 @@
-//! Where what steps print is kept.
+//! Blob names of the logs of steps.
 
 use waypost::id::{BranchPath, StepId};
 use waypost::record::Try;
 
-/// Names the log of one try of a step among the run's blobs.
+/// Returns the blob name of the log of one attempt.
 pub fn log_name(branch: &BranchPath, step: &StepId, at: &Try) -> String {
     log_name_of(branch, step, at, "")
 }
 
-/// The blob that holds what was printed when a step was undone, for the so manieth time.
+/// Returns the blob name of the log of the undo of an attempt.
 pub fn undo_log_name(branch: &BranchPath, step: &StepId, at: &Try) -> String {
     log_name_of(branch, step, at, ".undo")
 }

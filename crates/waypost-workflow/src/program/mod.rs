@@ -1,7 +1,7 @@
-//! A workflow file as a program for the engine: its steps are processes below the run's supervisor.
+//! Runs a workflow file as a program of the engine: each step is a process below the supervisor of the run.
 //!
-//! `prepare` renders everything that a step needs while the state is at hand; `perform` (`attempt.rs`) only runs it. The
-//! state (`state.rs`) keeps what expressions may read of finished steps, and nothing else.
+//! `prepare` evaluates all expressions of a step while the state is available; `perform` (`attempt.rs`) only
+//! runs the result. The state (`state.rs`) keeps values of finished steps for expressions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -74,64 +74,65 @@ pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 
 /// The schema version of [`WorkflowState`].
 pub const STATE_SCHEMA: u32 = 1;
-/// Names the run's processes in their environment, so that a resume finds what a killed supervisor left.
+/// Environment variable that marks the processes of a run. A resume finds the processes of a killed
+/// supervisor by this mark.
 const MARK: &str = "WAYPOST_RUN_MARK";
 
-/// Is given what a step prints, masked, as it comes; for screens.
+/// Receives the masked output of steps as it arrives, for a screen.
 pub trait Echo: fmt::Debug + Send + Sync {
-    /// Some bytes, not necessarily whole lines.
+    /// Receives some bytes, not necessarily whole lines.
     fn printed(&self, step: &StepId, bytes: &[u8]);
 }
 
-/// What a workflow needs of its surroundings to run.
+/// Host environment of a workflow.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
-    /// The run.
+    /// Run.
     pub run: RunId,
-    /// The base folder.
+    /// Base folder.
     pub base: PathBuf,
-    /// Where logs go.
+    /// Store of the run, which keeps the logs.
     pub store: Arc<dyn Store>,
-    /// What is run as the supervisor.
+    /// Program that runs as the supervisor.
     pub supervisor: SupervisorProgram,
-    /// The caller's environment, secrets included.
+    /// Environment of the caller, secrets included.
     pub environment: Vec<(OsString, OsString)>,
-    /// There is a bash; decided when the run was made.
+    /// Whether `bash` exists; decided when the run was made.
     pub has_bash: bool,
-    /// The commands of agents.
+    /// Commands of agents.
     pub agents: Arc<Agents>,
-    /// Processors, where the file does not say how much runs at once.
+    /// Number of processors: default for the parallel limit.
     pub cores: NonZeroUsize,
-    /// Is given what steps print.
+    /// Receiver of the output of steps.
     pub echo: Option<Arc<dyn Echo>>,
 }
 
-/// A workflow, ready for the engine.
+/// Workflow as a program of the engine.
 #[derive(Debug)]
 pub struct WorkflowProgram {
     workflow: Workflow,
     shape: Shape,
-    /// The steps of its shape and of those below it, by the number of each.
+    /// Steps of the graph and of the graphs below, by the number of the graph.
     levels: Vec<Level>,
     surroundings: Surroundings,
     mask: Mask,
     session: Mutex<Option<Session>>,
 }
 
-/// What lives from `begin` to `end`.
+/// Resources that exist from `begin` to `end`.
 #[derive(Debug)]
 struct Session {
     supervisor: Arc<Supervisor>,
-    /// Files that steps write outputs and report text to.
+    /// Folder of the files for outputs and report text.
     scratch: Arc<ScratchFolder>,
     mark: String,
     services: Services,
-    /// What the run may use, where that is limited.
+    /// Budget of the run, if limited.
     purse: Option<Arc<Purse>>,
 }
 
 impl Surroundings {
-    /// Sets the secrets from files.
+    /// Sets the secrets that are read from files.
     fn with_secret_files(mut self, workflow: &Workflow) -> Self {
         for (name, path) in workflow.secret_files() {
             self.environment.retain(|(key, _)| key != name.as_str());
@@ -166,7 +167,7 @@ impl WorkflowProgram {
         Self::to_look(workflow, surroundings)
     }
 
-    /// Makes one that is only looked at: nothing is run, so that a secret may be missing, and an agent not known.
+    /// Makes a program for inspection only. Secrets may be unset and agents unknown, as no step runs.
     ///
     /// # Errors
     /// [`ProgramError`].
@@ -189,7 +190,7 @@ impl WorkflowProgram {
         &self.workflow
     }
 
-    /// Returns what hides the secrets of this run.
+    /// Returns the mask of the secrets of this run.
     pub fn mask(&self) -> &Mask {
         &self.mask
     }
@@ -207,7 +208,7 @@ impl WorkflowProgram {
         })
     }
 
-    /// Returns the state of a run that begins with `params`.
+    /// Returns the initial state of a run with `params`.
     ///
     /// # Errors
     /// [`ProgramError::SecretParam`].
@@ -220,7 +221,7 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
-    /// Returns the file in which the steps of a branch stand.
+    /// Returns the file that has the steps of a branch.
     fn file_of(&self, branch: &BranchPath) -> &Workflow {
         let Some((step, _)) = branch.opened_by() else { return &self.workflow };
         let around = branch.parent().map_or(&self.workflow, |parent| self.file_of(&parent));
@@ -232,12 +233,12 @@ impl WorkflowProgram {
         &self.levels[spot.level].steps[spot.place]
     }
 
-    /// Returns what a step has around it, and where it runs.
+    /// Returns the host environment and the base folder of a step.
     fn around(&self, spot: Spot<'_>) -> (&Surroundings, &Path) {
         (&self.surroundings, &self.levels[spot.level].bases[spot.place])
     }
 
-    /// Returns what a step works on item by item.
+    /// Returns the `foreach` of a step.
     fn foreach(&self, spot: Spot<'_>) -> Option<&Arc<Foreach>> {
         self.levels[spot.level].foreach[spot.place].as_ref()
     }
@@ -246,19 +247,20 @@ impl WorkflowProgram {
         state.scope(&self.surroundings.run, self.folder().as_deref())
     }
 
-    /// Returns the folder of the run, where its store has one.
+    /// Returns the folder of the run, if the store has folders.
     fn folder(&self) -> Option<PathBuf> {
         self.surroundings.store.folder(&self.surroundings.run)
     }
 
-    /// Returns where what became of the items of a step goes if they are many.
+    /// Returns the path of the file for many outcomes of a step.
     fn outcomes_file(&self, spot: Spot<'_>) -> Option<PathBuf> {
         let name = format!("{}.{}.jsonl", spot.branch.file_name(), spot.step.id);
         Some(self.folder()?.join(state::OUTCOMES_FOLDER).join(name))
     }
 }
 
-/// Digests of declared environment variables, so that a resume can tell which differ; secrets only by name.
+/// Returns the digests of the declared environment variables, so that a resume detects changes. Secrets have
+/// no digest.
 pub fn declared_env(
     workflow: &Workflow,
     environment: &[(OsString, OsString)],
@@ -308,7 +310,7 @@ impl Program for WorkflowProgram {
 
     fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
         let mut child = match (self.foreach(spot), self.step(spot).work.child()) {
-            // Of all branches, only those of hooks begin with a step that is named for each.
+            // Only items of hooks name a start step.
             _ if item.start.is_some() => hooks::state_of(self.step(spot), item, self.folder().as_deref()),
             (Some(_), _) => WorkflowState::of_item(item.value.clone(), item.index),
             (None, Some(file)) => self.state_of_file(spot, state, file)?,
@@ -357,7 +359,7 @@ impl Program for WorkflowProgram {
 
     fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
-        // One that cannot be made is told by the next step that needs it.
+        // An error is reported by the next step that needs the service.
         let services = self.services_of(spot, state).unwrap_or_default();
         let around = |scope, name| Outer { scope, name, services };
         let outer = match (child.hook(), self.foreach(spot)) {
@@ -396,7 +398,7 @@ impl Program for WorkflowProgram {
                 condition.considers_skipped(need) || has_failure && condition.calls_failure()
             })
         };
-        // A pass that goes on a loop is not decided about any more.
+        // Later passes of a loop are not decided again.
         if step.repeat.is_some() && state.passes(&step.id) > 0 {
             return Ok(Admission::Run);
         }
@@ -483,10 +485,12 @@ impl Program for WorkflowProgram {
         let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
-            // The same expression over the same state gives the same error, and who said no is not asked again at once.
+            // The same expression over the same state fails again, and a rejected question is not repeated at
+            // once.
             (FailureKind::Expression | FailureKind::Limit, _) => false,
             _ if step.work.command().is_none() => false,
-            // It may have taken effect; only who says so of its evidence wants it done twice.
+            // With exit code 0 the step may have taken effect. Only an explicit `evidence` cause repeats a
+            // step that is not idempotent.
             (kind, Some(0)) if !step.idempotent => {
                 kind == FailureKind::Evidence && step.retry.when.contains(&RetryCause::Evidence)
             }
@@ -552,8 +556,8 @@ impl Program for WorkflowProgram {
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
         let mark = leftovers::mark_of(self.surroundings.store.as_ref(), lease.run());
-        // Who kills the supervisor together with the engine leaves steps behind; a store without a home dies with its
-        // process and has no run to resume.
+        // A kill of both supervisor and engine leaves processes of steps running. A store without a home ends
+        // with the process and has no run to resume.
         if self.surroundings.store.home().is_some() && lease.token() != FIRST_TOKEN {
             kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
         }
@@ -587,7 +591,7 @@ impl Program for WorkflowProgram {
         let Some(Session { supervisor, services, .. }) = session else { return };
         service::end_all(&services).await;
         if let Ok(supervisor) = Arc::try_unwrap(supervisor) {
-            // An error means that it is gone already, and then its processes are, too.
+            // On an error the supervisor and all processes have already ended.
             let _ = supervisor.shutdown().await;
         }
     }

@@ -1,4 +1,5 @@
-//! Which steps read what a step gave: in its own file, and further up, where it is a step of an item or of another file.
+//! Steps that read the outputs of a step. Readers of an item's step, or of an included file's step, are also
+//! in parent files.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use crate::expr::ELEMENT;
 use crate::file::{Body, Step};
 
 impl WorkflowProgram {
-    /// Returns the steps of the branch of an item that read the item, themselves or by what stands within them.
+    /// Returns the steps of an item's branch with a use of the item, directly or in a nested step.
     #[must_use]
     pub fn item_readers(&self, branch: &BranchPath) -> Vec<StepId> {
         let opener = branch.opened_by().zip(branch.parent());
@@ -19,11 +20,11 @@ impl WorkflowProgram {
         readers.filter_map(|step| StepId::new(&step.id).ok()).collect()
     }
 
-    /// Returns the steps that read what a step of a branch gave: its outputs, or what it printed. Those that take all of the
-    /// items of a `foreach` may read no output of them, and are left out.
+    /// Returns the readers of the outputs or the standard output of a step. Readers of the whole `items` list
+    /// of a `foreach` are left out: no particular output is read.
     pub(super) fn readers<'p>(&'p self, branch: &BranchPath, id: &str) -> Vec<&'p Step> {
         let mut readers: Vec<&Step> = self.file_of(branch).readers_of(id).collect();
-        // As it is read where it stands, without `steps` before it.
+        // Paths as read in the step's own file, without the leading `steps`.
         let mut paths: Vec<Vec<String>> = ["outputs", "stdout"].map(|what| named([id, what])).into();
         let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         for (opener, above) in around.filter_map(|branch| Some((branch.opened_by()?.0, branch.parent()?))) {
@@ -31,7 +32,7 @@ impl WorkflowProgram {
             let Some(opener) = file.step(opener.as_str()) else { continue };
             let id = opener.id.as_str();
             if opener.work.child().is_some() {
-                // Its steps give their outputs only, by their names.
+                // Another file exports only the outputs of steps, by step id.
                 let outputs = paths.into_iter().filter_map(|path| {
                     let [step, what, rest @ ..] = path.as_slice() else { return None };
                     let within = named([id, "outputs", step]);
@@ -42,7 +43,7 @@ impl WorkflowProgram {
                 let item = named([id, "items", ELEMENT, "steps"]);
                 paths = paths.into_iter().map(|path| item.iter().cloned().chain(path).collect()).collect();
             } else {
-                // The steps of a group are read as if they stood beside it.
+                // Steps of a group are read as if declared next to the group.
                 continue;
             }
             for path in &paths {
@@ -55,7 +56,7 @@ impl WorkflowProgram {
     }
 }
 
-/// Adds the ids of the steps that a step reads, by itself or by the steps within it.
+/// Adds the ids of the steps read by a step, directly or in a nested step.
 pub(super) fn steps_read_by(step: &Step, read: &mut BTreeSet<String>) {
     read.extend(step.steps_read().map(str::to_owned));
     let hooks = step.hooks.iter().map(|hook| &hook.body);

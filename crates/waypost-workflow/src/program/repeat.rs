@@ -1,4 +1,4 @@
-//! `repeat`: passes of a step, and of the steps of a group.
+//! `repeat`: passes of a step or of a group.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::state::{StepOutput, StepState, WorkflowState, not_yet};
 use super::{WorkflowProgram, expression, failure};
 
 impl WorkflowProgram {
-    /// Returns what a step reads in the pass that it is in or about to begin.
+    /// Returns the scope of a step in its current or next pass.
     pub(super) fn scope_of(&self, step: &Step, state: &WorkflowState) -> Scope {
         let scope = self.scope(state);
         match &step.repeat {
@@ -22,7 +22,8 @@ impl WorkflowProgram {
         }
     }
 
-    /// Returns what the steps of a group read of what is around them: before the first pass, of each other nothing.
+    /// Returns the scope that the steps of a group read from outside. Steps of the group without a run are
+    /// pending.
     pub(super) fn scope_of_group(&self, step: &Step, state: &WorkflowState) -> Scope {
         let mut scope = self.scope_of(step, state);
         for inner in step.work.body().into_iter().flat_map(crate::file::Body::steps) {
@@ -33,10 +34,10 @@ impl WorkflowProgram {
         scope
     }
 
-    /// Decides whether a step that has ended is done once more.
+    /// Returns whether a step that has ended runs another pass.
     ///
-    /// `settled` is what became of it in its pass, `steps` of those of the group that it is. Where a failure is `tolerated`,
-    /// so is that the passes are used up.
+    /// `settled` is the result of the step in this pass, and `steps` the results of the steps of the group.
+    /// With a `tolerated` failure, reaching the limit is not a failure either.
     pub(super) fn passes_on(
         &self,
         spot: Spot<'_>,
@@ -57,7 +58,7 @@ impl WorkflowProgram {
         if tolerated { Ok(Follow::Needs) } else { Err(self.in_vain(repeat, passes)) }
     }
 
-    /// Fails a step that has been done as often as it may, and is to be done once more.
+    /// Fails a step without passes left that would start another pass.
     pub(super) fn check_passes(&self, step: &Step, state: &WorkflowState) -> Result<(), Failure> {
         let passes = state.passes(&step.id);
         match step.repeat.as_ref().filter(|repeat| passes >= repeat.max && fails_in_next(step)) {
@@ -72,15 +73,15 @@ impl WorkflowProgram {
         Failure::new(FailureKind::Limit, vec![text])
     }
 
-    /// Says whether a pass that has ended so is the last: what comes after a success is done then.
+    /// Returns whether this pass is the last; the success hooks then run.
     pub(super) fn is_last_pass(&self, passing: &Passing, performed: &Performed<StepOutput>) -> bool {
         let Performed::Completed { output, ending, .. } = performed else { return true };
         let settled = StepState::completed(output.clone(), ending.exit_code);
-        // What cannot be evaluated fails the step when its end is taken in.
+        // An evaluation error fails the step later, when its result is applied.
         self.is_until(passing, &settled, &output.steps).unwrap_or(false)
     }
 
-    /// Says whether what a step is repeated for has come true with a pass.
+    /// Returns whether the `until` condition holds after a pass.
     fn is_until(
         &self,
         passing: &Passing,
@@ -98,12 +99,12 @@ impl WorkflowProgram {
     }
 }
 
-/// A pass of a step.
+/// Pass of a step.
 #[derive(Debug, Clone)]
 pub(super) struct Passing {
     level: usize,
     place: usize,
-    /// What is known in it.
+    /// Scope in this pass.
     scope: Scope,
 }
 
@@ -113,8 +114,10 @@ impl Passing {
     }
 }
 
-/// Says whether a step that was done as often as it may fails as it is to begin once more, and not by its last pass. Who
-/// resumes has that pass once more, which finds out whether it holds by now; but not of one that must not be repeated.
+/// Returns whether an exhausted step fails at the next start, not at the end of the last pass.
+///
+/// True for steps with `idempotent: false`. Other steps and groups fail at the last pass, so a resume repeats
+/// it and evaluates `until` again.
 fn fails_in_next(step: &Step) -> bool {
     !matches!(step.work, Work::Group(_)) && !step.idempotent
 }
@@ -123,7 +126,7 @@ pub(super) fn in_pass(scope: &Scope, pass: u32) -> Scope {
     scope.with_local(ITERATION, &Value::from(pass))
 }
 
-/// Takes out of a state what became of a step in all its passes, and of the steps of the group that it is.
+/// Removes the results of all passes of a step from the state, and of the steps of a group.
 pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     state.forget(&step.id);
     if let Work::Group(body) = &step.work {
@@ -131,7 +134,7 @@ pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     }
 }
 
-/// Leaves of a step what it had come to by an earlier state, and of the steps of the group that it is.
+/// Restores the result of a step, and of the steps of a group, from the earlier state `then`.
 pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowState) {
     state.restore(&step.id, then);
     if let Work::Group(body) = &step.work {
@@ -139,7 +142,7 @@ pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowSta
     }
 }
 
-/// Settles the steps of a group that was passed over: nothing of them can be read but that.
+/// Settles the steps of a skipped group as skipped.
 pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
     for inner in step.work.body().into_iter().flat_map(crate::file::Body::steps) {
         if matches!(step.work, Work::Group(_)) {
@@ -149,7 +152,7 @@ pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
     }
 }
 
-/// Returns what a step came to by the state, with what those of the group did that it is.
+/// Returns the result of a step in the state, with the results of the steps of a group.
 pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
     let own = serde_json::to_value(state.step(&step.id)?).ok()?;
     let Work::Group(body) = &step.work else { return Some(own) };
@@ -157,7 +160,7 @@ pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
     Some(std::iter::once(own).chain(inner).collect())
 }
 
-/// Takes over what the steps of a group came to.
+/// Returns the results of the steps of a group.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     match gathered(joined).await {
         Ok(output) => Performed::Completed { output, ending: Ending::default(), told: Told::default() },
@@ -165,7 +168,7 @@ pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     }
 }
 
-/// Returns what all steps of the branches that were opened came to.
+/// Returns the results of all steps of the joined branches.
 pub(super) async fn gathered(joined: Joined) -> Result<StepOutput, Failure> {
     let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
     let mut output = StepOutput::default();

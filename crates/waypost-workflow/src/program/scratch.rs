@@ -1,4 +1,4 @@
-//! The folder for files that steps under way write to: their outputs, and what they add to the report.
+//! Scratch folder: files that running steps write, for outputs, events and the report.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -11,33 +11,34 @@ use waypost::folder::SCRATCH;
 
 use super::log_name;
 
-/// The folder for what steps hand over could not be made. No step was started; make room or mend the disk, and resume.
+/// The scratch folder cannot be created. No step was started; free space or repair the disk, then resume.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make folder `{}` for what steps hand over", path.display())]
 pub struct ScratchError {
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// What the system said.
+    /// System error.
     pub source: io::Error,
 }
 
-/// Such a folder, for its owner only; removed when this is dropped, unless another one has been made in its place.
+/// Scratch folder with owner-only access. Dropping removes the folder, unless replaced by another folder.
 ///
-/// It lies in the run's folder, so that what a kill leaves of it, secrets perhaps, is found and removed by whoever takes
-/// the run up next, and is nowhere else than the run is. A store without folders has no next one: there it is a
-/// temporary folder of the system.
+/// The folder is inside the run's folder. After a kill, the next holder of the run removes the contents,
+/// possibly with secrets. A store without folders has no later holder, so the system's temporary folder is
+/// used.
 #[derive(Debug)]
 pub(super) enum ScratchFolder {
     OfRun {
         path: PathBuf,
-        /// Keeps its number from being given to another folder, so that it is known whether this one is still there.
+        /// Open handle: prevents reuse of the inode number, so a replaced folder is detected.
         handle: File,
     },
     Temporary(TempDir),
 }
 
 impl ScratchFolder {
-    /// Makes it, in `run`, the run's folder; what was left of an earlier one is removed. For the holder of the run.
+    /// Makes the folder in the run's folder `run`, after removing an earlier folder. For the holder of the
+    /// run.
     pub(super) fn make(run: Option<PathBuf>) -> Result<Self, ScratchError> {
         let Some(run) = run else {
             let made = tempfile::Builder::new().prefix("waypost-").tempdir();
@@ -52,7 +53,7 @@ impl ScratchFolder {
         let mut builder = std::fs::DirBuilder::new();
         builder.mode(0o700);
         builder.recursive(true).create(run)?;
-        // Steps are told of it, and they run in folders of their own.
+        // Absolute path: steps get this path, and run in other folders.
         let path = run.canonicalize()?.join(SCRATCH);
         remove(&path)?;
         builder.recursive(false).create(&path)?;
@@ -67,7 +68,7 @@ impl ScratchFolder {
         }
     }
 
-    /// Says whether its disk has no room left, by writing a little there.
+    /// Returns whether the disk is full, by writing 4 KiB.
     pub(super) fn is_full(&self) -> bool {
         let written =
             tempfile::NamedTempFile::new_in(self.path()).and_then(|mut file| file.write_all(&[1; 4096]));
@@ -82,19 +83,19 @@ impl Drop for ScratchFolder {
         if let Self::OfRun { path, handle } = self
             && is_same(path, handle).unwrap_or(false)
         {
-            // Whoever takes the run up next removes what could not be removed now.
+            // If the removal fails, the next holder of the run removes the folder.
             let _ = remove(path);
         }
     }
 }
 
-/// Says whether a folder is still the one that was opened: whoever took the run over has made another one.
+/// Returns whether `path` is still the opened folder; a new holder of the run makes another one.
 fn is_same(path: &Path, opened: &File) -> io::Result<bool> {
     let (found, opened) = (std::fs::symlink_metadata(path)?, opened.metadata()?);
     Ok(found.dev() == opened.dev() && found.ino() == opened.ino())
 }
 
-/// Removes what has that name, if anything has; what a link leads to stays.
+/// Removes the file or folder at `path`, if present. The target of a link stays.
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -104,7 +105,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Files that a step writes to, its own for each try.
+/// Files of one attempt.
 pub(super) struct Scratch {
     pub(super) output: PathBuf,
     pub(super) summary: PathBuf,
@@ -112,7 +113,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes them, empty and for their owner only: a step may read, count or append to them at once.
+    /// Makes the files, empty and with owner-only access, so that the step may read or append at once.
     pub(super) fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
         let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
         let scratch = Self {
@@ -129,7 +130,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The step may have removed them; what is left goes with the folder.
+        // The step may have removed a file. Remaining files are removed with the folder.
         for path in [&self.output, &self.summary, &self.events] {
             let _ = std::fs::remove_file(path);
         }
@@ -142,9 +143,9 @@ mod tests {
 
     #[test]
     fn what_took_over_keeps_its_folder() {
-        // What happened: the next step of a run that was taken over failed, as it found no folder for its outputs.
-        // Why: who had lost the lease removed its folder by name on its way out, and that was the new holder's.
-        // What stops it now: it removes only the folder that it made.
+        // What happened: after a takeover of a run the next step failed, because the scratch folder was
+        // missing. Why: the process without the lease removed the folder by name, and hit the folder of the
+        // new holder. What stops it now: a process removes only the folder that it made.
         let run = tempfile::tempdir().unwrap();
         let of_run = || Some(run.path().to_owned());
         let old = ScratchFolder::make(of_run()).unwrap();

@@ -1,7 +1,7 @@
-//! Services: processes that live beside the steps after them, for as long as the session does.
+//! Services: processes that run next to later steps until the session ends.
 //!
-//! A step that starts one is done once the process has lived for a moment. A resume starts it again before the first command
-//! that comes after it, as does its end while others are at work.
+//! A service step completes once its process has run for [`SETTLE`]. A resume restarts the service before the
+//! first downstream command. After an exit, the service is restarted before the next downstream command.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,26 +29,26 @@ use super::log_name;
 use super::state::{StepOutput, WorkflowState};
 use super::{Spot, WorkflowProgram, expression};
 
-/// How long a process must live to count as started: one that cannot serve mostly says so at once.
+/// How long a process must run to count as started; a service that cannot serve usually exits at once.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// A service with everything filled in, to be started wherever it does not run.
+/// Service with all expressions evaluated, ready to be started or restarted.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     step: StepId,
     command: Command,
-    /// By what it is believed to serve.
+    /// Evidence of a working service.
     vouching: Option<Vouching>,
 }
 
-/// A service under way.
+/// Running service.
 #[derive(Debug)]
 pub(super) struct Running {
     stop: oneshot::Sender<()>,
     life: JoinHandle<Result<Exit, SupervisorError>>,
 }
 
-/// Those of a session, by step.
+/// Running services of a session, by step.
 pub(super) type Services = Arc<Mutex<HashMap<StepId, Running>>>;
 
 impl WorkflowProgram {
@@ -63,7 +63,7 @@ impl WorkflowProgram {
         Ok(Service { step: name, command, vouching })
     }
 
-    /// Returns the services that have been started where a step begins, of those that it comes after, and itself.
+    /// Returns the services needed by a step: the completed service steps upstream, and the step's own.
     pub(super) fn services_of(
         &self,
         spot: Spot<'_>,
@@ -82,7 +82,7 @@ impl WorkflowProgram {
         started.map(|step| self.service(step, state)).collect()
     }
 
-    /// Starts those that do not run; says which had to be started again.
+    /// Starts the services not yet running; returns an event for each.
     pub(super) async fn ensure(
         &self,
         services: &[Service],
@@ -111,7 +111,7 @@ impl WorkflowProgram {
         Ok(notes)
     }
 
-    /// Says why a service that was started again does not serve, if its evidence does not hold.
+    /// Returns the failure of a restarted service whose evidence does not hold.
     async fn unserving(&self, service: &Service, attempt: &Attempt) -> Option<Failure> {
         let performed = Performed::Completed {
             output: StepOutput::default(),
@@ -128,7 +128,7 @@ impl WorkflowProgram {
         }
     }
 
-    /// Ends a service whose step did not come to its end.
+    /// Ends a service whose step did not complete.
     pub(super) async fn end_service(&self, step: &StepId) {
         let started = self.running().lock().await.remove(step);
         if let Some(started) = started {
@@ -136,9 +136,9 @@ impl WorkflowProgram {
         }
     }
 
-    /// Does the step of a service: it is done when the process has lived for a moment.
+    /// Runs a service step; completes when the process has run for [`SETTLE`].
     pub(super) async fn serve(&self, service: Service, attempt: &Attempt) -> Performed<StepOutput> {
-        // One that is done again takes the place of the one of before, its port, say.
+        // On a rerun the old process must first release resources such as a port.
         self.end_service(&attempt.step).await;
         let mut running = match self.spawn_service(&service, attempt).await {
             Ok(running) => running,
@@ -195,7 +195,7 @@ impl WorkflowProgram {
             let life = async {
                 tokio::select! {
                     exit = child.wait() => return exit,
-                    // Also when nobody holds the other end any more.
+                    // Also resolves when the sender is dropped.
                     _ = stopped => {}
                 }
                 child.cancel(grace).await
@@ -208,10 +208,10 @@ impl WorkflowProgram {
     }
 }
 
-/// Ends a service, and waits until it is dead.
+/// Ends a service, and waits until its processes are dead.
 pub(super) async fn end(running: Running) {
     let Running { stop, life } = running;
-    // It may have ended by itself.
+    // The service may have exited.
     let _ = stop.send(());
     let _ = life.await;
 }

@@ -1,6 +1,6 @@
-//! What a run has used so far, against its budget.
+//! Usage of a run against its budget.
 //!
-//! All that was ever used counts, by whatever session and whether or not the run went back since: it is spent.
+//! All usage counts: of every session, and also of steps rolled back since.
 
 use std::sync::Mutex;
 
@@ -12,10 +12,10 @@ use waypost::store::{Scan, Store, StoreError};
 use super::state::StepOutput;
 use crate::file::Budget;
 
-/// Begins what a run was stopped by when its steps have used more than they may.
+/// Prefix of the stop reason after the budget is exceeded.
 pub const BUDGET: &str = "its budget";
 
-/// Returns the sum of what the steps of a run have used, by its records.
+/// Returns the sum of the usage in the records of a run.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -33,7 +33,7 @@ pub async fn spent(store: &dyn Store, run: &RunId) -> Result<Usage, StoreError> 
     }
 }
 
-/// The budget of a session, and what was used of it.
+/// Budget of a run, and the usage so far.
 #[derive(Debug)]
 pub(super) struct Purse {
     budget: Budget,
@@ -45,7 +45,7 @@ impl Purse {
         Self { budget, used: Mutex::new(used) }
     }
 
-    /// Stops the session if the budget is passed; says whether it is.
+    /// Stops the session and returns `true` if the budget is exceeded.
     pub(super) fn is_empty(&self, attempt: &Attempt) -> bool {
         let passed = self.budget.passed_by(&self.used.lock().expect("no code panics while it holds this"));
         if let Some(passed) = &passed {
@@ -54,7 +54,7 @@ impl Purse {
         passed.is_some()
     }
 
-    /// Takes in what a try has used, before anything else is started.
+    /// Adds the usage of an attempt, before another step starts.
     pub(super) fn pay(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
         let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
         let Told { usage: Some(usage), .. } = told else { return };

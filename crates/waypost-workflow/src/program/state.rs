@@ -1,4 +1,4 @@
-//! The state of a workflow's run: what expressions may read of finished steps.
+//! State of a workflow's run: values of finished steps for expressions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,10 +15,11 @@ use crate::file::ITEM_INDEX;
 
 use super::service::Service;
 
-/// The folder of a run in which files of many outcomes stand.
+/// Folder of a run for files of many outcomes.
 pub(super) const OUTCOMES_FOLDER: &str = "outcomes";
 
-/// Params, and by step id what became of the steps that are finished; of a branch over an item that in place of params.
+/// Params, and the results of finished steps by step id. The branch of an item has the item in place of
+/// params.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkflowState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,21 +29,21 @@ pub struct WorkflowState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hook: Option<OfHook>,
     steps: BTreeMap<String, StepState>,
-    /// Steps that ended as failed, until they are retried: what they gave by earlier passes is among `steps`.
+    /// Failed steps until a retry; `steps` keeps their results of earlier passes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     failed: BTreeMap<String, StepState>,
-    /// What it reads of the branch that opened it, which keeps that.
+    /// Scope of the parent branch; not serialised, because the parent has it.
     #[serde(skip)]
     outer: Option<Outer>,
-    /// The same for expressions; made when first asked for, then kept up to date.
+    /// Scope of expressions; made on first use, then updated.
     #[serde(skip)]
     scope: OnceLock<Scope>,
-    /// Its size as JSON, likewise; a few bytes too many after a step was settled twice.
+    /// Size as JSON; made on first use, then updated. A few bytes too large after a step was settled twice.
     #[serde(skip)]
     bytes: OnceLock<usize>,
 }
 
-/// What a branch is about.
+/// Item of a branch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfItem {
@@ -50,26 +51,26 @@ struct OfItem {
     value: Value,
 }
 
-/// What the branch of a hook is done after.
+/// Origin of a hook's branch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfHook {
-    /// The step that failed: the one that it comes after, or one on the branches of that.
+    /// Failed step: the step with the hook, or a step on a child branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed_step: Option<String>,
 }
 
-/// What expressions read of the branches around this one.
+/// Scope of the parent branches.
 #[derive(Debug, Clone)]
 pub(super) struct Outer {
     pub(super) scope: Scope,
-    /// The name of the item, on a branch over one.
+    /// Name of the item, on the branch of an item.
     pub(super) name: Option<String>,
-    /// The services that have been started there.
+    /// Services that were started in the parent branches.
     pub(super) services: Arc<[Service]>,
 }
 
-/// What became of a step. What is usual is left out: completed, with exit code 0, without outputs.
+/// Result of a step. Defaults are left out: completed, exit code 0, no outputs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepState {
@@ -83,25 +84,25 @@ pub struct StepState {
     stdout: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     items: Option<StepItems>,
-    /// How often it was done, if it is done until something holds.
+    /// Number of passes, for a step with `repeat`.
     #[serde(default, skip_serializing_if = "is_zero")]
     passes: u32,
 }
 
-/// What became of the items of a step.
+/// Outcomes of the items of a step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepItems {
-    /// How many there were.
+    /// Number of items.
     pub total: u64,
-    /// How many came to their end.
+    /// Number of completed items.
     pub succeeded: u64,
-    /// How many failed.
+    /// Number of failed items.
     pub failed: u64,
-    /// What became of each, in their order, if they are few.
+    /// Outcome of each item, in order, if there are few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<Vec<Value>>,
-    /// The name of the file with a line of JSON for each, in the folder `outcomes` of the run, if they are many.
+    /// Name of a file with one line of JSON per item, in the folder `outcomes` of the run, if there are many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
 }
@@ -113,19 +114,19 @@ enum Settled {
     Skipped,
 }
 
-/// What a step gives to the state.
+/// Output of a step for the state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
-    /// Its outputs.
+    /// Outputs.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub outputs: Map<String, Value>,
-    /// Its standard output, where an expression reads it.
+    /// Standard output, if an expression reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout: Option<String>,
-    /// What became of its items, if it worked on some.
+    /// Outcomes of the items, for a step with `foreach`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<StepItems>,
-    /// What the steps of it came to, if it is a group.
+    /// Results of the steps of a group.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steps: BTreeMap<String, StepState>,
 }
@@ -143,7 +144,8 @@ impl StepState {
         }
     }
 
-    /// One that failed; `keeps_stdout` if expressions read what it printed, be it nothing.
+    /// Makes the result of a failed step. `keeps_stdout`: expressions read the standard output, which may be
+    /// empty.
     pub(super) fn failed(ending: Ending, keeps_stdout: bool) -> Self {
         let Ending { exit_code, outputs, stdout, log, .. } = ending;
         let outputs = outputs.into_iter().collect();
@@ -151,7 +153,7 @@ impl StepState {
         Self { status: Some(Settled::Failed), exit_code, outputs, stdout, items: None, passes: 0 }
     }
 
-    /// The same after so many passes.
+    /// Sets the number of passes.
     pub(super) fn after(self, passes: u32) -> Self {
         Self { passes, ..self }
     }
@@ -184,19 +186,19 @@ impl StepState {
         }
     }
 
-    /// Returns what a record tells of its end, as far as that is kept. `is_process`: it has an exit code.
+    /// Returns the ending for a record, as far as the state has it. `is_process`: the step has an exit code.
     fn ending(&self, is_process: bool) -> Ending {
         let usual_code = (is_process && self.status.is_none()).then_some(0);
         let outputs = self.outputs.clone().into_iter().collect();
         Ending { exit_code: self.exit_code.or(usual_code), outputs, ..Ending::default() }
     }
 
-    /// Returns what became of its items, if it worked on some.
+    /// Returns the outcomes of the items, for a step with `foreach`.
     pub fn items(&self) -> Option<&StepItems> {
         self.items.as_ref()
     }
 
-    /// Returns its outputs.
+    /// Returns the outputs.
     pub fn outputs(&self) -> &Map<String, Value> {
         &self.outputs
     }
@@ -207,7 +209,7 @@ impl WorkflowState {
         Self::of(Some(params), None, BTreeMap::new())
     }
 
-    /// The state of a branch over an item.
+    /// Makes the state of an item's branch.
     pub(super) fn of_item(value: Value, index: u64) -> Self {
         Self::of(None, Some(OfItem { index, value }), BTreeMap::new())
     }
@@ -230,28 +232,28 @@ impl WorkflowState {
         }
     }
 
-    /// The state of a branch for a group of steps.
+    /// Makes the state of a group's branch.
     pub(super) fn of_group() -> Self {
         Self::of(None, None, BTreeMap::new())
     }
 
-    /// Has its expressions read what is known where the step stands that opened its branch.
+    /// Sets the scope of the parent branch, which expressions read.
     pub(super) fn attach(&mut self, outer: Outer) {
         self.outer = Some(outer);
         self.scope = OnceLock::new();
     }
 
-    /// Makes it that of the branch of a hook, which is done as `failed_step` failed, or after a success.
+    /// Marks the state as that of a hook's branch: after the failure of `failed_step`, or after a success.
     pub(super) fn set_hook(&mut self, failed_step: Option<String>) {
         self.hook = Some(OfHook { failed_step });
     }
 
-    /// Returns the step for whose failure its branch is a hook; of the branch of a hook after a success none.
+    /// Returns the failed step of a hook's branch, or `Some(None)` for a hook after a success.
     pub(super) fn hook(&self) -> Option<Option<&str>> {
         self.hook.as_ref().map(|hook| hook.failed_step.as_deref())
     }
 
-    /// Says how a step ended: completed, or with a failure that is tolerated.
+    /// Returns how a step ended: completed, or failed and tolerated.
     pub(super) fn phase_of(&self, id: &str, is_process: bool) -> Phase {
         let ending = self.ending_of(id, is_process);
         if self.steps.get(id).is_none_or(|step| step.status != Some(Settled::Failed)) {
@@ -264,29 +266,29 @@ impl WorkflowState {
         Phase::Failed(Failure { tolerated: true, ending, ..Failure::new(FailureKind::Exit, vec![why]) })
     }
 
-    /// Returns what a record tells of the end of a step that is finished, as far as that is kept. `is_process`: it has an
-    /// exit code.
+    /// Returns the ending of a finished step for a record, as far as the state has it. `is_process`: the step
+    /// has an exit code.
     pub(super) fn ending_of(&self, id: &str, is_process: bool) -> Ending {
         self.steps.get(id).map(|step| step.ending(is_process)).unwrap_or_default()
     }
 
-    /// Returns the params; a branch over an item has none.
+    /// Returns the params; empty on the branch of an item.
     pub fn params(&self) -> &Map<String, Value> {
         static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
         self.params.as_ref().unwrap_or(&NONE)
     }
 
-    /// Returns the item, of a branch over one.
+    /// Returns the item, on the branch of an item.
     pub fn item(&self) -> Option<&Value> {
         self.item.as_ref().map(|item| &item.value)
     }
 
-    /// Returns the place of the item among the others, from 0.
+    /// Returns the place of the item among all items, from 0.
     pub fn item_index(&self) -> Option<u64> {
         self.item.as_ref().map(|item| item.index)
     }
 
-    /// Has its steps work on another item.
+    /// Replaces the item.
     pub fn set_item(&mut self, value: Value) {
         if let Some(item) = &mut self.item {
             item.value = value;
@@ -294,39 +296,39 @@ impl WorkflowState {
         }
     }
 
-    /// Has steps from now on read other params.
+    /// Replaces the params for the steps from now on.
     pub fn set_params(&mut self, params: Map<String, Value>) {
         *self = Self::of(Some(params), None, std::mem::take(&mut self.steps));
     }
 
-    /// Returns what became of a step, if it is finished.
+    /// Returns the result of a step, if finished.
     pub fn step(&self, id: &str) -> Option<&StepState> {
         self.steps.get(id)
     }
 
-    /// Returns how many items of its steps failed that are finished.
+    /// Returns the number of failed items of all finished steps.
     pub fn items_failed(&self) -> u64 {
         self.steps.values().filter_map(StepState::items).map(|items| items.failed).sum()
     }
 
-    /// Returns the services that have been started outside of the branch; none of the main one.
+    /// Returns the services that were started in the parent branches; `None` on the main branch.
     pub(super) fn services(&self) -> Option<Arc<[Service]>> {
         self.outer.as_ref().map(|outer| Arc::clone(&outer.services))
     }
 
-    /// Takes out what became of a step: it is as if it had not run.
+    /// Removes the result of a step, as if the step had not run.
     pub(super) fn forget(&mut self, id: &str) {
         self.steps.remove(id);
         self.forget_failure(id);
     }
 
-    /// Takes out that a step failed: what it gave by earlier passes stays.
+    /// Removes the failure of a step; results of earlier passes stay.
     pub(super) fn forget_failure(&mut self, id: &str) {
         self.failed.remove(id);
         (self.scope, self.bytes) = (OnceLock::new(), OnceLock::new());
     }
 
-    /// Notes that a step ended as failed.
+    /// Records the failure of a step.
     pub(super) fn fail(&mut self, id: &str, failed: StepState, folder: Option<&Path>) {
         if let Some(scope) = self.scope.get_mut() {
             scope.insert_step(id, &failed.view(folder));
@@ -335,7 +337,7 @@ impl WorkflowState {
         self.failed.insert(id.to_owned(), failed);
     }
 
-    /// Puts what became of a step by an earlier state in the place of what became of it since.
+    /// Restores the result of a step from the earlier state `then`.
     pub(super) fn restore(&mut self, id: &str, then: &Self) {
         match then.steps.get(id) {
             Some(step) => drop(self.steps.insert(id.to_owned(), step.clone())),
@@ -343,24 +345,24 @@ impl WorkflowState {
         }
     }
 
-    /// Takes back that a step was done once more.
+    /// Decrements the number of passes of a step.
     pub(super) fn unpass(&mut self, id: &str) {
         if let Some(step) = self.steps.get_mut(id) {
             step.passes = step.passes.saturating_sub(1);
         }
     }
 
-    /// Says whether a step completed.
+    /// Returns whether a step completed.
     pub(super) fn is_completed(&self, id: &str) -> bool {
         !self.failed.contains_key(id) && self.steps.get(id).is_some_and(|step| step.status.is_none())
     }
 
-    /// Returns how often a step was done that is done until something holds.
+    /// Returns the number of passes of a step.
     pub(super) fn passes(&self, id: &str) -> u32 {
         self.steps.get(id).map_or(0, |step| step.passes)
     }
 
-    /// Returns what became of all steps that are finished.
+    /// Returns the results of all finished steps.
     pub(super) fn into_steps(self) -> BTreeMap<String, StepState> {
         self.steps
     }
@@ -369,7 +371,8 @@ impl WorkflowState {
         self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Skipped))
     }
 
-    /// Returns what became of these steps of it, of which one `failed` with its exit code, as expressions read it of an item.
+    /// Returns the results of `steps` in the form of an item's outcome. `failed`: the failed step with its
+    /// exit code.
     pub(super) fn outcomes<'s>(
         &self,
         steps: impl Iterator<Item = &'s str>,
@@ -402,15 +405,15 @@ impl WorkflowState {
         self.steps.insert(id.to_owned(), settled);
     }
 
-    /// Returns its size as JSON, which every checkpoint carries.
+    /// Returns the size as JSON, which every checkpoint carries.
     pub(super) fn bytes(&self) -> usize {
         *self.bytes.get_or_init(|| json_bytes(self))
     }
 
-    /// Refuses a step that would make it larger than a checkpoint may be.
+    /// Checks that the result of a step fits into the state of a checkpoint.
     ///
     /// # Errors
-    /// A failure that names the step's largest output; no further try can mend it.
+    /// A failure that names the step's largest output; a retry cannot help.
     pub(super) fn refuse_growth(&self, id: &str, settled: &StepState) -> Result<(), Failure> {
         let bytes = self.bytes() + entry_bytes(id, settled);
         if bytes <= STATE_BYTES_MAX {
@@ -430,12 +433,12 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// What expressions see of a step of a group that has not been done in any pass.
+/// Returns the view of a step of a group before its first run.
 pub(super) fn not_yet() -> StepView {
     StepView { status: "pending".to_owned(), exit_code: None, stdout: None, outputs: None, items: None }
 }
 
-/// Names the largest output with its size, or what was printed if an expression reads that and it is more.
+/// Returns the name and size of the largest output, or of the standard output if that is larger.
 pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> String {
     let sized = outputs.iter().map(|(name, value)| (json_bytes(value), format!("output `{name}`")));
     let printed = stdout.map(|text| (json_bytes(text), "`stdout`, which an expression reads,".to_owned()));
@@ -443,12 +446,12 @@ pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> Str
     format!("{what} has {bytes}")
 }
 
-/// How much a step adds to the JSON of the state: its id with a colon, itself, and a comma.
+/// Returns the bytes of a step in the JSON of the state: id with colon, result, comma.
 fn entry_bytes(id: &str, settled: &StepState) -> usize {
     json_bytes(id) + json_bytes(settled) + 2
 }
 
-/// Counts the bytes of the JSON of a value without making it.
+/// Counts the bytes of the JSON of a value, without building the text.
 pub(super) fn json_bytes(value: &(impl Serialize + ?Sized)) -> usize {
     struct Counter(usize);
     impl io::Write for Counter {
@@ -466,7 +469,7 @@ pub(super) fn json_bytes(value: &(impl Serialize + ?Sized)) -> usize {
 }
 
 impl WorkflowState {
-    /// Returns what its expressions read; `folder` is that of the run.
+    /// Returns the scope of expressions; `folder` is the run's folder.
     pub(super) fn scope(&self, run: &RunId, folder: Option<&Path>) -> Scope {
         let made = || {
             let mut scope = match (&self.outer, &self.item) {
@@ -497,10 +500,10 @@ mod tests {
         StepState::completed(StepOutput { outputs, ..StepOutput::default() }, Some(0))
     }
 
-    // What happened: outputs that made the state too long ended the run with an error that named neither step nor output,
-    // and every resume ran the step again.
-    // Why: the length was looked at when the checkpoint was made, when nobody knew whose it was.
-    // What stops it now: the step that would make it too long has failed, and says by which output.
+    // What happened: outputs made the state too large, and the run ended with an error that named neither
+    // step nor output. Every resume ran the step again. Why: the size was checked when the checkpoint was
+    // written, where the step was not known. What stops it now: the step that exceeds the limit fails, and
+    // the error names the largest output.
     #[test]
     fn a_step_that_makes_the_state_too_long_fails_by_name() {
         let mut state = WorkflowState::new(Map::new());

@@ -1,7 +1,7 @@
-//! Steps that start nothing: a question to a person, a pause, a wait for a signal.
+//! Steps without a process: a question to a person, a pause, a wait for a signal.
 //!
-//! Such a step lets go of its place meanwhile and begins again from its top when what it waits for has come, be that in this
-//! session or in a later one; what it had been told is kept with its run.
+//! A waiting step releases the parallel slot. When the awaited event has arrived, in this session or a later
+//! one, the step starts from the beginning. Memos of the run keep the received answers.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::mask::Mask;
 use super::failure;
 use super::state::StepOutput;
 
-/// Up to this long a pause keeps the session; a longer one is let go.
+/// Longest pause that is slept within the session; a longer pause becomes a wait.
 const PAUSE_IN_SESSION_MAX: Duration = Duration::from_secs(1);
 
-/// A step that waits, with everything filled in.
+/// Waiting step with all expressions evaluated.
 #[derive(Debug)]
 pub(super) struct Waiting {
     on: On,
@@ -35,14 +35,14 @@ enum On {
     Signal(String),
 }
 
-/// What became of a wait.
+/// Result of a wait.
 enum Came {
     Value(Option<(&'static str, Value)>),
     Refused(String),
 }
 
 impl Waiting {
-    /// Makes it of a step that is no command.
+    /// Makes the wait of a step; `None` if the step runs a command or opens branches.
     pub(super) fn render(step: &Step, scope: &Scope, mask: &Mask) -> Result<Option<Self>, ExprError> {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);
@@ -117,7 +117,7 @@ impl Waiting {
     }
 }
 
-/// Asks, until there is an answer that can be taken. One that refuses fails the step once; then it is asked anew.
+/// Asks until a valid answer arrives. A rejection fails the step once; the next attempt asks again.
 async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Result<Came, MemoError> {
     for asked in 1u32.. {
         let key = if asked == 1 { "answer".to_owned() } else { format!("answer {asked}") };
@@ -125,7 +125,7 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
             match attempt.wait(&key, WaitKind::Answer, Some(json!(question))).await {}
         };
         match answer.take(&value) {
-            // Only another question can have another answer.
+            // A key keeps its first answer, so the question is repeated under another key.
             Err(_) => {}
             Ok(Value::Bool(false)) if *answer == AnswerKind::Approval => {
                 let told = format!("told {key}");
@@ -141,7 +141,7 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
     unreachable!("nobody is asked so often")
 }
 
-/// Waits until a time that is set when the step first begins.
+/// Sleeps for `time`, counted from the first start of the step; a memo keeps the due time.
 async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
     let key = "until";
     let now = attempt.clock().now();
@@ -149,7 +149,7 @@ async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
     let latest = now.checked_add(time).unwrap_or(Timestamp::MAX);
     let due = match set {
         Some(due) if due <= latest => due,
-        // The clock was set back since.
+        // First start, or the clock was set back since.
         _ => {
             let due = latest;
             attempt.keep(key, json!(due), Told::default()).await?;
@@ -165,10 +165,10 @@ async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
 }
 
 impl AnswerKind {
-    /// Takes an answer as what the step hands over.
+    /// Converts an answer to the output of the step.
     ///
     /// # Errors
-    /// What would be right.
+    /// Text that describes a valid answer.
     pub fn take(&self, value: &Value) -> Result<Value, String> {
         let text = value.as_str().map(str::trim);
         let wrong = || Err(format!("the answer must be {}", self.told()));

@@ -1,8 +1,8 @@
-//! Packets with descriptors between the engine and the processes that serve it.
+//! Packets with descriptors, between the engine and the processes of its supervisor.
 //!
-//! This owns the sockets: pairs of `AF_UNIX` `SOCK_SEQPACKET`, which keep message edges and tell both ends when the
-//! other is gone. The end may also show as an error (`ECONNRESET`, when messages were unread), so whoever receives
-//! treats every error as the end.
+//! Owns the sockets: pairs of `AF_UNIX` `SOCK_SEQPACKET`, with message boundaries and a report of a closed
+//! peer to the other end. A close may also appear as an error (`ECONNRESET`, after unread messages), so
+//! receivers treat every error as a close.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::wire::DESCRIPTORS_MAX;
 
-/// Makes a connected pair; neither end is inherited by a program that is run.
+/// Makes a connected pair of sockets, both close-on-exec.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -36,7 +36,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives one message into `buffer` without waiting; `None` is the end.
+/// Receives one message into `buffer` without waiting; `None` if the peer is closed.
 pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<(&mut [u8], Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -59,15 +59,15 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option
     Ok(Some((&mut buffer[..message.bytes], descriptors)))
 }
 
-/// The engine's end of a pair.
+/// Engine's end of a pair.
 #[derive(Debug)]
 pub(super) struct Link(AsyncFd<OwnedFd>);
 
 impl Link {
-    /// Registers the descriptor with the runtime that this is called in.
+    /// Registers the socket with the current tokio runtime.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         #[expect(unsafe_code, reason = "tokio deprecated the safe constructors as unsound for some types")]
-        // SAFETY: an `OwnedFd` is open and has one number until it is dropped, which is when the `AsyncFd` is.
+        // SAFETY: an `OwnedFd` is open, with a fixed number, until the `AsyncFd` drops it.
         let registered = unsafe { AsyncFd::register(socket) };
         Ok(Self(registered?))
     }
@@ -76,32 +76,32 @@ impl Link {
         self.0.async_io(Interest::WRITABLE, |socket| send(socket, bytes, descriptors)).await
     }
 
-    /// Waits for a message of at most 16 bytes, without descriptors; `None` is the end, in whatever form it came.
+    /// Waits for a message of at most 16 bytes, without descriptors; `None` after a close or any error.
     ///
-    /// A message is either returned or still there: dropping the future loses none.
+    /// Cancel safe: a dropped future leaves the message in the socket.
     pub(super) async fn receive(&self) -> Option<Message> {
         let read = |socket: &OwnedFd| Message::read(socket);
         let mut received = self.0.async_io(Interest::READABLE, read).await;
         if received.is_err() {
-            // A reset is told once, before the messages that came before it.
+            // A reset is reported once, before the messages that arrived earlier.
             received = self.try_receive();
         }
         received.unwrap_or_default()
     }
 
-    /// Takes a message that is already there.
+    /// Receives a message without waiting.
     pub(super) fn try_receive(&self) -> io::Result<Option<Message>> {
         Message::read(self.0.get_ref())
     }
 
-    /// Tells the other end that no message will follow; its answers still arrive.
+    /// Signals to the peer that no message follows; answers of the peer still arrive.
     pub(super) fn finish(&self) {
-        // Fails only if the other end is gone, which is what the caller wants to bring about.
+        // Fails only if the peer is gone, as intended here.
         let _ = rustix::net::shutdown(self.0.get_ref(), rustix::net::Shutdown::Write);
     }
 }
 
-/// A short message that the engine received.
+/// Short message to the engine.
 #[derive(Debug)]
 pub(super) struct Message {
     bytes: [u8; 16],

@@ -1,4 +1,4 @@
-//! A step's process, as the engine has it.
+//! Process of a step, as seen by the engine.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -12,28 +12,32 @@ use super::engine::{Reaper, Shared};
 use super::wire::Event;
 use super::{Exit, SupervisorError};
 
-/// How long after the grace a reaper may take to end its tree. It takes milliseconds, unless the machine is very busy, a
-/// process is stuck in the kernel or the step stopped its reaper; then that is killed, and the supervisor takes over.
+/// Time after the grace period for a reaper to end its tree; then the reaper is killed and the supervisor
+/// takes over.
+///
+/// Milliseconds are normal. Longer delays come from a very busy machine, a process stuck in the kernel, or a
+/// step that stopped the reaper.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// A running step. Dropping it before [`Child::wait`] has told its end kills its whole tree, without waiting.
+/// Running step. Dropping a child before [`Child::wait`] has returned kills the whole tree, without waiting.
 ///
-/// After that, dropping it leaves what the step started in the background alone: that lives until the run ends.
+/// Dropping a child later leaves background processes of the step running until the run ends.
 #[derive(Debug)]
 pub struct Child {
-    /// What the main process and all that inherited it write to standard output; also standard error if merged.
+    /// Standard output of the main process and of all processes with the same pipe; also standard error if
+    /// merged.
     ///
-    /// It ends only when the last of those has closed it, which may be long after the main process's end. Who drops it
-    /// before lets those that still write die of SIGPIPE.
+    /// Ends when the last of these processes has closed the pipe, possibly long after the main process ended.
+    /// If dropped earlier, later writes fail with SIGPIPE.
     pub stdout: Option<pipe::Receiver>,
-    /// The same for standard error, unless merged.
+    /// Standard error, unless merged.
     pub stderr: Option<pipe::Receiver>,
     shared: Arc<Shared>,
-    /// Gone once the reaper is lost, or given back.
+    /// `None` once the reaper is lost or returned.
     reaper: Option<Reaper>,
     pid: u32,
     exit: Option<Exit>,
-    /// Nothing of the step is alive.
+    /// Whether all processes of the step are dead.
     empty: bool,
 }
 
@@ -47,21 +51,22 @@ impl Child {
         Self { stdout: Some(stdout), stderr, shared, reaper: Some(reaper), pid, exit: None, empty: false }
     }
 
-    /// Returns the number of the main process, which is also that of its process group. For people and for the
-    /// record; the process may be gone already.
+    /// Returns the process id of the main process, also the id of its process group.
+    ///
+    /// For display and for the record; the process may already be gone.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Waits until the main process ends, whatever it left in the background.
+    /// Waits until the main process ends; background processes may remain.
     ///
-    /// Dropping the future loses nothing; calling it again answers the same.
+    /// Cancel safe. Repeated calls return the same result.
     ///
     /// # Errors
-    /// - [`SupervisorError::ReaperKilled`]: how it ended is not known; all processes of the step are dead.
-    /// - [`SupervisorError::Ended`]: the same for the whole run. This step's processes are dead, unless supervisor and
-    ///   reaper were killed together.
+    /// - [`SupervisorError::ReaperKilled`]: the exit status is unknown; all processes of the step are dead.
+    /// - [`SupervisorError::Ended`]: the same for the whole run. This step's processes are dead, unless
+    ///   supervisor and reaper were killed together.
     pub async fn wait(&mut self) -> Result<Exit, SupervisorError> {
         loop {
             if let Some(exit) = self.exit {
@@ -71,10 +76,11 @@ impl Child {
         }
     }
 
-    /// Ends the step: TERM to every process of its tree, KILL to those alive after `grace`; returns when all are dead.
+    /// Ends the step: TERM to every process of its tree, KILL to those alive after `grace`; returns when all
+    /// are dead.
     ///
-    /// Works also after the main process has ended, for what that left. Calling it again while it is under way, with a
-    /// shorter grace or none, brings the end nearer. Dropping the future does not stop what has begun.
+    /// Also ends background processes after the main process has ended. A second call with a shorter grace
+    /// moves the KILL forward. Dropping the future does not stop the cancellation.
     ///
     /// # Units
     /// `grace`: whole milliseconds, rounded up; zero kills at once.
@@ -85,7 +91,7 @@ impl Child {
         if let Some(reaper) = self.reaper.as_ref().filter(|_| !self.empty) {
             self.shared.send_cancel(reaper, grace).await;
         }
-        // Beyond the clock's end is never.
+        // An overflow means no limit.
         let given_up = Instant::now().checked_add(grace).and_then(|end| end.checked_add(ANSWER_MAX));
         if let Some(given_up) = given_up {
             if let Ok(answer) = timeout_at(given_up, self.dead()).await {
@@ -98,7 +104,7 @@ impl Child {
         self.dead().await
     }
 
-    /// Waits until everything of the step is dead.
+    /// Waits until all processes of the step are dead.
     async fn dead(&mut self) -> Result<Exit, SupervisorError> {
         loop {
             match self.exit {
@@ -124,7 +130,7 @@ impl Child {
                 self.empty = empty;
             }
             Ok(Event::Empty) => self.empty = true,
-            // A reaper says these only of a start, and that it had answered.
+            // Events of a start, which was already answered.
             Ok(Event::Started { .. } | Event::Refused { .. } | Event::Abandoned) => {}
             Err(lost) => {
                 self.reaper = None;
@@ -141,7 +147,7 @@ impl Drop for Child {
         match self.exit {
             Some(_) if self.empty => self.shared.put_back(reaper),
             Some(_) => self.shared.put_aside(reaper),
-            // The reaper sees its channel closed, kills the tree and ends.
+            // The reaper sees the closed channel, kills the tree and ends.
             None => drop(reaper),
         }
     }

@@ -1,4 +1,4 @@
-//! The engine's side of a supervisor: starting it, and getting steps started by it.
+//! Engine's side of a supervisor: starts the supervisor process, and starts steps through it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -26,29 +26,30 @@ use super::{
     SupervisorProgram,
 };
 
-/// How long a started supervisor, and a reaper told to start a step, may take to answer. They take 2 ms and 1 ms on an
-/// idle machine; this is for one that swaps, and for a step that stopped its reaper.
+/// Limit for the answer of a started supervisor, and of a reaper that starts a step. An idle machine takes 2
+/// ms and 1 ms; the limit covers a swapping machine, and a step that stopped the reaper.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// How long a supervisor whose end of the channel is closed may take to end: nothing is left for it to do.
+/// Limit for the exit of a supervisor with a closed channel, which has no work left.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// What became of a supervisor that closed its end of the channel before it served.
+/// Reason for a supervisor that closed the channel before it served.
 const ENDED_AT_ONCE: &str = "it ended at once";
 
-/// How often a supervisor that was told to end is woken, as somebody may stop it again: seldom enough to cost nothing.
+/// Interval of the SIGCONT for a supervisor that must end, in case of another SIGSTOP; rare enough to cost
+/// nothing.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many reapers without a step are kept for the next ones: as many as steps of one run usually are in flight.
+/// Most idle reapers kept for later steps: the usual number of concurrent steps of one run.
 const IDLE_REAPERS_MAX: usize = 32;
 
-/// The supervisor of one run, as the engine has it. Dropping it ends all processes of the run, without waiting.
+/// Supervisor of one run, as seen by the engine. Dropping it ends all processes of the run, without waiting.
 #[derive(Debug)]
 pub struct Supervisor {
     shared: Arc<Shared>,
 }
 
-/// What the supervisor's steps share with it.
+/// State shared by the supervisor and its steps.
 #[derive(Debug)]
 pub(super) struct Shared {
     control: Link,
@@ -57,16 +58,16 @@ pub(super) struct Shared {
     next_id: AtomicU32,
 }
 
-/// The reapers that no `Child` has.
+/// Reapers without a `Child`.
 #[derive(Debug, Default)]
 struct Reapers {
-    /// Those without a step.
+    /// Reapers without a step.
     idle: Vec<Reaper>,
-    /// Those whose step ended but left processes in the background.
+    /// Reapers of steps that ended but left background processes.
     background: Vec<Reaper>,
 }
 
-/// The engine's connection to one reaper.
+/// Connection of the engine to one reaper.
 #[derive(Debug)]
 pub(super) struct Reaper {
     id: u32,
@@ -76,29 +77,30 @@ pub(super) struct Reaper {
 impl Supervisor {
     /// Starts `program` as the supervisor of a run, and waits until it serves.
     ///
-    /// `lock` is a duplicate of the run's lock: the supervisor and its reapers keep it until every process of every
-    /// step is dead. Must be called within a tokio runtime with I/O and time enabled, and is bound to that.
+    /// `lock` is a duplicate of the run's lock. The supervisor and the reapers keep the lock until every
+    /// process of every step is dead. Must be called within a tokio runtime with I/O and time enabled, and is
+    /// bound to that runtime.
     ///
     /// # Errors
     /// - [`SupervisorError::Start`]: the program cannot be run.
-    /// - [`SupervisorError::NotServing`]: it runs, but is not a supervisor.
-    /// - [`SupervisorError::Ended`]: somebody killed it before it served. Start another one.
+    /// - [`SupervisorError::NotServing`]: the program runs, but is not a supervisor.
+    /// - [`SupervisorError::Ended`]: the supervisor was killed before it served. Start another.
     /// - [`SupervisorError::Channel`]: the engine has no descriptors left.
     ///
-    /// After each of these no process is left, and the duplicate of the lock is closed.
+    /// After each of these errors no process is left, and the duplicate of the lock is closed.
     pub async fn start(program: SupervisorProgram, lock: Option<OwnedFd>) -> Result<Self, SupervisorError> {
         let (ours, theirs) = channel::pair().map_err(SupervisorError::Channel)?;
         let control = Link::new(ours).map_err(SupervisorError::Channel)?;
         let mut command = Command::new(&program.path);
         command.args(&program.args).stdin(Stdio::from(theirs)).stdout(Stdio::null());
         command.env(STEP_DESCRIPTORS, DESCRIPTORS.load(Ordering::Relaxed).to_string());
-        // Its own group: a Ctrl-C on the terminal reaches the engine alone.
+        // Separate group: a Ctrl-C on the terminal reaches the engine only.
         command.process_group(0);
         if let Some(arg0) = &program.arg0 {
             command.arg0(arg0);
         }
         let started = command.spawn();
-        // It holds a copy of the other end of the channel.
+        // The command holds a copy of the other end of the channel.
         drop(command);
         let process =
             started.map_err(|source| SupervisorError::Start { program: program.path.clone(), source })?;
@@ -119,13 +121,13 @@ impl Supervisor {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Starts a step's process and returns it once its program runs.
+    /// Starts a step's process and returns it once the program runs.
     ///
-    /// Dropping the future at any time leaves no process behind.
+    /// Dropping the future at any time leaves no process running.
     ///
     /// # Errors
-    /// See [`SpawnError`]. After [`SupervisorError::ReaperKilled`] and [`SupervisorError::Ended`] the program may have run
-    /// for a moment; after all others it has not.
+    /// See [`SpawnError`]. After [`SupervisorError::ReaperKilled`] and [`SupervisorError::Ended`] the program
+    /// may have run for a moment; after all others it has not.
     pub async fn spawn(&self, process: StepProcess) -> Result<Child, SpawnError> {
         let dir = std::path::absolute(&process.dir)
             .map_err(|source| SpawnError::DirNotUsable { dir: process.dir.clone(), source })?;
@@ -161,7 +163,7 @@ impl Supervisor {
                 self.shared.put_back(reaper);
                 Err(refusal(stage, errno, command, &process.dir, &dir, body.len()))
             }
-            // It started nothing, so it has nothing else to say.
+            // Without a start a reaper sends none of these events.
             Event::Ended { .. } | Event::Empty | Event::Abandoned => Err(SupervisorError::Ended.into()),
         }
     }
@@ -171,26 +173,26 @@ impl Supervisor {
         self.shared.heard_out().await;
     }
 
-    /// Returns the process number of the supervisor, or `None` after it was reaped.
+    /// Returns the process id of the supervisor; `None` after it was reaped.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.shared.process().as_ref().map(std::process::Child::id)
     }
 
-    /// Ends every process of every step and then the supervisor itself; returns when all are dead.
+    /// Ends every process of every step and then the supervisor; returns when all are dead.
     ///
-    /// The supervisor's and its reapers' duplicates of the run's lock are closed then. A [`Child`] that still exists
-    /// reports [`SupervisorError::Ended`].
+    /// All duplicates of the run's lock, of supervisor and reapers, are then closed. A [`Child`] that still
+    /// exists reports [`SupervisorError::Ended`].
     ///
     /// # Errors
-    /// [`SupervisorError::Ended`]: the supervisor did not end by itself but was killed. Its reapers end their trees, but
-    /// perhaps later than this returns.
+    /// [`SupervisorError::Ended`]: the supervisor was killed. The reapers end their trees, perhaps after this
+    /// returns.
     pub async fn shutdown(self) -> Result<(), SupervisorError> {
         *self.shared.reapers() = Reapers::default();
         self.shared.give_up().await;
         let process = self.shared.process().take();
-        // The channel ended because the process did: there is next to nothing to wait for. If this program has its
-        // children reaped by the kernel (SIGCHLD ignored), the status is not to be had.
+        // The channel closed because the process ended, so the wait is short. The status is unknown if the
+        // kernel reaps the children of this program (SIGCHLD ignored).
         match process.map(|mut process| process.wait()) {
             Some(Ok(status)) if !status.success() => Err(SupervisorError::Ended),
             _ => Ok(()),
@@ -210,13 +212,14 @@ impl Shared {
         }
     }
 
-    /// Sends a start order to a reaper that takes it: an idle one, or a new one.
+    /// Sends a start order to an idle reaper, or to a new reaper.
     async fn send_start(
         &self,
         order: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Reaper, SupervisorError> {
-        // An idle reaper that was killed does not take it. It was not started then, so another may try.
+        // After a failed send the idle reaper was killed. The step was not started, so another reaper may
+        // start it.
         while let Some(reaper) = self.take_idle() {
             if reaper.link.send(order, descriptors).await.is_ok() {
                 return Ok(reaper);
@@ -234,7 +237,7 @@ impl Shared {
         if let Some(reaper) = reapers.idle.pop() {
             return Some(reaper);
         }
-        // A step's background may have ended meanwhile.
+        // The background processes may have ended since.
         let background = std::mem::take(&mut reapers.background);
         for reaper in background {
             match reaper.link.try_receive() {
@@ -244,7 +247,7 @@ impl Shared {
                     reapers.idle.push(reaper);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => reapers.background.push(reaper),
-                // Killed: the supervisor ends what it left.
+                // Reaper killed: the supervisor kills the remaining processes.
                 Ok(_) | Err(_) => {}
             }
         }
@@ -260,9 +263,9 @@ impl Shared {
         Ok(Reaper { id, link })
     }
 
-    /// Receives what a reaper says of its step.
+    /// Receives the next event of a step.
     ///
-    /// Returns only after everything of the step is dead if the reaper is lost. Dropping the future loses nothing.
+    /// If the reaper is lost, returns only after all processes of the step are dead. Cancel safe.
     pub(super) async fn receive(&self, reaper: &Reaper) -> Result<Event, SupervisorError> {
         match reaper.link.receive().await.map(|message| Event::decode(message.bytes())) {
             Some(Ok(Event::Abandoned)) => Err(SupervisorError::Ended),
@@ -271,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Receives the answer to a start order; has a reaper killed that gives none.
+    /// Receives the answer to a start order; kills a reaper that does not answer in time.
     async fn receive_answer(&self, reaper: &Reaper) -> Result<Event, SupervisorError> {
         if let Ok(event) = tokio::time::timeout(START_MAX, self.receive(reaper)).await {
             return event;
@@ -280,17 +283,17 @@ impl Shared {
         self.receive(reaper).await
     }
 
-    /// Has a reaper that cannot be talked with killed, if it lives, and waits until all that it left is dead too; says
-    /// what was lost.
+    /// Kills an unreachable reaper, if alive, and waits until its processes are dead. Returns the error for
+    /// the caller.
     async fn lost(&self, reaper: &Reaper) -> SupervisorError {
         let asked = async {
-            // A channel can fail between two processes that are well; nobody would end this one then.
+            // A channel can fail while both processes are alive; the reaper would then never end.
             self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await?;
             let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
             self.control.send(&Control::Await { id: reaper.id }.encode(), &[theirs.as_fd()]).await?;
             drop(theirs);
             self.wake();
-            // The answer is the end of the pipe.
+            // The answer is the close of the pipe.
             let ours = pipe::Receiver::from_owned_fd(ours)?;
             ours.readable().await?;
             io::Result::Ok(())
@@ -305,8 +308,7 @@ impl Shared {
         }
     }
 
-    /// Has a supervisor end that cannot be told anything else, with all that the run has started; returns when it has,
-    /// as far as that can be heard.
+    /// Ends an unreachable supervisor and all processes of the run; returns when the channel has closed.
     async fn give_up(&self) {
         self.control.finish();
         loop {
@@ -322,41 +324,42 @@ impl Shared {
         while self.control.receive().await.is_some() {}
     }
 
-    /// Lets a supervisor go on that somebody has stopped, by SIGSTOP, so that it does what it is asked; to any other
-    /// it is nothing.
+    /// Resumes a supervisor after a SIGSTOP, to handle requests. No effect on a running supervisor.
     fn wake(&self) {
         if let Some(process) = self.process().as_ref()
             && let Some(pid) = i32::try_from(process.id()).ok().and_then(Pid::from_raw)
         {
-            // It was not waited for, so the number is still its own.
+            // Not yet reaped, so the process id is not reused.
             let _ = rustix::process::kill_process(pid, Signal::CONT);
         }
     }
 
-    /// Says whether the supervisor is there: it has said all it has to say, so only its end can be read.
+    /// Returns whether the supervisor is alive. After the handshake only the close of the channel can be
+    /// read.
     fn serves(&self) -> bool {
         self.control.try_receive().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     pub(super) async fn send_cancel(&self, reaper: &Reaper, grace: Duration) {
         let grace_ms = grace.as_micros().div_ceil(1000).try_into().unwrap_or(u64::MAX);
-        // If the reaper is gone, receiving from it says so, and waits for what that means. One that lives and cannot be
-        // told is killed: its step would go on as if nobody wanted it to end.
+        // If the reaper is gone, the next receive reports the loss and waits for the cleanup. A living but
+        // unreachable reaper is killed, because the step would continue.
         if reaper.link.send(&Order::Cancel { grace_ms }.encode(), &[]).await.is_err() {
             self.kill_reaper(reaper).await;
         }
     }
 
-    /// Has a reaper killed that does not answer, with everything below it.
+    /// Kills an unresponsive reaper, with all processes below.
     pub(super) async fn kill_reaper(&self, reaper: &Reaper) {
-        // If the supervisor is gone, receiving from the reaper says so. One that lives and cannot be told ends the run.
+        // If the supervisor is gone, a receive from the reaper reports the loss. A living but unreachable
+        // supervisor ends the run.
         if self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await.is_err() {
             self.control.finish();
         }
         self.wake();
     }
 
-    /// Keeps a reaper whose step has ended and left nothing.
+    /// Keeps a reaper whose step has ended without background processes.
     pub(super) fn put_back(&self, reaper: Reaper) {
         let mut reapers = self.reapers();
         if reapers.idle.len() < IDLE_REAPERS_MAX {
@@ -364,19 +367,19 @@ impl Shared {
         }
     }
 
-    /// Keeps a reaper whose step has ended but left processes, so that those live on.
+    /// Keeps a reaper with the background processes of an ended step alive.
     pub(super) fn put_aside(&self, reaper: Reaper) {
         self.reapers().background.push(reaper);
     }
 
-    /// Says whether the process, whose end of the channel is closed, was ended by a signal.
+    /// Returns whether a signal ended the supervisor process, whose end of the channel is closed.
     async fn was_killed(&self) -> bool {
         let waited_until = Instant::now() + END_MAX;
         loop {
             let status = self.process().as_mut().and_then(|process| process.try_wait().ok().flatten());
             match status {
                 Some(status) => return status.signal().is_some(),
-                // Its descriptors are closed a moment before it can be reaped.
+                // The descriptors close shortly before the process can be reaped.
                 None if Instant::now() < waited_until => tokio::time::sleep(Duration::from_millis(1)).await,
                 None => return false,
             }
@@ -385,7 +388,7 @@ impl Shared {
 
     fn kill_process(&self) {
         if let Some(mut process) = self.process().take() {
-            // It ended already, or ends now.
+            // The process has ended, or ends now.
             let _ = process.kill();
             let _ = process.wait();
         }
@@ -405,13 +408,13 @@ impl Drop for Shared {
         let Some(mut process) = self.process().take() else { return };
         self.control.finish();
         self.wake();
-        // It ends as soon as the processes of the run are dead; somebody must reap it then. Without a thread it stays
-        // a zombie until this program ends, which harms nobody.
+        // The supervisor ends as soon as the processes of the run are dead; a thread must then reap it.
+        // Without a thread it stays a harmless zombie until this program ends.
         let _ = std::thread::Builder::new().name("waypost-reap".into()).spawn(move || process.wait());
     }
 }
 
-/// The pipes of a step's output, the engine's end first.
+/// Pipes of a step's output, each with the engine's end first.
 struct Pipes {
     stdout: (OwnedFd, OwnedFd),
     stderr: Option<(OwnedFd, OwnedFd)>,
@@ -427,7 +430,7 @@ impl Pipes {
         Ok(Self { stdout: pipe()?, stderr })
     }
 
-    /// Closes the step's ends here and returns readers of the engine's.
+    /// Closes the step's ends and returns readers of the engine's ends.
     fn readers(self) -> io::Result<(pipe::Receiver, Option<pipe::Receiver>)> {
         let reader = |(ours, _): (OwnedFd, OwnedFd)| pipe::Receiver::from_owned_fd(ours);
         Ok((reader(self.stdout)?, self.stderr.map(reader).transpose()?))
@@ -442,7 +445,7 @@ fn stdin_descriptor(stdin: Stdin) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Puts bytes into a file that has no name and lives as long as a descriptor of it, to be read from the start.
+/// Writes bytes to an anonymous memory file, positioned at its start.
 fn memory_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("waypost", MemfdFlags::CLOEXEC)?;
     let mut rest = bytes;
@@ -458,7 +461,7 @@ fn up_to_zero(string: &OsStr) -> &OsStr {
     OsStr::from_bytes(string.as_bytes().split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
-/// Says what a failed start means. `dir` is the folder as given, `absolute` as it was tried.
+/// Maps a failed start to an error. `dir` is the folder as given, `absolute` as tried.
 fn refusal(
     stage: Stage,
     errno: i32,
@@ -484,7 +487,7 @@ fn refusal(
     }
 }
 
-/// Says whether a command with a slash is there, seen from its folder.
+/// Returns whether a command with a slash exists, relative to `dir`.
 fn is_file(command: &OsStr, dir: &Path) -> bool {
     command.as_bytes().contains(&b'/') && dir.join(PathBuf::from(command)).exists()
 }

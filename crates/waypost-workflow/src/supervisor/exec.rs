@@ -1,9 +1,10 @@
-//! The step of a step: from a request to a running program.
+//! Starts a step's program from a request.
 //!
-//! A program is started as `posix_spawn` does it, by a child that shares the parent's memory until it runs the
-//! program (`CLONE_VM | CLONE_VFORK`, clone(2)): no page tables are copied, and the child can say exactly what
-//! failed. `posix_spawn` itself cannot say whether the folder or the program was missing, and cannot ask the kernel
-//! to kill the program with its parent; std's `Command` looks for the program in the parent's `PATH`.
+//! The method is `posix_spawn`'s: a child shares the parent's memory until it runs the program (`CLONE_VM |
+//! CLONE_VFORK`, clone(2)). No page tables are copied, and the child can report the exact failure.
+//!
+//! `posix_spawn` cannot report whether the folder or the program was missing, and cannot set the parent death
+//! signal. std's `Command` searches the parent's `PATH`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::RawFd;
@@ -14,26 +15,26 @@ use rustix::process::Pid;
 
 use super::wire::{Request, Stage};
 
-/// The child calls a dozen system calls on this stack, none of them deep; glibc itself takes 32 KiB for it.
+/// Stack of the child, for a dozen shallow system calls; glibc uses 32 KiB for the same purpose.
 const STACK_BYTES: usize = 64 * 1024;
 
-/// Where a program is looked for if the step's environment has no `PATH`: as execvp(3) does it.
+/// Search path if the step's environment has no `PATH`, as in execvp(3).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// A start that failed: nothing of it is left.
+/// Failed start: no process is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) stage: Stage,
     pub(super) errno: i32,
 }
 
-/// Starts programs, one after the other, from a process with one thread.
+/// Starts programs one after the other, from a process with one thread.
 #[derive(Debug)]
 pub(super) struct Launcher {
     stack: Vec<u8>,
 }
 
-/// What the child reads, and where it says what failed.
+/// Input of the child, and the place for its failure.
 struct Plan {
     candidates: *const *const c_char,
     argv: *const *const c_char,
@@ -50,11 +51,13 @@ impl Launcher {
         Self { stack: vec![0; STACK_BYTES] }
     }
 
-    /// Runs the program in a new process group, with exactly the given arguments, environment, folder and streams,
-    /// all signals at their default and unblocked, and no other descriptor.
+    /// Runs the program in a new process group, with exactly the given arguments, environment, folder and
+    /// streams.
     ///
-    /// `stdio` are descriptors of this process; its own 0, 1 and 2 must be open, so that none of those received is
-    /// one of them by chance. Returns once the program runs or has failed to.
+    /// All signals have their default action and are unblocked; no other descriptor is open.
+    ///
+    /// `stdio` are descriptors of this process. Descriptors 0, 1 and 2 must be open, so that received
+    /// descriptors never have these numbers. Returns once the program runs or has failed to start.
     pub(super) fn launch(&mut self, request: &Request<'_>, stdio: [RawFd; 3]) -> Result<Pid, Failure> {
         let candidates = candidates(request);
         let candidates = pointers(candidates.iter().map(CString::as_c_str));
@@ -75,11 +78,11 @@ impl Launcher {
             unsafe_code,
             reason = "no safe call makes a child that shares the memory until it runs a program"
         )]
-        // SAFETY: the top of the stack is within `self.stack`, aligned to 16 bytes, and used by nobody else. With
-        // CLONE_VFORK this thread, the only one, sleeps until the child has run the program or ended, so `plan` and
-        // all it points to outlive the child's use of them. The child makes system calls only: it allocates
-        // nothing, takes no lock, does not unwind and never returns. All signals are blocked here, so that no
-        // handler runs in it.
+        // SAFETY: the top of the stack is within `self.stack`, aligned to 16 bytes, and has no other user.
+        // With CLONE_VFORK this thread, the only one, sleeps until the child has run the program or ended.
+        // Therefore `plan` and all referenced data outlive their use in the child. The child makes system
+        // calls only: it allocates nothing, takes no lock, does not unwind and never returns. All signals are
+        // blocked here, so no handler runs in the child.
         let pid = unsafe {
             let top = self.stack.as_mut_ptr().add(STACK_BYTES);
             let top = top.sub(top.addr() % 16);
@@ -89,14 +92,15 @@ impl Launcher {
             return Err(Failure { stage: Stage::Prepare, errno: errno() });
         }
         let pid = Pid::from_raw(pid).expect("clone returns a positive number or an error");
-        // Written through the pointer that the child had.
+        // Written by the child through its pointer.
         #[expect(unsafe_code, reason = "the compiler cannot know that another process wrote it")]
-        // SAFETY: `plan` is alive and no longer shared: the child has its own memory now, or ended.
+        // SAFETY: `plan` is alive and no longer shared: the child has its own memory now, or has ended.
         let failure = unsafe { ptr::read_volatile(&raw const plan.failure) };
         match failure {
             None => Ok(pid),
             Some(failure) => {
-                // It is a zombie at once; leaving it to the caller would look like the end of a step.
+                // The child is already a zombie. Left to the caller, a zombie would look like the end of a
+                // step.
                 let options = rustix::process::WaitOptions::empty();
                 let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(pid), options));
                 Err(failure)
@@ -105,8 +109,8 @@ impl Launcher {
     }
 }
 
-/// Lists the files that the command may mean, best first: itself if it has a slash, else that name in each folder
-/// of the step's own `PATH`.
+/// Returns the candidate files of the command, best first. A command with a slash is the only candidate; else
+/// the name is joined with each folder in the step's `PATH`.
 fn candidates(request: &Request<'_>) -> Vec<CString> {
     let command = request.argv[0];
     if command.to_bytes().contains(&b'/') {
@@ -126,11 +130,11 @@ fn pointers<'a>(strings: impl Iterator<Item = &'a CStr>) -> Vec<*const c_char> {
     strings.map(CStr::as_ptr).chain([ptr::null()]).collect()
 }
 
-/// The child: becomes the program or ends.
+/// Main function of the child: runs the program or exits.
 extern "C" fn run(plan: *mut c_void) -> c_int {
     #[expect(unsafe_code, reason = "the argument of clone's function is a plain pointer")]
-    // SAFETY: `launch` passes its `Plan`, which lives until this process has run the program or ended, and does not
-    // touch it meanwhile.
+    // SAFETY: `launch` passes a `Plan`, valid until this process has run the program or ended, without access
+    // in the meantime.
     let plan = unsafe { &mut *plan.cast::<Plan>() };
     plan.failure = Some(become_program(plan));
     #[expect(unsafe_code, reason = "returning would run the exit handlers of the parent's memory")]
@@ -140,18 +144,18 @@ extern "C" fn run(plan: *mut c_void) -> c_int {
     }
 }
 
-/// Makes this process what the plan says; returns only if that failed.
+/// Sets up this process according to `plan` and runs the program; returns only on failure.
 #[expect(unsafe_code, reason = "between clone and exec only plain system calls are allowed")]
 fn become_program(plan: &Plan) -> Failure {
     let prepare = |errno| Failure { stage: Stage::Prepare, errno };
-    // SAFETY: plain system calls. All pointers are those of `launch`, valid and ended by null or zero. None of the
-    // calls allocates or takes a lock.
+    // SAFETY: plain system calls. All pointers come from `launch`, valid and terminated by null or zero. None
+    // of the calls allocates or takes a lock.
     unsafe {
         if libc::setpgid(0, 0) != 0 {
             return prepare(errno());
         }
-        // A backstop for the case that the reaper is killed together with all that would kill its orphans. The
-        // signal belongs to the parent's thread, which is the only one and lives as long as the reaper.
+        // Backstop for a kill of the reaper and the supervisor at once. The signal is bound to the parent's
+        // only thread, and so to the life of the reaper.
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid() != plan.parent {
             return prepare(libc::ESRCH);
@@ -165,8 +169,7 @@ fn become_program(plan: &Plan) -> Failure {
         if libc::chdir(plan.dir) != 0 {
             return Failure { stage: Stage::Folder, errno: errno() };
         }
-        // Everything is close-on-exec already; this is for a descriptor that somebody forgot. Kernels before 5.9
-        // do not know the call.
+        // All descriptors are close-on-exec; this covers a forgotten one. Not available before Linux 5.9.
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32);
         let mut limit: libc::rlimit = std::mem::zeroed();
         if plan.descriptors != 0 && libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
@@ -180,12 +183,12 @@ fn become_program(plan: &Plan) -> Failure {
     }
 }
 
-/// Runs the first candidate that can be run; returns why none could, as execvp(3) decides it.
+/// Runs the first executable candidate; returns the error, chosen as in execvp(3), if none is executable.
 #[expect(unsafe_code, reason = "between clone and exec only plain system calls are allowed")]
 fn run_first(plan: &Plan) -> i32 {
     let mut denied = false;
     let mut candidate = plan.candidates;
-    // SAFETY: the lists are those of `launch`, ended by null.
+    // SAFETY: the lists come from `launch` and are terminated by null.
     unsafe {
         while !(*candidate).is_null() {
             libc::execve(*candidate, plan.argv, plan.env);

@@ -1,8 +1,8 @@
-//! The processes of a run whose engine, supervisor and reapers were all killed in one moment.
+//! Processes of a run that survived the kill of engine, supervisor and reapers at once.
 //!
-//! They are known by their environment: every step is given variables that name its run and store, and what it starts
-//! inherits them. A process that was started with another environment is found only as a descendant of one that was
-//! not. This is the net below the supervisor, not a way to end steps.
+//! The marker is the environment: every step gets variables with its run and store, and child processes
+//! inherit these. A process with a replaced environment is found only as a descendant of a marked process.
+//! This is a safety net below the supervisor, not a way to end steps.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,20 +12,20 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::tree;
 
-/// How long killed processes may stay the same before they count as stuck in the kernel, which a person must know.
+/// Time without change until killed processes count as stuck in the kernel; a person must act then.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
-/// How long a process may take to become another program before it counts as one without an environment, and how often is
-/// looked meanwhile.
+/// Longest wait for a process in exec, before the process counts as without an environment; and the polling
+/// interval.
 const LOADING_MAX: Duration = Duration::from_secs(1);
 const LOADING_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why leftovers could not be ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LeftoversError {
-    /// Some do not die. Do not start the run's steps again while they live.
+    /// Some processes do not die. Do not start the run's steps again while these live.
     #[error("processes {pids:?} of the run were killed but do not end")]
     Stuck {
-        /// Their numbers.
+        /// Process ids.
         pids: Vec<u32>,
     },
     /// The list of processes cannot be read.
@@ -33,9 +33,10 @@ pub enum LeftoversError {
     List(#[source] io::Error),
 }
 
-/// Finds the living processes whose environment has every one of the `markers`, and all that is below them.
+/// Returns the living processes with all `markers` in the environment, and all descendants.
 ///
-/// Leaves out this process and its ancestors. Processes of other users are not seen. Without a marker it finds nothing.
+/// Leaves out this process and its ancestors. Processes of other users are not visible. Without a marker the
+/// result is empty.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -43,13 +44,13 @@ pub fn leftovers(markers: &[(&str, &str)]) -> io::Result<Vec<u32>> {
     Ok(numbers(find(&wanted(markers))?))
 }
 
-/// Kills what [`leftovers`] finds until it finds nothing; returns how many there were.
+/// Kills the result of [`leftovers`] until it is empty; returns the number of killed processes.
 ///
-/// Call it as the holder of the run's lock, before the first step is started.
+/// Call as the holder of the run's lock, before the first step starts.
 ///
 /// # Errors
-/// - [`LeftoversError::Stuck`]: some are still there 10 s after they were killed.
-/// - [`LeftoversError::List`]: `/proc` cannot be read; some may be left.
+/// - [`LeftoversError::Stuck`]: some processes are still alive 10 s after the kill.
+/// - [`LeftoversError::List`]: `/proc` cannot be read; some processes may be left.
 pub fn kill_leftovers(markers: &[(&str, &str)]) -> Result<usize, LeftoversError> {
     let wanted = wanted(markers);
     let mut rounds = tree::Rounds::new();
@@ -67,14 +68,14 @@ pub fn kill_leftovers(markers: &[(&str, &str)]) -> Result<usize, LeftoversError>
         }
         for pid in found {
             killed.insert(pid);
-            // Not there any more, or not ours to kill: the next round sees.
+            // Already gone, or not permitted: the next round finds out.
             let _ = kill(pid);
         }
         std::thread::sleep(rounds.pause());
     }
 }
 
-/// Kills exactly the process that has the number now.
+/// Kills the process with this id, safe against reuse of the id.
 fn kill(pid: Pid) -> rustix::io::Result<()> {
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     rustix::process::pidfd_send_signal(process, Signal::KILL)
@@ -109,20 +110,20 @@ fn find(wanted: &[Vec<u8>]) -> io::Result<HashSet<Pid>> {
     Ok(found)
 }
 
-/// Says whether the environment that a process was started with has all the entries. A zombie has none.
+/// Returns whether the initial environment of a process has all the entries. A zombie has no environment.
 ///
-/// One that is just becoming another program has none either, for as long as the kernel takes to load that: it is looked
-/// at until it has one, or surely has none.
+/// During exec a process has no environment until the kernel has loaded the program. Reads are repeated until
+/// the process has an environment, or certainly has none.
 fn settled_has_all(pid: Pid, wanted: &[Vec<u8>]) -> bool {
     let begun = Instant::now();
     loop {
         let before = environment_of(pid);
         let environment = match std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) {
-            // Of somebody else; where its environment stands is not told either.
+            // Process of another user; the address of its environment is hidden too.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return false,
             environment => environment.unwrap_or_default(),
         };
-        // It stands elsewhere in each program.
+        // Each program has its environment at another address.
         let is_settled = match (before, environment_of(pid)) {
             (Environment::At(before), Environment::At(after)) => before == after,
             (Environment::Coming, _) | (_, Environment::Coming) => false,
@@ -130,7 +131,7 @@ fn settled_has_all(pid: Pid, wanted: &[Vec<u8>]) -> bool {
         };
         let has = |entry: &Vec<u8>| environment.split(|byte| *byte == 0).any(|found| found == entry);
         let has_all = wanted.iter().all(has);
-        // Torn where it changed meanwhile: what it has, it has, and only what it lacks is not sure.
+        // A read during a change may be partial: found entries are certain, missing entries are not.
         if has_all || is_settled || begun.elapsed() > LOADING_MAX {
             return has_all;
         }
@@ -138,13 +139,13 @@ fn settled_has_all(pid: Pid, wanted: &[Vec<u8>]) -> bool {
     }
 }
 
-/// The environment of a process.
+/// Environment of a process.
 enum Environment {
-    /// It ends at this address; it may be empty.
+    /// Ends at this address; may be empty.
     At(u64),
-    /// The kernel has not yet put it anywhere.
+    /// Not yet placed by the kernel.
     Coming,
-    /// There is none, nor will be: a thread of the kernel, a zombie, nobody.
+    /// Never present: a kernel thread, a zombie, or no process.
     Never,
 }
 
@@ -152,7 +153,8 @@ fn environment_of(pid: Pid) -> Environment {
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     let stat = String::from_utf8_lossy(&stat);
-    // Counted from behind the name, which may hold anything (proc(5)): state 0, flags 6, env_end 48, which is set last.
+    // Fields after the name, which may contain any characters (proc(5)): state 0, flags 6, env_end 48, set
+    // last.
     let fields: Vec<&str> =
         stat.rsplit_once(") ").map_or_else(Vec::new, |(_, rest)| rest.split_whitespace().collect());
     let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
@@ -192,9 +194,9 @@ mod tests {
 
     #[test]
     fn who_becomes_one_program_after_the_other_is_found_at_any_moment() {
-        // What happened: of a supervisor that was killed, a process of its step lived on, rarely.
-        // Why: looked at while it became another program it had no environment, and so no mark.
-        // What stops it now: who is in the middle of that is looked at again.
+        // What happened: rarely, a process of a step survived the kill of its supervisor. Why: during exec
+        // the process had no environment, and therefore no mark. What stops it now: a process in exec is read
+        // again.
         let script = r#"[ "$1" -gt 0 ] || exit 0; exec sh -c "$0" "$0" $(($1 - 1))"#;
         let mut child = Command::new("sh")
             .args(["-c", script, script, "400"])

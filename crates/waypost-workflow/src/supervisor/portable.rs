@@ -1,8 +1,8 @@
-//! Steps as process groups, for systems that have no child sub-reaper.
+//! Steps as process groups, for systems without a child sub-reaper.
 //!
-//! Here is no supervisor process: the engine starts the steps itself, and ends a step by signalling its group. What
-//! leaves the group is not found, and what `kill -9` of the engine leaves lives on; see the parent module for what is
-//! promised where. The run's lock is kept as long as the engine's `Supervisor`.
+//! There is no supervisor process: the engine starts the steps, and ends a step with a signal to its group.
+//! Processes outside the group are not found, and survive a `kill -9` of the engine; see the parent module
+//! for the guarantees. The run's lock is kept as long as the engine's `Supervisor`.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -18,19 +18,19 @@ use tokio::sync::watch;
 
 use super::{Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError, SupervisorProgram};
 
-/// Serves as the supervisor of one run: there is nothing to serve here.
+/// Serves as the supervisor of one run: does nothing here.
 #[must_use]
 pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What keeps the steps of one run. Dropping it kills the groups of all.
+/// Owner of the steps of one run. Dropping it kills all groups.
 #[derive(Debug)]
 pub struct Supervisor {
     groups: Arc<Groups>,
 }
 
-/// The groups of the steps that have not been seen dead.
+/// Groups of the steps not yet seen dead.
 #[derive(Debug)]
 struct Groups {
     alive: Mutex<HashSet<Pid>>,
@@ -39,7 +39,7 @@ struct Groups {
 }
 
 impl Supervisor {
-    /// Keeps `lock` and is ready; the program is not run.
+    /// Keeps `lock` and returns; the program is not run.
     ///
     /// # Errors
     /// None here.
@@ -47,10 +47,10 @@ impl Supervisor {
         Ok(Self { groups: Arc::new(Groups { alive: Mutex::default(), _lock: lock }) })
     }
 
-    /// Starts a step's process in a group of its own.
+    /// Starts a step's process in a new process group.
     ///
     /// # Errors
-    /// See [`SpawnError`]; nothing of the step is left.
+    /// See [`SpawnError`]; no process of the step is left.
     pub async fn spawn(&self, process: StepProcess) -> Result<Child, SpawnError> {
         let StepProcess { argv, env, dir, stdin, output } = process;
         let [name, args @ ..] = argv.as_slice() else { return Err(SpawnError::NoCommand) };
@@ -74,7 +74,7 @@ impl Supervisor {
         };
         command.stdout(theirs).stdin(stdin_of(stdin).map_err(system)?);
         let spawned = command.spawn();
-        // It holds the step's ends of the pipes.
+        // The command holds the step's ends of the pipes.
         drop(command);
         let mut process = spawned.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => SpawnError::CommandNotFound { command: name.clone() },
@@ -95,12 +95,12 @@ impl Supervisor {
         Ok(Child { stdout: Some(stdout), stderr, groups: Arc::clone(&self.groups), group, exit })
     }
 
-    /// Never resolves: there is no process that could end.
+    /// Never resolves: there is no supervisor process.
     pub async fn ended(&self) {
         std::future::pending().await
     }
 
-    /// Returns nothing: there is no process.
+    /// Returns `None`: there is no supervisor process.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         None
@@ -134,12 +134,12 @@ impl Drop for Groups {
     }
 }
 
-/// A running step. Dropping it before [`Child::wait`] has told its end kills its group.
+/// Running step. Dropping a child before [`Child::wait`] has returned kills the group.
 #[derive(Debug)]
 pub struct Child {
-    /// What the step writes to standard output, and to standard error if merged.
+    /// Standard output of the step; also standard error if merged.
     pub stdout: Option<pipe::Receiver>,
-    /// The same for standard error, unless merged.
+    /// Standard error, unless merged.
     pub stderr: Option<pipe::Receiver>,
     groups: Arc<Groups>,
     group: Pid,
@@ -147,16 +147,16 @@ pub struct Child {
 }
 
 impl Child {
-    /// Returns the number of the main process, which is also that of its group.
+    /// Returns the process id of the main process, also the id of the group.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.group.as_raw_nonzero().get().cast_unsigned()
     }
 
-    /// Waits until the main process ends, whatever it left in the background.
+    /// Waits until the main process ends; background processes may remain.
     ///
     /// # Errors
-    /// [`SupervisorError::ReaperKilled`]: somebody else reaped it, and its end is not known.
+    /// [`SupervisorError::ReaperKilled`]: the process was reaped elsewhere, so the exit status is unknown.
     pub async fn wait(&mut self) -> Result<Exit, SupervisorError> {
         let status = self.exit.wait_for(Option::is_some).await.map_err(|_| SupervisorError::ReaperKilled)?;
         let status = status.ok_or(SupervisorError::ReaperKilled)?;
@@ -174,7 +174,7 @@ impl Child {
     pub async fn cancel(&mut self, grace: Duration) -> Result<Exit, SupervisorError> {
         signal(self.group, Signal::TERM);
         signal(self.group, Signal::CONT);
-        // Whether it ended or not, what is left of the group is killed.
+        // In both cases the rest of the group is killed.
         let _ = tokio::time::timeout(grace, self.wait()).await;
         self.kill().await
     }
@@ -200,7 +200,7 @@ impl Drop for Child {
     }
 }
 
-/// Signals a group; one that is gone by now needs none.
+/// Sends a signal to a group; a group that is gone is not an error.
 fn signal(group: Pid, signal: Signal) {
     let _ = rustix::process::kill_process_group(group, signal);
 }
@@ -211,7 +211,7 @@ fn stdin_of(stdin: Stdin) -> io::Result<Stdio> {
         Stdin::File(file) => Ok(file.into()),
         Stdin::Bytes(bytes) => {
             let (theirs, mut ours) = io::pipe()?;
-            // A step that does not read it all ends the writing by its end.
+            // If the step does not read everything, its end stops the writer.
             std::thread::Builder::new().name("waypost-stdin".into()).spawn(move || ours.write_all(&bytes))?;
             Ok(theirs.into())
         }
@@ -222,7 +222,7 @@ fn stdin_of(stdin: Stdin) -> io::Result<Stdio> {
 #[derive(Debug, thiserror::Error)]
 pub enum LeftoversError {}
 
-/// Finds nothing: this system does not show the environment of processes.
+/// Returns nothing: this system does not show the environment of processes.
 ///
 /// # Errors
 /// None here.
@@ -230,7 +230,7 @@ pub fn leftovers(_markers: &[(&str, &str)]) -> io::Result<Vec<u32>> {
     Ok(Vec::new())
 }
 
-/// Finds nothing, and kills nothing.
+/// Kills nothing, and returns 0.
 ///
 /// # Errors
 /// None here.

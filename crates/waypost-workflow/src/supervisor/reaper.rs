@@ -1,9 +1,9 @@
-//! The reaper of one step: it starts the step's program, and owns everything that comes from it.
+//! Reaper of one step: starts the step's program, and owns all processes of the step.
 //!
-//! A reaper is a fork of the supervisor. It is a child sub-reaper and the leader of a session without a terminal, so
-//! all that a step starts stays below it, whatever that does with forks, sessions and signals, and nothing else is
-//! there: so it can end exactly this step's tree. When the tree is empty it serves the next step, which
-//! saves the fork.
+//! A reaper is a fork of the supervisor. The reaper is a child sub-reaper, and the leader of a session
+//! without a terminal. All processes of the step stay below the reaper, regardless of forks, sessions and
+//! signals. No other process is below the reaper, so the reaper can end exactly this step's tree. When the
+//! tree is empty the reaper serves the next step, to save a fork.
 //!
 //! ```text
 //!            start               main process ends, nothing left
@@ -15,7 +15,7 @@
 //!   ends <---------- kill all <----------------- TERM, grace, KILL-+
 //! ```
 //!
-//! It talks to the engine directly. It deliberately does not know why a step is started or ended.
+//! The reaper talks to the engine directly. Deliberately does not know why a step is started or ended.
 
 use std::collections::HashSet;
 use std::io;
@@ -34,21 +34,21 @@ use super::wire::{Event, MESSAGE_BYTES_MAX, Order, REQUEST_BYTES_MAX, Request, S
 /// Why a reaper ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The engine closed its end, or was killed.
+    /// The engine closed the channel, or was killed.
     EngineGone,
-    /// The supervisor closed its end, or was killed.
+    /// The supervisor closed the `alive` pipe, or was killed.
     SupervisorGone,
 }
 
-/// Serves one step after the other until the engine closes `channel` or the supervisor closes `alive`; then kills
-/// all that is left and returns.
+/// Serves one step after the other until the engine closes `channel` or the supervisor closes `alive`. Then
+/// kills all remaining processes and returns.
 ///
-/// The caller is a fresh fork of the supervisor with all signals blocked, these two descriptors, and the run's lock,
-/// which is thereby kept until the last process is dead.
+/// The caller is a fresh fork of the supervisor with all signals blocked. The fork has these two descriptors
+/// and the run's lock, and so keeps the lock until the last process is dead.
 pub(super) fn serve(channel: OwnedFd, alive: OwnedFd) -> io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    // The name is for people who look at processes; without it all else works.
+    // The name is for display only.
     let _ = std::fs::write("/proc/self/comm", super::REAPER_NAME);
     let mut reaper = Reaper {
         channel,
@@ -74,11 +74,11 @@ struct Reaper {
     child_ends: ChildEnds,
     launcher: Launcher,
     buffer: Vec<u8>,
-    /// The step's main process, until its end was told.
+    /// Main process of the step, until its end was reported.
     main: Option<Pid>,
-    /// Some process of a step may be alive.
+    /// Whether a process of a step may be alive.
     occupied: bool,
-    /// When the tree is to be killed, if it was told to end.
+    /// Time of the KILL, after a cancel order.
     deadline: Option<Instant>,
 }
 
@@ -86,7 +86,7 @@ impl Reaper {
     fn serve_until_end(&mut self) -> End {
         loop {
             let [message, alive, child] = self.wait();
-            // First: what the engine hears about a step is in the order in which it happened.
+            // Children first: the engine gets the events of a step in order.
             let mut is_heard = true;
             if child {
                 self.child_ends.clear();
@@ -95,7 +95,7 @@ impl Reaper {
             if alive {
                 return End::SupervisorGone;
             }
-            // An engine that did not hear of an end would wait for it for ever; it sees the end of the channel instead.
+            // An engine without the event would wait for ever; it sees the closed channel instead.
             if !is_heard || message && !self.take_order() {
                 return End::EngineGone;
             }
@@ -105,7 +105,7 @@ impl Reaper {
         }
     }
 
-    /// Waits until there is a message, the supervisor is gone, a child ended, or the grace is over.
+    /// Waits for a message, the loss of the supervisor, the end of a child, or the end of the grace period.
     fn wait(&self) -> [bool; 3] {
         let mut sources = [
             PollFd::new(&self.channel, PollFlags::IN),
@@ -113,16 +113,16 @@ impl Reaper {
             PollFd::new(&self.child_ends, PollFlags::IN),
         ];
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // A grace too long for the kernel's clock is no limit.
+        // A grace too long for the kernel's clock means no limit.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut sources, left.as_ref()) {
             Ok(_) => sources.map(|source| !source.revents().is_empty()),
-            // No handler is installed, so this is a lack of memory: look at everything.
+            // No handler is installed, so the cause is a lack of memory: check for ended children.
             Err(_) => [false, false, true],
         }
     }
 
-    /// Obeys one order; `false` when the engine is gone, or talks nonsense, which is no better.
+    /// Handles one order; `false` when the engine is gone or sends an invalid message.
     fn take_order(&mut self) -> bool {
         let mut buffer = std::mem::take(&mut self.buffer);
         let known = match channel::receive(&self.channel, &mut buffer) {
@@ -181,16 +181,17 @@ impl Reaper {
         if grace.is_zero() {
             return self.kill();
         }
-        // A stopped process gets its TERM only when it goes on. Unreadable `/proc`: the deadline's KILL makes up.
+        // A stopped process gets the TERM only after CONT. If `/proc` is unreadable, the KILL at the deadline
+        // compensates.
         let _ = tree::signal_below(&HashSet::new(), Signal::TERM);
         let _ = tree::signal_below(&HashSet::new(), Signal::CONT);
         let deadline = Instant::now().checked_add(grace);
-        // A second order may only bring the end nearer.
+        // A second order can only move the deadline forward.
         self.deadline = [self.deadline, deadline].into_iter().flatten().min();
         true
     }
 
-    /// Kills the step's tree and tells the engine when it is dead; `false` if that did not hear it.
+    /// Kills the step's tree and reports its end to the engine; `false` if the engine is gone.
     fn kill(&mut self) -> bool {
         let mut status = None;
         let main = self.main;
@@ -198,7 +199,8 @@ impl Reaper {
         self.report(status, true)
     }
 
-    /// Reaps all that ended, and tells the engine what it wants to know of it; `false` if that did not hear it.
+    /// Reaps all ended processes, and reports the end of the main process and of the tree. Returns `false` if
+    /// the engine is gone.
     fn reap(&mut self) -> bool {
         let mut status = None;
         loop {
@@ -226,13 +228,14 @@ impl Reaper {
         event.is_none_or(|event| self.tell(event))
     }
 
-    /// Tells the engine; `false` if it is gone. The socket holds far more than the few messages of a step.
+    /// Sends an event to the engine; `false` if the engine is gone. The socket buffer has room for all
+    /// messages of a step.
     fn tell(&self, event: Event) -> bool {
         channel::send(&self.channel, &event.encode(), &[]).is_ok()
     }
 }
 
-/// Reads a request that was too long for a message.
+/// Reads a request from a memory file, used for requests too long for a message.
 fn read_memory(file: impl AsFd) -> rustix::io::Result<Vec<u8>> {
     let length = rustix::fs::fstat(&file)?.st_size;
     let length = usize::try_from(length).ok().filter(|length| *length <= REQUEST_BYTES_MAX);

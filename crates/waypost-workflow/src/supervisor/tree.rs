@@ -1,9 +1,10 @@
-//! Everything alive below a process: finding it, signalling it, and killing it to the last.
+//! Processes below this process: finds, signals and kills all of them.
 //!
-//! The caller must be a child sub-reaper: then whatever its descendants start, double-forked or with a session of
-//! its own, is adopted by the caller when its parent dies, and so stays findable. A scan of `/proc` is never exact,
-//! as processes fork and are re-parented during it. So nothing is proven by a scan: killing goes on in rounds of
-//! scan, kill and reap until the kernel says that the caller has no child left (`ECHILD`), which cannot be raced.
+//! The caller must be a child sub-reaper. Double-forked descendants and new sessions are then adopted by the
+//! caller when the parent dies, and stay findable.
+//!
+//! A scan of `/proc` is never exact, as processes fork and are re-parented during the scan. Killing repeats
+//! rounds of scan, kill and reap until the kernel reports `ECHILD`: no child left. That report cannot race.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -11,13 +12,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-/// The pause after the first round of killing: a killed process is usually gone by then (0.3 ms was measured).
+/// Pause after the first round of killing: a killed process is usually gone by then (0.3 ms was measured).
 const ROUND_PAUSE_MIN: Duration = Duration::from_micros(300);
 
-/// The longest pause, for processes that a device or a debugger holds: they need waiting, not scanning.
+/// Longest pause, for processes held by a device or a debugger: waiting helps, scanning does not.
 const ROUND_PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// What `/proc/PID/stat` says of one process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     pid: Pid,
@@ -25,10 +26,10 @@ struct Entry {
     group: i32,
 }
 
-/// A child that ended, or the news that there is none at all.
+/// Result of reaping one child.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reaped {
-    /// A process ended: one that was started here, or one that was adopted.
+    /// A process ended: a child, or an adopted process.
     Process(Pid, WaitStatus),
     /// There are children, and all of them live.
     NoneEnded,
@@ -41,14 +42,15 @@ pub(super) fn reap() -> Reaped {
     match rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::NOHANG)) {
         Ok(Some((pid, status))) => Reaped::Process(pid, status),
         Ok(None) => Reaped::NoneEnded,
-        // `ECHILD` is the only error that waiting for any child with these options has.
+        // `ECHILD` is the only error of waiting for any child with these options.
         Err(_) => Reaped::NoChildren,
     }
 }
 
-/// Reaps one child that was cloned with another signal than SIGCHLD for its end, without waiting: `None` if none ended.
+/// Reaps one child with an exit signal other than SIGCHLD, without waiting; `None` if none ended.
 ///
-/// [`reap`] does not see such children at all, as long as their parent is the one that cloned them (`__WCLONE`, wait(2)).
+/// [`reap`] does not see such children, as long as the parent is the process that cloned them (`__WCLONE`,
+/// wait(2)).
 pub(super) fn reap_cloned() -> Option<Pid> {
     #[expect(unsafe_code, reason = "rustix cannot wait for such children")]
     // SAFETY: a plain system call that writes no status.
@@ -56,19 +58,21 @@ pub(super) fn reap_cloned() -> Option<Pid> {
     Pid::from_raw(pid.max(0))
 }
 
-/// Sends `signal` to all that is below this process, except below (and to) the children in `spared`.
+/// Sends `signal` to all processes below this process, except the children in `spared` and their descendants.
+/// Returns the number of processes seen.
 ///
-/// Groups are signalled as groups, which the kernel does at once for all members: so a group that forks faster than
-/// it can be scanned is hit whole. Returns how many processes were seen.
+/// A process group is signalled as a group, which the kernel does at once for all members. So a group that
+/// forks faster than a scan is hit completely.
 pub(super) fn signal_below(spared: &HashSet<Pid>, signal: Signal) -> io::Result<usize> {
     let own = rustix::process::getpid();
     let mut senders = Senders { own_group: rustix::process::getpgrp(), groups: HashSet::new(), signal };
     let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
     for pid in pids()? {
-        // A process that ended during the scan is not there any more.
+        // The process ended during the scan.
         let Some(entry) = read_entry(pid?) else { continue };
-        // At once, not after the scan: one that starts the next and ends, again and again, is adopted here and has the
-        // highest number, which the scan comes to last; it would have hopped on by the end.
+        // At once, not after the scan. A chain of processes that each start the next and exit is adopted
+        // here. The newest has the highest id, and the scan reads it last. By the end of the scan the chain
+        // would have moved on.
         if signal == Signal::KILL
             && entry.parent == own.as_raw_nonzero().get()
             && !spared.contains(&entry.pid)
@@ -82,7 +86,7 @@ pub(super) fn signal_below(spared: &HashSet<Pid>, signal: Signal) -> io::Result<
     Ok(below.len())
 }
 
-/// Sends one signal to each group, and to each process that is in this process's own.
+/// Sends one signal to each group, and to each process in the caller's own group.
 struct Senders {
     own_group: Pid,
     groups: HashSet<Pid>,
@@ -91,7 +95,7 @@ struct Senders {
 
 impl Senders {
     fn send(&mut self, entry: Entry) {
-        // A process that is gone by now is as good as signalled; one that may not be signalled (another user's, by
+        // A process that is gone needs no signal. A process that may not be signalled (another user's, by
         // setuid) is found again in the next round.
         match Pid::from_raw(entry.group) {
             Some(group) if group != self.own_group => {
@@ -106,7 +110,7 @@ impl Senders {
     }
 }
 
-/// The rounds in which a tree is killed: what to wait between them.
+/// Pauses between the rounds of killing a tree.
 #[derive(Debug)]
 pub(super) struct Rounds(Duration);
 
@@ -123,14 +127,14 @@ impl Rounds {
     }
 }
 
-/// Kills everything below this process and reaps it; returns when there is no child left.
+/// Kills and reaps all processes below this process; returns when there is no child left.
 ///
-/// `ended` is told of each process that was reaped. Waits as long as the kernel needs: a process in an
-/// uninterruptible system call dies only when that returns.
+/// Calls `ended` for each reaped process. Waits as long as the kernel needs: a process in an uninterruptible
+/// system call dies only when the call returns.
 pub(super) fn kill_all(mut ended: impl FnMut(Pid, WaitStatus)) {
     let mut rounds = Rounds::new();
     loop {
-        // An unreadable `/proc` is a passing lack of descriptors or memory; the next round tries again.
+        // An unreadable `/proc` is a temporary lack of descriptors or memory; the next round tries again.
         let _ = signal_below(&HashSet::new(), Signal::KILL);
         std::thread::sleep(rounds.pause());
         loop {
@@ -143,7 +147,7 @@ pub(super) fn kill_all(mut ended: impl FnMut(Pid, WaitStatus)) {
     }
 }
 
-/// Lists what is below any of `roots`.
+/// Returns the processes below any of `roots`.
 pub(super) fn descendants(roots: &HashSet<Pid>) -> io::Result<Vec<Pid>> {
     if roots.is_empty() {
         return Ok(Vec::new());
@@ -158,11 +162,11 @@ pub(super) fn descendants(roots: &HashSet<Pid>) -> io::Result<Vec<Pid>> {
     Ok(below(roots, children, &HashSet::new()).iter().map(|entry| entry.pid).collect())
 }
 
-/// Walks down from the `parents`, leaving out the `spared` processes and what is below them.
+/// Returns the entries below `parents`, without the `spared` processes and their descendants.
 fn below(mut parents: Vec<Pid>, mut children: HashMap<i32, Vec<Entry>>, spared: &HashSet<Pid>) -> Vec<Entry> {
     let mut below = Vec::new();
     while let Some(parent) = parents.pop() {
-        // Removed, not looked up: a parent is visited once even if the scan caught two uses of one number.
+        // Removed, not looked up: a parent is visited once, even if its id was reused during the scan.
         for entry in children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default() {
             if !spared.contains(&entry.pid) {
                 parents.push(entry.pid);
@@ -173,7 +177,7 @@ fn below(mut parents: Vec<Pid>, mut children: HashMap<i32, Vec<Entry>>, spared: 
     below
 }
 
-/// Lists the processes of this machine, as far as `/proc` shows them, in the order of their numbers.
+/// Lists the processes of this machine, as far as `/proc` shows them, by ascending id.
 pub(super) fn pids() -> io::Result<impl Iterator<Item = io::Result<Pid>>> {
     let entries = std::fs::read_dir("/proc")?;
     Ok(entries.filter_map(|entry| match entry {
@@ -182,13 +186,13 @@ pub(super) fn pids() -> io::Result<impl Iterator<Item = io::Result<Pid>>> {
     }))
 }
 
-/// Reads a process's parent and group; `None` if there is none with that number.
+/// Reads a process's parent and group; `None` if the process does not exist.
 ///
-/// Zombies count: one may be the first thread of a process whose other threads live on, and killing a real one does
-/// nothing.
+/// Zombies count. A zombie may be the first thread of a process with living threads. A kill of a real zombie
+/// has no effect.
 fn read_entry(pid: Pid) -> Option<Entry> {
     let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name, in parentheses, may hold anything, parentheses too (proc(5)).
+    // The name, in parentheses, may contain any characters, parentheses too (proc(5)).
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let mut fields = std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace();
     let parent = fields.nth(1)?.parse().ok()?;
@@ -196,7 +200,7 @@ fn read_entry(pid: Pid) -> Option<Entry> {
     Some(Entry { pid, parent, group })
 }
 
-/// Returns the parents of this process up to the first, as far as `/proc` shows them.
+/// Returns the ancestors of this process, as far as `/proc` shows them.
 pub(super) fn ancestors() -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut next = rustix::process::getppid();

@@ -1,40 +1,41 @@
-//! The messages between engine, supervisor and step reapers.
+//! Messages between engine, supervisor and reapers.
 //!
-//! This owns their bytes. All ends are the same program on the same machine, so numbers are in native order and
-//! there is one version number, checked once. A start request beyond [`INLINE_BYTES_MAX`] travels in a memory file.
+//! Owns the encoding. All ends are the same program on the same machine, so numbers are in native byte order.
+//! A single version number is checked once. A start request beyond [`INLINE_BYTES_MAX`] is passed in a memory
+//! file.
 
 use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Raised with every change of these messages; the supervisor names it in its first answer.
+/// Protocol version, raised with every change of these messages; the supervisor's first answer.
 pub(super) const PROTOCOL: u8 = 1;
 
-/// The longest request that is sent as one message: well below the usual socket buffer (208 KiB), so that one
-/// always fits, and above what arguments and environment of an ordinary step take.
+/// Longest request in one message. Well below the usual socket buffer (208 KiB): a message always fits. Above
+/// the size of arguments and environment of an ordinary step.
 pub(super) const INLINE_BYTES_MAX: usize = 48 * 1024;
 
-/// The longest request at all. The kernel takes 6 MiB of arguments and environment at the very most (execve(2)),
-/// so whatever is larger would fail later and less clearly.
+/// Longest request. The kernel accepts at most 6 MiB of arguments and environment (execve(2)), so a larger
+/// request would fail later and less clearly.
 pub(super) const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// A receive buffer of this size holds every message whole.
+/// Size of a receive buffer for any message.
 pub(super) const MESSAGE_BYTES_MAX: usize = INLINE_BYTES_MAX + 64;
 
-/// At most this many descriptors travel with one message: stdin, stdout, stderr and the memory file.
+/// Most descriptors in one message: stdin, stdout, stderr and the memory file.
 pub(super) const DESCRIPTORS_MAX: usize = 4;
 
-/// What the engine tells the supervisor.
+/// Message of the engine to the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
-    /// The first message, with the run's lock as descriptor if there is one.
+    /// First message, with the run's lock as descriptor if there is a lock.
     Hello,
-    /// Fork a reaper that serves the descriptor sent along.
+    /// Fork a reaper that serves the passed descriptor.
     Reaper { id: u32 },
-    /// Close the descriptor sent along once that reaper is dead and everything it left behind too.
+    /// Close the passed descriptor once the reaper and all its remaining processes are dead.
     Await { id: u32 },
-    /// Kill that reaper, which does not answer, and what it leaves.
+    /// Kill the reaper, which does not answer, and its remaining processes.
     Kill { id: u32 },
 }
 
@@ -63,16 +64,16 @@ impl Control {
     }
 }
 
-/// What the engine tells a reaper.
+/// Message of the engine to a reaper.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order<'a> {
-    /// Start the step whose request is `body`, or in the memory file that is the last descriptor if that is empty.
+    /// Start the step with request `body`; if empty, the request is in the memory file, the last descriptor.
     Start { flags: StartFlags, body: &'a [u8] },
     /// End the step's tree: TERM now, KILL after `grace_ms`.
     Cancel { grace_ms: u64 },
 }
 
-/// Which descriptors come with a start: stdout, then as said here stderr, stdin and the memory file.
+/// Descriptors of a start: stdout, then optionally stderr, stdin and the memory file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct StartFlags {
     pub(super) stderr: bool,
@@ -106,10 +107,10 @@ impl Order<'_> {
     }
 }
 
-/// At which point a start failed.
+/// Stage at which a start failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Reading the request, making the process, or its descriptors and signals.
+    /// Reading the request, making the process, or setting its descriptors and signals.
     Prepare,
     /// Entering the folder.
     Folder,
@@ -117,18 +118,18 @@ pub(super) enum Stage {
     Program,
 }
 
-/// What a reaper tells the engine.
+/// Message of a reaper to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// The step's main process runs the program.
     Started { pid: i32 },
-    /// It does not; nothing is left of it.
+    /// The start failed; no process is left.
     Refused { stage: Stage, errno: i32 },
     /// The main process ended with this wait status; `empty` if nothing else of the step is alive.
     Ended { status: i32, empty: bool },
-    /// The last process of the step is dead, after the main process had ended before it.
+    /// The last process of the step is dead; the main process ended earlier.
     Empty,
-    /// The supervisor is gone; everything of the step is dead; this reaper ends.
+    /// The supervisor is gone, all processes of the step are dead, and this reaper ends.
     Abandoned,
 }
 
@@ -161,7 +162,7 @@ impl Event {
     }
 }
 
-/// A request to start a step, as the reaper sees it: every string ends with a zero byte, ready for the kernel.
+/// Request to start a step, as the reaper reads it: every string ends with a zero byte, ready for the kernel.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub(super) argv: Vec<&'a CStr>,
@@ -191,7 +192,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Writes a request as [`Request::decode`] reads it, or says which string holds a zero byte or cannot be a name.
+/// Encodes a request for [`Request::decode`]; the error is the string with a zero byte, or the invalid name.
 pub(super) fn encode_request<'a>(
     argv: &'a [impl AsRef<OsStr>],
     env: &'a [(impl AsRef<OsStr>, impl AsRef<OsStr>)],
