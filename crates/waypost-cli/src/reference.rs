@@ -168,8 +168,9 @@ pub(crate) struct StepRef {
 impl StepRef {
     /// Reads it; what names no branch is taken for a step.
     pub(crate) fn parse(text: &str) -> Self {
-        let branch = |text: &str| BranchPath::new(text).ok().filter(|_| text.contains(':') || text == "main");
-        if let Some((left, step)) = text.rsplit_once('/').filter(|(_, step)| !step.contains(':'))
+        let branch =
+            |text: &str| BranchPath::new(text).ok().filter(|_| text.contains([':', '~']) || text == "main");
+        if let Some((left, step)) = text.rsplit_once('/').filter(|(_, step)| !step.contains([':', '~']))
             && let Some(branch) = branch(left)
         {
             return Self { branch: Some(branch), step: Some(step.to_owned()) };

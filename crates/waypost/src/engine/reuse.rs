@@ -104,11 +104,20 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
+    /// Says whether a step belongs to the requested part of the run.
+    fn is_wanted(&self, id: LineId, place: usize) -> bool {
+        let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
+        wanted.is_none_or(|wanted| wanted[place])
+    }
+
     /// Says whether reuse of a ready step is still undecided.
     pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
-        let has_result =
-            |entry: &FrontierEntry| entry.status == Status::Ready && line.result_of(entry).is_some();
+        let has_result = |entry: &FrontierEntry| {
+            entry.status == Status::Ready
+                && line.result_of(entry).is_some()
+                && line.shape.place(entry.step.as_str()).is_some_and(|place| self.is_wanted(id, place))
+        };
         line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
     }
 
@@ -126,11 +135,10 @@ impl<P: Program> Session<'_, P> {
         if line.position.reusable.is_empty() || line.end.is_some() || self.is_stopping() {
             return None;
         }
-        let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         line.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
             let result = line.result_of(entry)?.clone();
             let place = line.shape.place(entry.step.as_str())?;
-            if wanted.is_some_and(|wanted| !wanted[place]) {
+            if !self.is_wanted(id, place) {
                 return None;
             }
             let trace = trace_of(self.program, line, place);
