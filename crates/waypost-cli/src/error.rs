@@ -154,16 +154,11 @@ pub(crate) enum Error {
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
     /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
-    #[error("{} cannot be imported: {}", .0.path().display(), first_problem(.0))]
+    #[error("cannot import {}: {}", .0.path().display(), first_problem(.0))]
     Foreign(Box<FileError>),
     /// A workflow file that was made does not pass the check: everything that is wrong with it.
-    #[error("what was made of {} is no workflow that can be run: {}", made_of.display(), first_problem(error))]
-    Made {
-        /// What it was made of.
-        made_of: PathBuf,
-        /// What is wrong.
-        error: Box<FileError>,
-    },
+    #[error("what was made of {} is no workflow that can be run: {}", .0.path().display(), first_problem(.0))]
+    Made(Box<FileError>),
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
@@ -292,6 +287,15 @@ impl Error {
         Self::Usage { message: error.to_string(), hint: None }
     }
 
+    /// Says that a file of another program was not imported.
+    pub(crate) fn from_import(error: waypost_import::Error) -> Self {
+        match error {
+            waypost_import::Error::Source(error) => Self::Foreign(error),
+            waypost_import::Error::Made(error) => Self::Made(error),
+            error => Self::usage(error.to_string(), "`waypost import --help`"),
+        }
+    }
+
     /// Says that there is no such thing.
     pub(crate) fn not_found(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::NotFound { what: what.into(), hint: Some(hint.into()) }
@@ -308,7 +312,7 @@ impl Error {
             Self::File(error) | Self::ParamsFile(error) | Self::Config(error) | Self::Foreign(error) => {
                 Some(error)
             }
-            Self::Made { error, .. } | Self::NotAdopted { error, .. } => Some(error),
+            Self::Made(error) | Self::NotAdopted { error, .. } => Some(error),
             _ => None,
         }
     }
@@ -402,7 +406,7 @@ impl Error {
                     "workflows of Prodigy can be imported; `waypost import ./FILE` takes an exported checkpoint",
                 ),
             ),
-            Self::Made { .. } => (
+            Self::Made(_) => (
                 "internal",
                 Exit::Internal,
                 hint("this is a fault of waypost, and no file was made: please tell of it"),

@@ -2,12 +2,12 @@
 
 use waypost_workflow::file::{Node, parse_duration};
 
-use super::Import;
+use super::draft::END;
 use super::fields::Fields;
+use super::import::Import;
 use super::names::{Done, Format};
 use super::step::{Draft, Work, with_comments};
 use super::write::{Item, Map, Value};
-use crate::draft::END;
 
 /// Tries of a retry that says none.
 const RETRY_ATTEMPTS: u64 = 3;

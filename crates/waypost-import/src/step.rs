@@ -2,8 +2,8 @@
 
 use waypost_workflow::file::{Node, parse_duration};
 
-use super::Import;
 use super::fields::Fields;
+use super::import::Import;
 use super::names::{Captured, Done, Format};
 use super::texts::Command;
 use super::write::{Item, Map};

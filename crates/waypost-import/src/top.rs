@@ -2,12 +2,13 @@
 
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
+use super::Note;
 use super::fields::Fields;
+use super::import::Import;
 use super::map::steps_of;
 use super::names::{Captured, Done, Format};
 use super::step::is_variable;
 use super::write::{Item, Map, Value};
-use super::{Import, Imported};
 use crate::draft::plain;
 
 /// Keys of the whole file that say what failures of items mean.
@@ -30,7 +31,7 @@ const THEIRS: [&str; 10] = [
 ];
 
 /// Makes a workflow file of one of Prodigy.
-pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Imported, FileError> {
+pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
     let root = document.root();
     let nodes = check(document)?;
     let fields = Fields::new(root);
@@ -86,7 +87,7 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     notes.sort_by_key(|note| note.line);
     let text = head(from, &comments) + &map.written();
     check_size(document, map.steps_max(), text.len())?;
-    Ok(Imported { text, notes })
+    Ok((text, notes))
 }
 
 /// Refuses what is too large for a workflow of ours.

@@ -1,4 +1,4 @@
-//! A workflow file that is being written, whatever it is made of: ids of steps, values of YAML, remarks.
+//! Ids of steps and values of YAML, for a workflow file that is being written.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 
 use waypost_workflow::file::Node;
 
-use super::Import;
+use super::import::Import;
 use super::names::{Format, is_path, parts, text_literal};
 
 /// A word of a condition.

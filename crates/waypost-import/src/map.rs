@@ -3,8 +3,8 @@
 use waypost_workflow::file::Node;
 use waypost_workflow::output::JsonPath;
 
-use super::Import;
 use super::fields::Fields;
+use super::import::Import;
 use super::names::{Item as Kind, item_name};
 use super::write::{Item, Map, Value};
 

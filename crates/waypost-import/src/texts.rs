@@ -3,7 +3,7 @@
 
 use waypost_workflow::file::Node;
 
-use super::Import;
+use super::import::Import;
 use super::names::{self, Meaning, text_literal};
 use super::shell::{self, Found, Place};
 use crate::draft::literal;
