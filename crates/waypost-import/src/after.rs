@@ -1,6 +1,6 @@
 //! What comes after a step: its hooks, the steps that mend what made it fail, and its next try.
 
-use waypost_workflow::file::{Node, parse_duration};
+use waypost_workflow::file::Node;
 
 use super::draft::END;
 use super::fields::Fields;
@@ -9,11 +9,8 @@ use super::names::{Done, Format};
 use super::step::{Draft, Work, with_comments};
 use super::write::{Item, Map, Value};
 
-/// Tries of a retry that says none.
-const RETRY_ATTEMPTS: u64 = 3;
-
 /// Passes of a group, without the first.
-const AGAIN_MAX: u64 = 999;
+pub(super) const AGAIN_MAX: u64 = 999;
 
 /// What is done about a failure.
 struct Failure {
@@ -88,10 +85,15 @@ impl Import<'_> {
     ) -> Vec<Item> {
         let before = self.scope.done.len();
         let timeouts = std::mem::take(&mut self.item_timeouts);
+        let retry = self.item_retry.take();
+        // The changes since a commit are listed before the step, and not before its hooks.
+        let changes = std::mem::take(&mut self.changes);
         self.scope.done.push(Done { has_failed, ..done.clone() });
         let items = make(self);
         self.scope.done.truncate(before);
         self.item_timeouts = timeouts;
+        self.item_retry = retry;
+        self.changes = changes;
         if items.iter().all(|item| item.map.is_empty()) {
             // A list of comments is no list: they stand before the step.
             let comments = items.into_iter().flat_map(|item| item.comments);
@@ -133,6 +135,7 @@ impl Import<'_> {
             retry: None,
             capture: None,
             tolerates: false,
+            evidence: None,
             comments,
         };
         vec![self.finish(draft, Hooks::default())]
@@ -220,6 +223,7 @@ impl Import<'_> {
             retry,
             capture,
             tolerates,
+            evidence,
             comments,
         } = draft;
         let mut map = Map::default();
@@ -246,7 +250,7 @@ impl Import<'_> {
                 map.text("stdin", content);
             }
         }
-        map.texts("env", &env);
+        map.texts("env", &self.with_computed(env));
         if let Some(dir) = dir {
             map.text("dir", dir);
         }
@@ -270,105 +274,13 @@ impl Import<'_> {
         if tolerates {
             map.raw("continue_on_error", "true");
         }
+        if let Some(evidence) = evidence {
+            map.put("evidence", evidence);
+        }
         hooks.0.into_iter().for_each(|(key, value)| map.put(key, value));
         done.may_lack |= tolerates;
         self.scope.done.push(done);
         Item { comments, map }
-    }
-
-    /// Carries the tries of a step over.
-    pub(super) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
-        if let Some(count) = metadata.and_then(|metadata| metadata.word("retries")) {
-            return count.parse::<u64>().ok().filter(|count| (1..=1_000).contains(count)).map(|count| {
-                let mut map = Map::default();
-                map.raw("max", count.to_string());
-                map
-            });
-        }
-        let node = fields.take("retry").or_else(|| fields.take("retries"))?;
-        let retry = Fields::new(node);
-        let attempts = match node.entries() {
-            Some(_) => retry.word("attempts").map_or(Ok(RETRY_ATTEMPTS), str::parse),
-            None => node.spelled().unwrap_or_default().parse::<u64>().map(|count| count + 1),
-        };
-        // Theirs counts the first try, too.
-        let Some(count) =
-            attempts.ok().map(|attempts| attempts.saturating_sub(1)).filter(|count| *count <= 1_000)
-        else {
-            self.note(node, "retry", "it is left out: the number of tries is not known", "write `retry: 3`");
-            return None;
-        };
-        if count == 0 {
-            return None;
-        }
-        let mut map = Map::default();
-        map.raw("max", count.to_string());
-        if node.entries().is_some() {
-            self.waits(&retry, &mut map);
-        }
-        if node.entries().is_some() {
-            map.raw("backoff", self.backoff(&retry));
-            map.raw("jitter", if retry.is_true("jitter") { "true" } else { "false" });
-            retry.pass(&["jitter_factor", "retry_budget", "attempts"]);
-            if let Some(causes) =
-                retry.take("retry_on").and_then(Node::items).filter(|causes| !causes.is_empty())
-            {
-                match causes.iter().all(|cause| cause.spelled() == Some("timeout")) {
-                    true => map.raw("when", "[timeout]"),
-                    false => {
-                        let help = "name exit codes, or `timeout`: `when: [timeout, exit 75]`";
-                        self.note(node, "retry_on", "every failure is tried again", help);
-                    }
-                }
-            }
-            if retry.has("retry_budget") {
-                let help = "the waits come to less with a smaller `max` or `max_delay`";
-                self.note(node, "retry_budget", "it is left out", help);
-            }
-            self.lost_keys(&retry);
-        }
-        Some(map)
-    }
-
-    /// How long is waited between the tries, at first and at most.
-    fn waits(&mut self, retry: &Fields<'_>, map: &mut Map) {
-        let mut least = None;
-        for (theirs, ours, usual) in [("initial_delay", "delay", "1s"), ("max_delay", "max_delay", "30s")] {
-            let text = retry.word(theirs).unwrap_or(usual).replace(' ', "");
-            match parse_duration(&text) {
-                // A longest wait below the first means nothing.
-                Ok(time) if least.is_some_and(|least| time < least) => {}
-                Ok(time) => {
-                    least = Some(time);
-                    map.raw(ours, text);
-                }
-                Err(_) => {
-                    self.note(
-                        retry.node,
-                        theirs,
-                        format!("`{text}` is left out: it is no time"),
-                        "write `10s`",
-                    );
-                }
-            }
-        }
-    }
-
-    fn backoff(&mut self, retry: &Fields<'_>) -> &'static str {
-        let Some(node) = retry.take("backoff") else { return "exponential" };
-        let name = node.entries().and_then(|entries| entries.first()).map(|(key, _)| key.key_text());
-        let name = name.or_else(|| node.spelled()).unwrap_or_default();
-        let (ours, is_same) = match name {
-            "fixed" => ("fixed", true),
-            "linear" => ("linear", node.entries().is_none()),
-            "exponential" => ("exponential", true),
-            _ => ("exponential", false),
-        };
-        if !is_same {
-            let message = format!("waits grow as `{ours}` does here, by the `delay`");
-            self.note(node, "backoff", message, "there is `fixed`, `linear` and `exponential`");
-        }
-        ours
     }
 }
 

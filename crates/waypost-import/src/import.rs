@@ -6,7 +6,28 @@ use waypost_workflow::file::{Document, Node};
 
 use super::Note;
 use super::draft::Ids;
+use super::git::Changes;
 use super::names::Scope;
+use super::write::Map;
+
+/// Parts of the names of variables that Prodigy masks, without `_` and `-`.
+///
+/// # Source
+/// `SensitivePatternConfig`, Prodigy 0.4.4.
+const MASKED: [&str; 12] = [
+    "password",
+    "passwd",
+    "pwd",
+    "token",
+    "apikey",
+    "secret",
+    "auth",
+    "bearer",
+    "privatekey",
+    "sshkey",
+    "accesskey",
+    "clientsecret",
+];
 
 /// What is known while a file is made.
 #[derive(Debug)]
@@ -22,6 +43,13 @@ pub(super) struct Import<'d> {
     /// Values of variables of the file, for numbers that name one.
     pub(super) values: BTreeMap<String, String>,
     pub(super) is_map_reduce: bool,
+    /// The retry of the steps of an item that have none of their own.
+    pub(super) item_retry: Option<Map>,
+    /// Variables that a command of the file computes: the name, and the id of the step that runs the command.
+    pub(super) computed: Vec<(String, String)>,
+    pub(super) changes: Changes,
+    /// Names of variables whose values Prodigy masks, and the first line of one.
+    pub(super) masked: BTreeMap<String, usize>,
     /// How long a step of an item may take: one of an agent, and one of a command.
     pub(super) item_timeouts: [Option<String>; 2],
     pub(super) has_agent: bool,
@@ -38,6 +66,10 @@ impl<'d> Import<'d> {
             params: BTreeMap::new(),
             values: BTreeMap::new(),
             is_map_reduce: false,
+            item_retry: None,
+            computed: Vec::new(),
+            changes: Changes::default(),
+            masked: BTreeMap::new(),
             item_timeouts: [None, None],
             has_agent: false,
         }
@@ -65,8 +97,15 @@ impl<'d> Import<'d> {
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
-        let note = Note { line, key: key.to_owned(), message: message.into(), help: help.into() };
-        if self.notes.contains(&note) {
+        let note =
+            Note { line, also: Vec::new(), key: key.to_owned(), message: message.into(), help: help.into() };
+        let is_same = |known: &&mut Note| {
+            (&known.key, &known.message, &known.help) == (&note.key, &note.message, &note.help)
+        };
+        if let Some(known) = self.notes.iter_mut().find(is_same) {
+            if line != known.line && !known.also.contains(&line) {
+                known.also.push(line);
+            }
             return;
         }
         let comments = self.comments.last_mut().expect("there is one for the file");
@@ -93,5 +132,28 @@ impl<'d> Import<'d> {
         };
         self.params.entry(name.clone()).or_insert_with(|| why.to_owned());
         name
+    }
+
+    /// Remembers a variable whose value Prodigy masks because of its name.
+    pub(super) fn mask(&mut self, name: &str, line: usize) {
+        let plain = name.to_ascii_lowercase().replace(['_', '-'], "");
+        if MASKED.iter().any(|part| plain.contains(part)) {
+            self.masked.entry(name.to_owned()).or_insert(line);
+        }
+    }
+
+    /// Says whether an expression is the value of the computed variable of that name.
+    pub(super) fn is_computed(&self, name: &str, value: &str) -> bool {
+        self.computed.iter().any(|(known, id)| known == name && value == format!("steps.{id}.outputs.result"))
+    }
+
+    /// Adds the computed variables of the file to those of a step, which come first.
+    pub(super) fn with_computed(&self, mut env: Vec<(String, String)>) -> Vec<(String, String)> {
+        for (name, id) in &self.computed {
+            if !env.iter().any(|(known, _)| known == name) {
+                env.push((name.clone(), format!("${{{{ steps.{id}.outputs.result }}}}")));
+            }
+        }
+        env
     }
 }

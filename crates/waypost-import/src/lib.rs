@@ -29,13 +29,17 @@ mod after;
 mod condition;
 mod draft;
 mod fields;
+mod foreach;
+mod git;
 mod import;
 mod map;
 mod names;
+mod retry;
 mod shell;
 mod step;
 mod texts;
 mod top;
+mod validate;
 mod write;
 
 use std::path::Path;
@@ -47,6 +51,8 @@ use waypost_workflow::file::{Document, FileError, Workflow};
 pub struct Note {
     /// The line of the source file, from 1; of several places with the same difference, the first.
     pub line: usize,
+    /// The lines of the other places.
+    pub also: Vec<usize>,
     /// The key of the source file.
     pub key: String,
     /// The difference.

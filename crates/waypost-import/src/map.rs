@@ -5,15 +5,15 @@ use waypost_workflow::output::JsonPath;
 
 use super::fields::Fields;
 use super::import::Import;
-use super::names::{Item as Kind, item_name};
+use super::names::Item as Kind;
 use super::write::{Item, Map, Value};
 
 /// Items at once where nothing is said.
-const PARALLEL: &str = "10";
+pub(super) const PARALLEL: &str = "10";
 /// Items at once that are allowed.
 const PARALLEL_MAX: u64 = 1_000;
 /// The `failure_rate` of items any of which may fail: in Prodigy, failed items do not fail the run.
-const TOLERATES_ALL: &str = "1";
+pub(super) const TOLERATES_ALL: &str = "1";
 
 /// Where items come from.
 struct Source {
@@ -39,18 +39,22 @@ impl Import<'_> {
             let mut foreach = Map::default();
             foreach.put("items", Value::Map(source.map));
             import.selection(&fields, &mut foreach);
-            let parallel = import.parallel(fields.take("max_parallel"), PARALLEL);
-            foreach.raw("max_parallel", parallel);
-            import.policy(policy, &mut foreach);
+            let place = fields.take("max_parallel");
+            let parallel = import.parallel(place, PARALLEL);
             import.timeouts(&fields);
+            let retry = fields.take("retry_config").or_else(|| policy_of(policy, "retry_config"));
+            import.item_retry = retry.and_then(|node| import.retry_of_items(node));
             let steps = import.of_item(source.kind, &nodes, template.unwrap_or(node), "agent_template");
             import.item_timeouts = [None, None];
+            import.item_retry = None;
+            import.put_parallel(place.unwrap_or(node), parallel, &steps, &mut foreach);
+            import.policy(policy, &mut foreach);
             foreach.steps("steps", steps);
             import.lost_keys(&fields);
             import.scope.map = Some(id.clone());
             let mut map = Map::default();
             map.text("id", id);
-            map.texts("env", &source.env);
+            map.texts("env", &import.with_computed(source.env));
             map.put("foreach", Value::Map(foreach));
             map
         });
@@ -58,7 +62,7 @@ impl Import<'_> {
     }
 
     /// Carries the steps of an item over.
-    fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
+    pub(super) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
         let before = self.scope.done.len();
         let outer = self.scope.item.replace(kind);
         self.scope.item_depth += 1;
@@ -116,7 +120,7 @@ impl Import<'_> {
     }
 
     /// The command that lists the items; where none is known, one that fails: over no items, all would seem to be done.
-    fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
+    pub(super) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
         if !command.trim().is_empty() {
             return command;
         }
@@ -155,7 +159,7 @@ impl Import<'_> {
         }
     }
 
-    fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
+    pub(super) fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
         let Some(node) = node else { return usual.to_owned() };
         let number = self.constant(node);
         match number.parse::<u64>() {
@@ -168,9 +172,26 @@ impl Import<'_> {
         }
     }
 
+    /// Writes how many items are worked on at once: one, where several would change the same files.
+    pub(super) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
+        if parallel == "1" || !steps.iter().any(|item| item.map.changes_files_together()) {
+            foreach.raw("max_parallel", parallel);
+            return;
+        }
+        let message = "one item at a time: agents and git of several items would work in one folder";
+        self.note(
+            place,
+            "max_parallel",
+            message,
+            format!("raise it where items do not touch the same files: `max_parallel: {parallel}`"),
+        );
+        let comment = format!("In Prodigy: {parallel}.");
+        foreach.commented(vec![comment], "max_parallel", Value::Raw("1".to_owned()));
+    }
+
     /// What failures of items mean; of what stands twice the first counts.
     fn policy(&mut self, policy: &[(&Node, &str)], foreach: &mut Map) {
-        let get = |key: &str| policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node);
+        let get = |key: &str| policy_of(policy, key);
         let action = get("on_item_failure");
         let word = action.and_then(Node::spelled).unwrap_or("dlq");
         let goes_on = get("continue_on_failure");
@@ -187,6 +208,7 @@ impl Import<'_> {
         let ours = match word {
             "dlq" => "dead_letter",
             "skip" | "stop" => word,
+            "retry" if get("retry_config").is_some() => "dead_letter",
             other => {
                 let help = match other {
                     "retry" => "give the steps of an item a `retry`, or call `waypost dead-letters retry`",
@@ -241,10 +263,6 @@ impl Import<'_> {
             let help =
                 "`waypost dead-letters list` lists them, `waypost events -f` tells of each as it happens";
             self.note(node, "error_collection", "it is left out: every failure is recorded at once", help);
-        }
-        if let Some(node) = get("retry_config") {
-            let help = "give the steps of an item a `retry`";
-            self.note(node, "retry_config", "items are not tried again by themselves", help);
         }
     }
 
@@ -301,70 +319,11 @@ impl Import<'_> {
         config.pass(&["enable_monitoring"]);
         self.lost_keys(&config);
     }
+}
 
-    /// Carries `foreach` over, which stands within a map of its own or beside the other keys of the step.
-    pub(super) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
-        let Some(node) = outer.take("foreach") else { return Vec::new() };
-        let inner = node.entries().map(|_| Fields::new(node));
-        let fields = inner.as_ref().unwrap_or(outer);
-        let list = if inner.is_some() { fields.take("foreach") } else { Some(node) };
-        let list = list.unwrap_or(node);
-        let id = self.ids.take(outer.word("id").unwrap_or("foreach"), self.line(node));
-        let condition = outer.take("when").and_then(|when| self.when(when));
-        let mut map = Map::default();
-        map.text("id", id);
-        if let Some(name) = outer.word("name") {
-            map.text("name", name);
-        }
-        if let Some(condition) = &condition {
-            map.text("if", condition.clone());
-        }
-        let mut foreach = Map::default();
-        if list.items().is_some() {
-            let values = list.to_json().to_string();
-            if values.contains("${") {
-                let help = "write one expression that gives the list";
-                self.note(list, "foreach", "variables in the list stay as they are", help);
-            }
-            // A list of JSON is one of YAML, too. It must hold no expressions.
-            foreach.raw("items", values.replace("${{", "$ {{"));
-        } else {
-            let text = list.spelled().filter(|text| !text.trim().is_empty());
-            let command = self.command(list, "foreach", text.unwrap_or_default(), &[]);
-            let mut items = Map::default();
-            items.text("run", self.listing(list, "foreach", command.text));
-            foreach.put("items", Value::Map(items));
-            map.texts("env", &command.env);
-        }
-        let name = item_name(self.scope.item_depth + 1);
-        if name != "item" {
-            foreach.text("as", name);
-        }
-        if let Some(count) =
-            fields.word("max_items").filter(|count| count.parse::<u64>().is_ok_and(|n| n > 0))
-        {
-            foreach.raw("max_items", count);
-        }
-        let parallel = match fields.take("parallel") {
-            Some(node) if node.truth() == Some(true) => PARALLEL.to_owned(),
-            Some(node) if node.truth().is_none() => self.parallel(Some(node), PARALLEL),
-            _ => "1".to_owned(),
-        };
-        foreach.raw("max_parallel", parallel);
-        let goes_on = fields.is_true("continue_on_error");
-        foreach.raw("on_item_failure", if goes_on { "dead_letter" } else { "stop" });
-        if goes_on {
-            foreach.raw("failure_rate", TOLERATES_ALL);
-        }
-        let nodes = steps_of(fields.take("do"));
-        let steps = self.of_item(Kind::Text, &nodes, node, "do");
-        foreach.steps("steps", steps);
-        map.put("foreach", Value::Map(foreach));
-        if let Some(inner) = &inner {
-            self.lost_keys(inner);
-        }
-        vec![Item { comments: Vec::new(), map }]
-    }
+/// Returns what the policy says under a key.
+fn policy_of<'n>(policy: &[(&'n Node, &str)], key: &str) -> Option<&'n Node> {
+    policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node)
 }
 
 /// Returns steps that stand in a list, or below `commands`.

@@ -57,6 +57,8 @@ pub(super) struct Scope {
     pub(super) item: Option<Item>,
     /// How deep in items within items that is.
     pub(super) item_depth: usize,
+    /// How many items there are, where that is known.
+    pub(super) item_total: Option<usize>,
     /// The step that works on the items, once it has.
     pub(super) map: Option<String>,
     /// Variables that the file declares.
@@ -65,6 +67,8 @@ pub(super) struct Scope {
     pub(super) workflow: String,
     /// Steps whose output is read where they have failed.
     pub(super) read_after_failure: BTreeSet<String>,
+    /// The report of a validation, as an expression, for the steps that repair what is incomplete.
+    pub(super) validation: Option<String>,
     /// The results of all items are read.
     pub(super) reads_results: bool,
     /// What stands for a value that is not there, as an expression.
@@ -145,6 +149,9 @@ impl Scope {
             return Meaning::Param(param);
         }
         // No variable of a shell has a dot behind its name.
+        if let Some(total) = self.item_total.filter(|_| matches!(name, "total" | "foreach.total")) {
+            return Meaning::Constant(total.to_string());
+        }
         let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
         let is_theirs = crate::draft::is_name(part) && name[part.len()..].starts_with('.')
             || self.item.is_some() && name == "item_total"
@@ -163,7 +170,7 @@ impl Scope {
         if let Some(found) = self.of_map(name) {
             return Some(found);
         }
-        if let Some(found) = self.captured(name) {
+        if let Some(found) = self.captured(name).or_else(|| self.of_validation(name)) {
             return Some(found);
         }
         let count = self.done.len();
@@ -200,6 +207,7 @@ impl Scope {
 
     fn of_item(&self, name: &str) -> Option<(String, Format)> {
         let kind = self.item?;
+        let name = name.strip_prefix("foreach.").unwrap_or(name);
         let format = if kind == Item::Text { Format::Text } else { Format::Json };
         let plain = |text: &str| (text.to_owned(), Format::Text);
         let item = item_name(self.item_depth);
@@ -238,6 +246,20 @@ impl Scope {
             _ => return None,
         };
         Some((format!("steps.{map}.{part}"), Format::Number))
+    }
+
+    fn of_validation(&self, name: &str) -> Option<(String, Format)> {
+        let report = self.validation.as_ref()?;
+        let field = match name.strip_prefix("validation.")? {
+            "attempt_number" => return Some(("iteration".to_owned(), Format::Number)),
+            "missing_count" => {
+                let list = parts(report, ".missing");
+                return Some((format!("({list} | default([], true)) | length"), Format::Number));
+            }
+            "completion" => ".completion_percentage".to_owned(),
+            field => format!(".{field}"),
+        };
+        is_path(&field).then(|| (self.read(report, &field, Format::Text, true), Format::Text))
     }
 
     fn captured(&mut self, name: &str) -> Option<(String, Format)> {

@@ -3,18 +3,14 @@
 use waypost_workflow::file::{Node, parse_duration};
 
 use super::fields::Fields;
+use super::git::{committed, reads_changes};
 use super::import::Import;
 use super::names::{Captured, Done, Format};
 use super::texts::Command;
-use super::write::{Item, Map};
+use super::write::{Item, Map, Value};
 
 /// Keys of a step that have no place here: what is lost, and what to do instead.
-const LOST: [(&str, &str, &str); 15] = [
-    (
-        "validate",
-        "what it did is not validated",
-        "repeat it until a check holds: `repeat: { until: …, max: N }`",
-    ),
+const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
         "what it did is not validated",
@@ -28,11 +24,10 @@ const LOST: [(&str, &str, &str); 15] = [
     ),
     ("skip_validation", "there is no validation", "nothing needs to be done"),
     (
-        "commit_required",
-        "that it made a commit is not checked",
-        "put a step behind it that looks at `git log`",
+        "auto_commit",
+        "nothing is committed for it, and no commit is required",
+        "put a step behind it: `run: git commit -am …`",
     ),
-    ("auto_commit", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
     ("commit_config", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
     ("analysis", "nothing is analysed for it", "put a step before it that does what it needs"),
     ("output_file", "its output goes to its log only", "write it with `> FILE` in the command"),
@@ -63,17 +58,27 @@ pub(super) struct Draft {
     pub(super) retry: Option<Map>,
     pub(super) capture: Option<Format>,
     pub(super) tolerates: bool,
+    pub(super) evidence: Option<Value>,
     pub(super) comments: Vec<String>,
 }
 
 impl Import<'_> {
-    /// Carries a list of steps over.
+    /// Returns the steps made of a list, with the steps that ask git between them.
     pub(super) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
         let mut items = Vec::new();
-        for node in nodes {
+        let outer = (std::mem::take(&mut self.changes.pending), self.changes.step.take());
+        for (index, node) in nodes.iter().enumerate() {
+            let head = nodes.get(index + 1).filter(|next| reads_changes(next, "step")).map(|_| {
+                let (item, head) = self.head("step", None);
+                items.push(item);
+                head
+            });
             let (made, comments) = self.commented(|import| import.step(node, &[]));
+            items.extend(self.changes.take_pending());
             items.extend(with_comments(made, comments));
+            self.changes.step = head;
         }
+        (self.changes.pending, self.changes.step) = outer;
         items
     }
 
@@ -193,20 +198,16 @@ impl Import<'_> {
         };
         let is_agent = matches!(work, Work::Agent(_));
         let (captured, capture) = self.capture(fields);
+        let dir = fields.filled("working_dir").map(str::to_owned);
         let files = self.files(fields, own.as_deref().unwrap_or(&id), line);
         let mut draft = Draft {
             name: fields.filled("name").or_else(|| fields.filled("description")).map(str::to_owned),
-            dir: fields
-                .take("working_dir")
-                .filter(|dir| dir.spelled().is_some_and(|dir| !dir.is_empty()))
-                .map(|dir| {
-                    let text = dir.spelled().unwrap_or_default();
-                    self.pasted(dir, "working_dir", text)
-                }),
+            dir: dir.map(|dir| self.pasted(node, "working_dir", &dir)),
             timeout: self.timeout_of(fields, metadata.as_ref(), is_agent),
             retry: self.retry_of(fields, metadata.as_ref()),
             capture,
             tolerates: false,
+            evidence: None,
             comments: Vec::new(),
             done: Done {
                 id,
@@ -226,11 +227,16 @@ impl Import<'_> {
         draft.tolerates = tolerant.map(|key| fields.is_true(key)).contains(&true);
         if let Some(metadata) = &metadata {
             draft.tolerates |= metadata.is_true("continue_on_error");
-            self.lost_keys(metadata);
         }
         // A step has the environment to itself, and can be done twice.
         fields.pass(&["temporary"]);
-        let mut items = self.with_what_follows(fields, draft);
+        let mut items = self.committing(fields, metadata.as_ref(), &mut draft);
+        if let Some(metadata) = &metadata {
+            self.lost_keys(metadata);
+        }
+        let validate = fields.take("validate");
+        let done = Done { may_lack: draft.done.may_lack || draft.tolerates, ..draft.done.clone() };
+        items.extend(self.with_what_follows(fields, draft));
         for (_, id, pattern) in files {
             let mut map = Map::default();
             map.text("id", id);
@@ -239,7 +245,28 @@ impl Import<'_> {
             map.raw("capture", "text");
             items.push(Item { comments: Vec::new(), map });
         }
+        items.extend(validate.map(|node| self.validated(node, &done)).unwrap_or_default());
         items
+    }
+
+    /// Has a step fail that makes no commit, if it must make one; returns the step that prints the commit before.
+    fn committing(
+        &mut self,
+        fields: &Fields<'_>,
+        metadata: Option<&Fields<'_>>,
+        draft: &mut Draft,
+    ) -> Vec<Item> {
+        let is_required = fields.is_true("commit_required")
+            | metadata.is_some_and(|metadata| metadata.is_true("commit_required"));
+        if !is_required || fields.node.get("auto_commit").and_then(Node::truth) == Some(true) {
+            return Vec::new();
+        }
+        let (item, head) = self.head(&draft.done.id, draft.dir.as_deref());
+        draft.evidence = Some(committed(&head, draft.dir.as_deref()));
+        if let Some(dir) = &draft.dir {
+            draft.env.push(("COMMIT_DIR".to_owned(), dir.clone()));
+        }
+        vec![item]
     }
 
     /// Tells once how an agent of ours is called.
@@ -260,6 +287,7 @@ impl Import<'_> {
             let name = name.key_text();
             match value.spelled() {
                 Some(text) if is_variable(name) => {
+                    self.mask(name, self.line(value));
                     let text = self.pasted(value, key, text);
                     variables.push((name.to_owned(), text));
                 }
@@ -333,6 +361,9 @@ impl Import<'_> {
                 let help = "write `2>&1` behind the command";
                 self.note(node, "capture_streams", "only standard output is captured", help);
             }
+        }
+        for name in &names {
+            self.mask(name, self.line(fields.node));
         }
         let captured: Vec<Captured> =
             names.into_iter().map(|name| Captured { name, format, below: String::new() }).collect();

@@ -38,7 +38,15 @@ impl Import<'_> {
             command.text.push_str(&literal(&text[at..found.range.start]));
             at = found.range.end;
             let before = &text[found.range.clone()];
-            let meaning = self.meaning(node, key, found);
+            let meaning = match self.meaning(node, key, found) {
+                // Every step has the variable.
+                Meaning::Value(value, _)
+                    if found.place != Place::Verbatim && self.is_computed(&found.inner, &value) =>
+                {
+                    Meaning::Variable(found.inner.clone())
+                }
+                meaning => meaning,
+            };
             let template = match &meaning {
                 Meaning::Value(expression, _) => Some(format!("${{{{ {expression} }}}}")),
                 Meaning::Constant(text) => Some(literal(text)),
@@ -192,6 +200,9 @@ impl Import<'_> {
 
     /// Says what a variable is; for what Prodigy alone can give a param stands.
     pub(super) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
+        if let Some((value, format)) = self.changes(&found.inner) {
+            return Meaning::Value(value, format);
+        }
         let (meaning, lost) = self.scope.meaning(&found.inner);
         if let Some(lost) = lost {
             let message = format!("of `${{{}}}` the part {lost} is left out", found.inner);

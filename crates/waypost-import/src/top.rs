@@ -4,6 +4,7 @@ use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MA
 
 use super::Note;
 use super::fields::Fields;
+use super::git::reads_changes;
 use super::import::Import;
 use super::map::steps_of;
 use super::names::{Captured, Done, Format};
@@ -42,6 +43,11 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
     let env = import.env(fields.take("env"));
     let secrets = import.secrets(fields.take("secrets"), &env);
     let mut steps = import.computed(&env);
+    if reads_changes(root, "workflow") {
+        let (item, head) = import.head("workflow", None);
+        import.changes.workflow = Some(head);
+        steps.push(item);
+    }
     let env: Vec<(String, String)> =
         env.into_iter().filter_map(|variable| Some((variable.name, variable.value?))).collect();
     match root.get("map") {
@@ -51,7 +57,11 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
             steps.extend(import.steps(nodes));
         }
     }
-    let ((), more) = import.commented(|import| import.beside(&fields));
+    let (retry, more) = import.commented(|import| {
+        let retry = import.retry_of_all(&fields);
+        import.beside(&fields);
+        retry
+    });
     if steps.iter().all(|item| item.map.is_empty()) {
         import.note(root, "commands", "nothing of it is left to do", "write the steps");
         steps.push(import.nothing());
@@ -79,6 +89,9 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
     }
     let mut defaults = Map::default();
     defaults.raw("shell", "[sh, -c]");
+    if let Some(retry) = retry {
+        defaults.put("retry", Value::Map(retry));
+    }
     map.put("defaults", Value::Map(defaults));
     let mut comments = import.comments.pop().unwrap_or_default();
     comments.extend(more);
@@ -214,6 +227,9 @@ impl Import<'_> {
                 continue;
             }
             let mut variable = Variable { name: name.clone(), value: None, command: None, is_secret: false };
+            if node.get("secret").is_none() {
+                self.mask(&name, self.line(key));
+            }
             if let Some(text) = node.spelled() {
                 // Variables of one level do not read each other.
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
@@ -256,6 +272,7 @@ impl Import<'_> {
             map.texts("env", &command.env);
             map.raw("capture", "text");
             items.push(Item { comments: Vec::new(), map });
+            self.computed.push((name.clone(), id.clone()));
             let captured = Captured { name: name.clone(), format: Format::Text, below: String::new() };
             // No command speaks of it as the last one.
             self.scope
@@ -427,6 +444,15 @@ impl Import<'_> {
 
     /// Tells of what stands beside the steps and has no place here.
     fn beside(&mut self, fields: &Fields<'_>) {
+        if let Some(line) = self.masked.values().min().copied() {
+            let names: Vec<String> = self.masked.keys().map(|name| format!("`{name}`")).collect();
+            let message = format!(
+                "values are masked only under `secrets`, not by the name of a variable: {}",
+                names.join(", ")
+            );
+            let help = "list the names under `secrets`, and set the variables for the command: `NAME=… waypost run FILE`";
+            self.note_at(line, "env", message, help);
+        }
         let lost = [
             ("merge", "nothing is merged: there is no worktree", "merge in steps at the end"),
             (
@@ -439,7 +465,6 @@ impl Import<'_> {
                 "no file of variables is read",
                 "read it before: `set -a; . ./FILE; set +a; waypost run …`",
             ),
-            ("retry_defaults", "it is left out", "write `defaults: { retry: … }`"),
             ("config", "it is left out", "write `defaults`, or `timeout` and `retry` of steps"),
         ];
         for (key, message, help) in lost {
@@ -450,6 +475,10 @@ impl Import<'_> {
         for key in POLICY.iter().chain(&["error_policy", "setup", "reduce"]).filter(|key| fields.has(key)) {
             if !self.is_map_reduce {
                 let node = fields.take(key).unwrap_or(fields.node);
+                let keys = node.entries().unwrap_or_default();
+                if *key == "error_policy" && keys.iter().all(|(key, _)| key.key_text() == "retry_config") {
+                    continue;
+                }
                 self.note(node, key, "it is left out: there is no `map`", "it belongs to `mode: mapreduce`");
             }
         }

@@ -33,6 +33,25 @@ impl Map {
         self.0.iter().any(|(_, known, _)| known == key)
     }
 
+    /// Returns the id of a step.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.0.iter().find_map(|(_, key, value)| match value {
+            Value::Text(id) if key == "id" => Some(id.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Says whether an agent or git works in it, at any depth.
+    pub(super) fn changes_files_together(&self) -> bool {
+        self.0.iter().any(|(_, key, value)| match value {
+            Value::Text(_) if key == "agent" => true,
+            Value::Text(text) => matches!(key.as_str(), "run" | "command") && super::git::is_git(text),
+            Value::List(items) => items.iter().any(|item| item.map.changes_files_together()),
+            Value::Map(map) => map.changes_files_together(),
+            Value::Raw(_) => false,
+        })
+    }
+
     pub(super) fn raw(&mut self, key: &str, value: impl Into<String>) {
         self.put(key, Value::Raw(value.into()));
     }

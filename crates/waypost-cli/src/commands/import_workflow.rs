@@ -40,13 +40,21 @@ fn tell(context: &Context, args: &ImportWorkflowArgs, imported: &Imported) -> Re
     for note in &imported.notes {
         let (place, line, key) = (shown(&from), note.line, shown(&note.key));
         let (message, help) = (shown(&note.message), shown(&note.help));
-        context.output.note(&format!("{place}:{line}: {key}: {message} ({help})"));
+        let also = match note.also.as_slice() {
+            [] => String::new(),
+            [line] => format!("; also line {line}"),
+            lines => {
+                format!("; also lines {}", lines.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+            }
+        };
+        context.output.note(&format!("{place}:{line}: {key}: {message} ({help}){also}"));
     }
     let out = args.out.as_ref().map(|out| out.display().to_string());
     let steps: Vec<String> = imported.workflow.steps().iter().map(|step| step.id.clone()).collect();
     if context.output.json {
         let view = |note: &Note| NoteView {
             line: note.line,
+            also: note.also.clone(),
             key: note.key.clone(),
             message: note.message.clone(),
             help: note.help.clone(),

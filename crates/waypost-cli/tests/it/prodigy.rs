@@ -11,7 +11,7 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
 }
 
 /// A rig with an agent that writes down its prompts, and fails as often as the file `bad` has lines.
-fn with_agent(source: &str) -> Rig {
+pub(crate) fn with_agent(source: &str) -> Rig {
     let rig = Rig::new();
     rig.write("p.yml", source);
     std::fs::create_dir_all(rig.path(".waypost")).unwrap();

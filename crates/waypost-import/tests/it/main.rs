@@ -1,10 +1,15 @@
 //! Tests of the import crate, one module a topic.
 
+mod git;
+mod items;
+mod retries;
 mod tables;
+mod validation;
+mod variables;
 
 use std::path::Path;
 
-use waypost_import::Imported;
+use waypost_import::{Imported, Note};
 
 /// The made file of a workflow of Prodigy, which has no warning but that of pasted values.
 fn import(source: &str) -> Imported {
@@ -14,6 +19,16 @@ fn import(source: &str) -> Imported {
     let warnings = imported.workflow.all_warnings();
     assert_eq!(!warnings.is_empty(), is_told, "{warnings:?}\n{}", imported.text);
     imported
+}
+
+/// The text of the made file.
+fn made(source: &str) -> String {
+    import(source).text
+}
+
+/// The notes on the differences.
+fn notes(source: &str) -> Vec<Note> {
+    import(source).notes
 }
 
 /// The notes and the made file as one text, without the head that all made files share.

@@ -1,0 +1,50 @@
+//! Variables that a command computes, and values that Prodigy masks.
+
+use crate::{made, notes};
+
+#[test]
+fn a_computed_variable_reaches_every_step() {
+    let made = made(
+        "env: {CORES: {command: nproc}}\ncommands:\n  - {id: a, shell: ./a.sh}\n  - {id: b, claude: '/b ${CORES}'}\n  \
+         - {id: c, shell: 'make -j$CORES', on_failure: {shell: ./d.sh}}\n  - foreach: {foreach: ls, do: [{shell: ./e.sh}]}\n  \
+         - {id: f, shell: f, env: {CORES: '1'}}\n  - {id: g, shell: g, validate: {shell: ./h.sh, on_incomplete: {shell: ./i.sh}}}\n",
+    );
+
+    let value = "CORES: \"${{ steps.env-cores.outputs.result }}\"\n";
+    // a, b, c and its hook, the list and its item, g, its check and its repair.
+    assert_eq!(made.matches(value).count(), 9, "{made}");
+    assert!(made.contains("run: make -j$CORES\n") || made.contains("run: \"make -j$CORES\"\n"), "{made}");
+    assert!(made.contains("prompt: \"/b ${{ steps.env-cores.outputs.result }}\"\n"), "{made}");
+    assert!(made.contains("      CORES: \"1\"\n"), "{made}");
+}
+
+#[test]
+fn names_that_prodigy_masks_are_one_note() {
+    let source = "env: {API_KEY: a, PLAIN: b}\nsecrets: {REAL_TOKEN: '${REAL_TOKEN}'}\ncommands:\n  \
+                  - {shell: a, env: {DB_PASSWORD: x}}\n  - {shell: b, env: {DB_PASSWORD: y}, capture: auth}\n";
+
+    let notes: Vec<_> = notes(source).into_iter().filter(|note| note.message.contains("masked")).collect();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(notes[0].message.ends_with("`API_KEY`, `DB_PASSWORD`, `auth`"), "{notes:?}");
+    assert_eq!(notes[0].line, 1);
+    assert!(!notes.iter().any(|note| note.message.contains("REAL_TOKEN")), "{notes:?}");
+}
+
+#[test]
+fn a_lost_merge_is_one_note() {
+    let notes = notes(
+        "commands: [{shell: a}]\nmerge:\n  - {shell: git fetch}\n  - {claude: '/merge ${merge.source_branch}'}\n",
+    );
+
+    assert_eq!(notes.iter().map(|note| note.key.as_str()).collect::<Vec<_>>(), ["merge"], "{notes:?}");
+}
+
+#[test]
+fn the_same_difference_at_several_places_is_one_note() {
+    let source = "- {shell: a, auto_commit: true}\n- {shell: b}\n- {shell: c, auto_commit: true}\n- {shell: d, auto_commit: true}\n";
+
+    let notes = notes(source);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert_eq!((notes[0].line, notes[0].also.as_slice()), (1, &[3, 4][..]));
+    assert_eq!(made(source).matches("# Line").count(), 1);
+}
