@@ -10,6 +10,7 @@ use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId, StepId};
+use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
@@ -156,6 +157,9 @@ pub(crate) enum Error {
     /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
     #[error("cannot import {}: {}", .0.path().display(), first_problem(.0))]
     Foreign(Box<FileError>),
+    /// A file is a session or a checkpoint of another program.
+    #[error("cannot import {0}")]
+    ForeignState(State),
     /// A workflow file that was made does not pass the check: everything that is wrong with it.
     #[error("what was made of {} is no workflow that can be run: {}", .0.path().display(), first_problem(.0))]
     Made(Box<FileError>),
@@ -292,6 +296,7 @@ impl Error {
         match error {
             waypost_import::Error::Source(error) => Self::Foreign(error),
             waypost_import::Error::Made(error) => Self::Made(error),
+            waypost_import::Error::State(state) => Self::ForeignState(state),
             error => Self::usage(error.to_string(), "`waypost import --help`"),
         }
     }
@@ -406,6 +411,7 @@ impl Error {
                     "workflows of Prodigy can be imported; `waypost import ./FILE` takes an exported checkpoint",
                 ),
             ),
+            Self::ForeignState(state) => ("foreign_state", Exit::InvalidWorkflow, Some(state.hint())),
             Self::Made(_) => (
                 "internal",
                 Exit::Internal,

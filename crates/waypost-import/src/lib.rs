@@ -36,6 +36,7 @@ mod map;
 mod names;
 mod retry;
 mod shell;
+mod state;
 mod step;
 mod texts;
 mod top;
@@ -45,6 +46,8 @@ mod write;
 use std::path::Path;
 
 use waypost_workflow::file::{Document, FileError, Workflow};
+
+pub use state::{State, prodigy_state};
 
 /// One difference between a file and the workflow file that was made of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,14 +86,21 @@ pub enum Error {
     /// The made file does not pass the check: a fault of this crate. Report it.
     #[error("cannot import {}: the made file does not pass the check", .0.path().display())]
     Made(#[source] Box<FileError>),
+    /// The file is a session or a checkpoint; [`State::hint`] says what to do instead.
+    #[error("cannot import {0}")]
+    State(State),
 }
 
 /// Returns the workflow file made of a workflow of Prodigy; `path` names the source in messages and in the made file.
 ///
 /// # Errors
 /// - [`Error::Source`]: `text` is not YAML, not a workflow of Prodigy, or would exceed a limit of a workflow file.
+/// - [`Error::State`]: `text` is a session or a checkpoint of Prodigy.
 /// - [`Error::Made`]: the made file is not a valid workflow file.
 pub fn prodigy(text: &[u8], path: &Path) -> Result<Imported, Error> {
+    if let Some(state) = prodigy_state(text) {
+        return Err(Error::State(state));
+    }
     let document = Document::parse(text, path).map_err(|error| Error::Source(Box::new(error)))?;
     let stem = path.file_stem().map_or_else(|| "workflow".into(), |stem| stem.to_string_lossy());
     let (text, notes) = top::import(&document, &path.display().to_string(), &stem)

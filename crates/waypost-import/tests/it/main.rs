@@ -3,6 +3,7 @@
 mod git;
 mod items;
 mod retries;
+mod states;
 mod tables;
 mod validation;
 mod variables;
