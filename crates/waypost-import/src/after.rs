@@ -43,8 +43,11 @@ impl Import<'_> {
                 Ok(number) if !items.is_empty() => by_code.put(&number.to_string(), Value::List(items)),
                 Ok(_) => {}
                 Err(_) => {
-                    let message = format!("what is done after exit code {} is left out", code.key_text());
-                    self.note(code, "on_exit_code", message, "exit codes are numbers from 0 to 255");
+                    let message = format!(
+                        "cannot carry over the hook of exit code {}: not a number from 0 to 255",
+                        code.key_text()
+                    );
+                    self.note(code, "on_exit_code", message, "write the exit code");
                 }
             }
         }
@@ -156,8 +159,8 @@ impl Import<'_> {
         if let Some(commands) = fields.take("commands") {
             for key in ["strategy", "timeout", "capture", "handler_failure_fatal"] {
                 if fields.has(key) && fields.word(key) != Some("false") {
-                    let help = "give the steps below what they need for themselves";
-                    self.note(node, key, "it is left out", help);
+                    let help = "give the steps of the hook keys of their own";
+                    self.note(node, key, "cannot carry over a key of all steps of the hook", help);
                 }
                 fields.pass(&[key]);
             }

@@ -32,26 +32,39 @@ enum Names {
 }
 
 impl Import<'_> {
-    /// Carries `when` of a step over; nothing, with a note, where that cannot be done.
-    pub(super) fn when(&mut self, node: &Node) -> Option<String> {
-        self.condition(node, "when", Names::Variables, "the step is always done")
-    }
-
-    /// Carries `filter` of items over.
-    pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
-        self.condition(node, "filter", Names::Fields, "all items are worked on")
-    }
-
-    fn condition(&mut self, node: &Node, key: &str, names: Names, otherwise: &str) -> Option<String> {
+    /// Returns the condition of a step; where it has no equivalent, a param decides.
+    pub(super) fn when(&mut self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default();
-        let made =
-            tokens(text).and_then(|tokens| Parser { import: self, node, key, names, tokens, at: 0 }.all());
+        if let Some(condition) = self.condition(node, "when", Names::Variables) {
+            return condition;
+        }
+        let line = self.line(node);
+        let name = self
+            .param(&format!("when_line_{line}"), &format!("Whether the step of line {line} runs: {text}"));
+        let message = format!(
+            "the param `{name}` takes the place of `{text}`: unknown syntax, or a value that no step gives"
+        );
+        self.note(node, "when", message, format!("`waypost run FILE -p {name}=true`, or write an `if`"));
+        format!("params.{name} == 'true'")
+    }
+
+    /// Returns the filter of the items; nothing, with a note, where it has no equivalent.
+    pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
+        let text = node.spelled().unwrap_or_default();
+        let made = self.condition(node, "filter", Names::Fields);
         if made.is_none() {
-            let ours = if names == Names::Fields { "filter" } else { "if" };
-            let message = format!("`{text}` is left out, and {otherwise}");
-            self.note(node, key, message, format!("write it as `{ours}`, in expressions of Waypost"));
+            let message = format!("all items are worked on: cannot carry over `{text}`: unknown syntax");
+            self.note(node, "filter", message, "write an expression: `filter: item.score >= 10`");
         }
         made
+    }
+
+    fn condition(&mut self, node: &Node, key: &str, names: Names) -> Option<String> {
+        let text = node.spelled().unwrap_or_default().trim();
+        // A whole condition may stand in braces: `${a == 'b'}`.
+        let whole = text.strip_prefix("${").and_then(|text| text.strip_suffix('}'));
+        let text = whole.filter(|text| text.contains(' ') && !text.contains("${")).unwrap_or(text);
+        Parser { import: self, node, key, names, tokens: tokens(text)?, at: 0 }.all()
     }
 
     /// Carries the order of items over.
@@ -70,8 +83,13 @@ impl Import<'_> {
                 )
             };
             if !is_path(&path) || !words[1..].iter().all(known) {
-                let help = "write it as `sort_by`, an expression of Waypost: `[item.a, -item.b]`";
-                self.note(node, "sort_by", format!("`{text}` is left out, and items come as they are"), help);
+                let help = "write an expression: `sort_by: '[item.a, -item.b]'`";
+                self.note(
+                    node,
+                    "sort_by",
+                    format!("the items keep their order: cannot carry over `{text}`: unknown syntax"),
+                    help,
+                );
                 return None;
             }
             let is_falling = words[1..].iter().any(|word| word.starts_with("DESC"));
@@ -84,8 +102,8 @@ impl Import<'_> {
             keys.push(format!("{sign}({} | default(0, true))", field(&path)));
         }
         if falls {
-            let message = "what is put in order from large to small is taken for numbers";
-            self.note(node, "sort_by", message, "texts can be put in order from small to large only");
+            let message = "a descending order is that of numbers";
+            self.note(node, "sort_by", message, "`ASC` orders texts");
         }
         Some(format!("[{}]", keys.join(", ")))
     }
@@ -97,8 +115,13 @@ impl Import<'_> {
         if is_path(&path) {
             return Some(field_value(&path));
         }
-        let help = "write it as `distinct`, an expression of Waypost";
-        self.note(node, "distinct", format!("`{text}` is left out, and no item is passed over"), help);
+        let help = "write an expression: `distinct: item.name`";
+        self.note(
+            node,
+            "distinct",
+            format!("equal items are not dropped: cannot carry over `{text}`: unknown syntax"),
+            help,
+        );
         None
     }
 }

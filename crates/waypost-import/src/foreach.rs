@@ -37,7 +37,7 @@ impl Import<'_> {
         let take = |key: &str| inner.take(key).or_else(|| outer.take(key));
         let input = input(node, &inner);
         let id = self.ids.take(outer.word("id").unwrap_or("foreach"), self.line(node));
-        let condition = outer.take("when").and_then(|when| self.when(when));
+        let condition = outer.take("when").map(|when| self.when(when));
         let mut map = Map::default();
         map.text("id", id);
         if let Some(name) = outer.word("name") {
@@ -90,8 +90,8 @@ impl Import<'_> {
             Input::List(list) => {
                 let values = list.to_json().to_string();
                 if values.contains("${") {
-                    let help = "write one expression that gives the list";
-                    self.note(list, "foreach", "variables in the list stay as they are", help);
+                    let help = "write an expression: `items: ${{ params.list }}`";
+                    self.note(list, "foreach", "variables in the list are plain text", help);
                 }
                 // A list of JSON is one of YAML, too. It must hold no expressions.
                 foreach.raw("items", values.replace("${{", "$ {{"));

@@ -28,9 +28,9 @@ impl Import<'_> {
     pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
         let fields = Fields::new(node);
         let (map, comments) = self.commented(|import| {
-            let help = "let the first step of an item make one: `git worktree add`";
+            let help = "have the first step of an item make a worktree: `git worktree add`";
             let message =
-                "items share one folder; in Prodigy each has a git worktree, and its commits are merged";
+                "worktrees are not carried over: items share one folder; in Prodigy each item has a git worktree";
             import.note(node, "map", message, help);
             let id = import.ids.take("map", import.line(node));
             let template = fields.take("agent_template");
@@ -68,7 +68,7 @@ impl Import<'_> {
         self.scope.item_depth += 1;
         let mut steps = self.steps(nodes);
         if steps.iter().all(|item| item.map.is_empty()) {
-            self.note(place, key, "there is nothing to do with an item", "write a step");
+            self.note(place, key, "cannot carry over a step of the items: none is known", "write a step");
             steps.push(self.nothing());
         }
         self.scope.item = outer;
@@ -110,8 +110,8 @@ impl Import<'_> {
         match JsonPath::parse(path) {
             Ok(_) => source.map.text("json", path),
             Err(error) => {
-                let help = "make the list in a step before, with `jq` for example";
-                let message = format!("`{path}` is left out, and the whole is taken for the list: {error}");
+                let help = "make the list in a step before, with `jq`";
+                let message = format!("the whole document is the list: cannot carry over `{path}`: {error}");
                 self.note(path_node.unwrap_or(input), "json_path", message, help);
                 source.map.text("json", "$");
             }
@@ -125,12 +125,7 @@ impl Import<'_> {
             return command;
         }
         let help = "write the command that lists the items, or the list";
-        self.note(
-            node,
-            key,
-            "it does not say in a known way where the items come from, and fails here",
-            help,
-        );
+        self.note(node, key, "the step fails: the source of its items is unknown", help);
         "echo 'nothing lists the items' >&2; exit 1".to_owned()
     }
 
@@ -152,7 +147,7 @@ impl Import<'_> {
                 Ok(count) if count > 0 => foreach.raw(key, number),
                 Ok(_) if key == "offset" => {}
                 _ => {
-                    let message = format!("`{number}` is left out");
+                    let message = format!("cannot carry over `{number}`: not a number from 1");
                     self.note(node, key, message, "write a number from 1");
                 }
             }
@@ -165,7 +160,8 @@ impl Import<'_> {
         match number.parse::<u64>() {
             Ok(count) if (1..=PARALLEL_MAX).contains(&count) => number,
             _ => {
-                let message = format!("`{number}` is no number from 1 to {PARALLEL_MAX}; it is {usual} here");
+                let message =
+                    format!("{usual} items at a time: `{number}` is not a number from 1 to {PARALLEL_MAX}");
                 self.note(node, "max_parallel", message, "write the number");
                 usual.to_owned()
             }
@@ -178,12 +174,12 @@ impl Import<'_> {
             foreach.raw("max_parallel", parallel);
             return;
         }
-        let message = "one item at a time: agents and git of several items would work in one folder";
+        let message = "one item at a time: agents and git commands of several items would share one folder";
         self.note(
             place,
             "max_parallel",
             message,
-            format!("raise it where items do not touch the same files: `max_parallel: {parallel}`"),
+            format!("`max_parallel: {parallel}`, if no two items change the same files"),
         );
         let comment = format!("In Prodigy: {parallel}.");
         foreach.commented(vec![comment], "max_parallel", Value::Raw("1".to_owned()));
@@ -196,13 +192,23 @@ impl Import<'_> {
         let word = action.and_then(Node::spelled).unwrap_or("dlq");
         let goes_on = get("continue_on_failure");
         if let Some(node) = goes_on.filter(|node| node.truth().is_none()) {
-            let help = "write `max_failures: 0` where the first failure is to stop the others";
-            self.note(node, "continue_on_failure", "it is left out: it is neither `true` nor `false`", help);
+            let help = "`max_failures: 0` stops the others at the first failure";
+            self.note(
+                node,
+                "continue_on_failure",
+                "cannot carry over the value: neither `true` nor `false`",
+                help,
+            );
         }
         let is_contrary = word == "stop" && goes_on.and_then(Node::truth) == Some(true);
         if let Some(node) = goes_on.filter(|_| is_contrary) {
-            let message = "it is left out: `on_item_failure: stop` counts";
-            self.note(node, "continue_on_failure", message, "write `on_item_failure: dead_letter` to go on");
+            let message = "cannot carry over the value: `on_item_failure: stop` contradicts it";
+            self.note(
+                node,
+                "continue_on_failure",
+                message,
+                "`on_item_failure: dead_letter` goes on after a failure",
+            );
         }
         let goes_on = goes_on.and_then(Node::truth).unwrap_or(true);
         let ours = match word {
@@ -211,10 +217,10 @@ impl Import<'_> {
             "retry" if get("retry_config").is_some() => "dead_letter",
             other => {
                 let help = match other {
-                    "retry" => "give the steps of an item a `retry`, or call `waypost dead-letters retry`",
-                    _ => "call `waypost dead-letters` for what is to be done with them",
+                    "retry" => "give the steps of an item a `retry`, or run `waypost dead-letters retry RUN`",
+                    _ => "`waypost dead-letters list RUN`",
                 };
-                let message = format!("`{other}` is `dead_letter` here");
+                let message = format!("failed items become dead letters, not `{other}`");
                 self.note(action.unwrap_or(self.document.root()), "on_item_failure", message, help);
                 "dead_letter"
             }
@@ -227,8 +233,8 @@ impl Import<'_> {
                 self.note(
                     node,
                     key,
-                    "it is left out",
-                    "it means nothing where the first failure stops the run",
+                    "cannot carry over the limit: the first failure stops the step",
+                    "`on_item_failure: dead_letter` goes on after a failure",
                 );
             }
         } else {
@@ -240,7 +246,12 @@ impl Import<'_> {
                     foreach.raw("max_failures", count.saturating_sub(1).to_string())
                 }
                 (true, Some((node, Err(_)))) => {
-                    self.note(node, "max_failures", "it is left out: it is no number", "write a number");
+                    self.note(
+                        node,
+                        "max_failures",
+                        "cannot carry over the limit: not a number",
+                        "write a number",
+                    );
                 }
                 (true, None) => {}
             }
@@ -249,7 +260,12 @@ impl Import<'_> {
                     Some(rate) if (0.0..=1.0).contains(&rate) => {
                         foreach.raw("failure_rate", rate.to_string())
                     }
-                    _ => self.note(node, "failure_threshold", "it is left out", "write a number from 0 to 1"),
+                    _ => self.note(
+                        node,
+                        "failure_threshold",
+                        "cannot carry over the limit: not a number from 0 to 1",
+                        "write `failure_rate: 0.2`",
+                    ),
                 }
             }
             if ours == "dead_letter" && !foreach.has("max_failures") && !foreach.has("failure_rate") {
@@ -260,9 +276,8 @@ impl Import<'_> {
             }
         }
         if let Some(node) = get("error_collection") {
-            let help =
-                "`waypost dead-letters list` lists them, `waypost events -f` tells of each as it happens";
-            self.note(node, "error_collection", "it is left out: every failure is recorded at once", help);
+            let help = "`waypost dead-letters list RUN`, `waypost events RUN -f`";
+            self.note(node, "error_collection", "every failure is recorded at once", help);
         }
     }
 
@@ -271,12 +286,22 @@ impl Import<'_> {
         let count = fields.word("failure_threshold").unwrap_or("5");
         match count.parse::<u32>() {
             Ok(count) if count > 0 => foreach.raw("circuit_breaker", count.to_string()),
-            _ => self.note(node, "circuit_breaker", "it is left out", "write how many failures in a row"),
+            _ => self.note(
+                node,
+                "circuit_breaker",
+                "cannot carry over the limit: not a number",
+                "write `circuit_breaker: 5`",
+            ),
         }
         for key in ["timeout", "success_threshold", "half_open_requests"] {
             if let Some(node) = fields.take(key) {
-                let help = "`waypost resume RUN --retry-failed` goes on when what failed is well again";
-                self.note(node, key, "it is left out: what has stopped does not begin again by itself", help);
+                let help = "`waypost resume RUN --retry-failed`";
+                self.note(
+                    node,
+                    key,
+                    "a step that the circuit breaker stopped does not start again by itself",
+                    help,
+                );
             }
         }
         self.lost_keys(&fields);
@@ -290,8 +315,9 @@ impl Import<'_> {
         if let Some(node) = whole {
             let time = self.seconds(node, "agent_timeout_secs");
             if time.is_some() {
-                let message = "each step of an item may take that long; in Prodigy all of them together";
-                self.note(node, "agent_timeout_secs", message, "give them smaller `timeout`s of their own");
+                let message =
+                    "the timeout is that of each step; in Prodigy, of all steps of an item together";
+                self.note(node, "agent_timeout_secs", message, "give the steps shorter `timeout`s");
             }
             self.item_timeouts = [time.clone(), time];
         }
@@ -302,18 +328,30 @@ impl Import<'_> {
                 "claude" => self.item_timeouts[0] = time,
                 "shell" => self.item_timeouts[1] = time,
                 other => {
-                    let message = format!("the time for `{other}` is left out");
-                    self.note(node, "command_timeouts", message, "give its steps a `timeout`");
+                    let message = format!(
+                        "cannot carry over the timeout of `{other}`: a kind of step without an equivalent"
+                    );
+                    self.note(node, "command_timeouts", message, "give the steps a `timeout`");
                 }
             }
         }
         if let Some(node) = config.take("cleanup_grace_period_secs") {
-            let help = "give steps a `grace`: how long they have to end by themselves";
-            self.note(node, "cleanup_grace_period_secs", "it is left out", help);
+            let help = "give the steps a `grace`";
+            self.note(
+                node,
+                "cleanup_grace_period_secs",
+                "the time to end after a timeout is that of the step",
+                help,
+            );
         }
         for key in ["timeout_policy", "timeout_action"] {
             if let Some(node) = config.take(key) {
-                self.note(node, key, "it is left out", "a step that takes too long fails its item");
+                self.note(
+                    node,
+                    key,
+                    "a timeout always fails the item",
+                    "write `on_item_failure`, or `continue_on_error` of the step",
+                );
             }
         }
         config.pass(&["enable_monitoring"]);

@@ -13,29 +13,41 @@ use super::write::{Item, Map, Value};
 const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
-        "what it did is not validated",
-        "put a step behind it that fails where it must not go on",
+        "cannot carry over the validation: this spelling is unknown",
+        "add a step after this one that fails where the run must stop",
     ),
-    ("validation_timeout", "there is no validation", "give the step that checks a `timeout`"),
+    ("validation_timeout", "the validation has no timeout", "give the step that checks a `timeout`"),
     (
         "ignore_validation_failure",
-        "there is no validation",
+        "a failed validation is not tolerated",
         "give the step that checks `continue_on_error: true`",
     ),
-    ("skip_validation", "there is no validation", "nothing needs to be done"),
+    ("skip_validation", "the validation is not skipped", "delete the step that checks"),
     (
         "auto_commit",
-        "nothing is committed for it, and no commit is required",
-        "put a step behind it: `run: git commit -am …`",
+        "the changes of the step are not committed, and no commit is required",
+        "add a step: `run: git commit -am MESSAGE`",
     ),
-    ("commit_config", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
-    ("analysis", "nothing is analysed for it", "put a step before it that does what it needs"),
-    ("output_file", "its output goes to its log only", "write it with `> FILE` in the command"),
-    ("clear_env", "it finds the caller's variables, too", "begin the command with `env -i`"),
-    ("retry_original", "that is the case wherever `max_attempts` is above 0", "nothing needs to be done"),
-    ("handler", "a handler of Prodigy's own does not run", "write the command that it stands for as `run`"),
-    ("output", "Prodigy passes over it, too", "write it with `> FILE` in the command"),
-    ("options", "they are left out", "write them into the prompt"),
+    (
+        "commit_config",
+        "the changes of the step are not committed",
+        "add a step: `run: git commit -am MESSAGE`",
+    ),
+    (
+        "analysis",
+        "Prodigy's analysis of the project does not run",
+        "add a step before that does the analysis",
+    ),
+    ("output_file", "the output is only in the log", "end the command with `> FILE`"),
+    ("clear_env", "the step has the caller's variables", "begin the command with `env -i`"),
+    (
+        "retry_original",
+        "the step is repeated wherever `max_attempts` is above 0",
+        "`max_attempts: 0` repeats nothing",
+    ),
+    ("handler", "a handler of Prodigy does not run", "write its command as `run`"),
+    ("output", "Prodigy ignores the key", "end the command with `> FILE`"),
+    ("options", "the options are not part of the prompt", "write the options into the prompt"),
 ];
 
 /// What a step does.
@@ -87,16 +99,20 @@ impl Import<'_> {
         let fields = Fields::new(node);
         fields.pass(others);
         if node.spelled().is_none() && node.entries().is_none() {
-            let message = format!("{} is no step, and is left out", node.described());
-            self.note(node, "commands", message, "write what it stands for as `run`");
+            let message = format!("cannot carry over {}: not a step", node.described());
+            self.note(node, "commands", message, "write a step: `run: COMMAND`");
             return Vec::new();
         }
         let items = if fields.has("foreach") {
             self.foreach_step(&fields)
         } else {
-            match self.work_of(&fields) {
-                Some((key, text)) => self.one_step(&fields, key, &text),
-                None => self.lost_step(&fields),
+            match (self.work_of(&fields), fields.node.get("validate")) {
+                (Some((key, text)), _) => self.one_step(&fields, key, &text),
+                (None, Some(validate)) => {
+                    fields.pass(&["validate"]);
+                    self.validated(validate, &Done { id: "work".to_owned(), ..Done::default() })
+                }
+                (None, None) => self.lost_step(&fields),
             }
         };
         self.lost_keys(&fields);
@@ -136,18 +152,18 @@ impl Import<'_> {
         let known = [
             (
                 "analyze",
-                "Prodigy's analysis of the project is left out",
-                "write the command that does it as `run`",
+                "cannot carry over the step: Prodigy itself analyses the project",
+                "write the command as `run`",
             ),
             (
                 "goal_seek",
-                "it is left out; newer versions of Prodigy do not know it either",
+                "cannot carry over the step: Prodigy 0.4 does not have it any more",
                 "write a group: `repeat: { until: …, max: N }` with `steps`",
             ),
             (
                 "handler",
-                "a handler of Prodigy's own is left out",
-                "write the command that it stands for as `run`",
+                "cannot carry over the step: the handler is part of Prodigy",
+                "write its command as `run`",
             ),
         ];
         let found = known.iter().find(|(key, ..)| fields.has(key));
@@ -161,8 +177,8 @@ impl Import<'_> {
             None => self.note(
                 fields.node,
                 "commands",
-                "the step has nothing to do that is known, and is left out",
-                "write what it does as `run`",
+                "cannot carry over the step: what it does is unknown",
+                "write its command as `run`",
             ),
         }
         vec![Item { comments: Vec::new(), map: Map::default() }]
@@ -175,10 +191,10 @@ impl Import<'_> {
         let word = own.clone().unwrap_or_else(|| word_of(key, text));
         let id = self.ids.take(&word, line);
         if let Some(own) = own.as_ref().filter(|own| **own != id) {
-            let message = format!("`{own}` cannot be the id of a step, or is taken: it is `{id}` here");
-            self.note(node, "id", message, "what speaks of it does so by the new id");
+            let message = format!("the id is `{id}`: `{own}` is taken, or not the name of a step");
+            self.note(node, "id", message, format!("expressions read `steps.{id}`"));
         }
-        let condition = fields.take("when").and_then(|when| self.when(when));
+        let condition = fields.take("when").map(|when| self.when(when));
         let mut env = self.variables(fields.take("env"), "env");
         let metadata = fields.take("metadata").map(Fields::new);
         if let Some(metadata) = &metadata {
@@ -274,9 +290,8 @@ impl Import<'_> {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
         }
-        let message = "the agent `claude` is called as the configuration says, and asks before it changes anything; \
-                       Prodigy lets it do all";
-        let help = "say under `agents` in `.waypost/config.yaml` what it may do without a question";
+        let message = "the agent `claude` has the permissions of the configuration, by default none; Prodigy gives it all";
+        let help = "write the permissions into `.waypost/config.yaml`: `agents: { claude: [claude, -p, …] }`";
         self.note(node, "claude", message, help);
     }
 
@@ -292,9 +307,11 @@ impl Import<'_> {
                     variables.push((name.to_owned(), text));
                 }
                 _ => {
-                    let message =
-                        format!("the variable `{name}` is left out: its value is {}", value.described());
-                    self.note(value, key, message, "set it in the command");
+                    let message = format!(
+                        "cannot carry over the variable `{name}`: its value is {}",
+                        value.described()
+                    );
+                    self.note(value, key, message, "set the variable in the command");
                 }
             }
         }
@@ -309,8 +326,8 @@ impl Import<'_> {
         let content = file.take("content").unwrap_or(whole);
         let text = self.pasted(content, "write_file", content.spelled().unwrap_or_default());
         if let Some(format) = file.word("format").filter(|format| *format != "text") {
-            let message = format!("that the content is {format} is not checked, and it is not laid out");
-            self.note(whole, "format", message, "put a program such as `jq` into the command");
+            let message = format!("the content is not checked to be {format}, and not reformatted");
+            self.note(whole, "format", message, "use `jq` in the command");
         }
         let name = if env.iter().any(|(name, _)| name == "FILE") { "WRITTEN_FILE" } else { "FILE" };
         let mut command = String::new();
@@ -344,7 +361,7 @@ impl Import<'_> {
             Some("number") => Format::Number,
             Some("boolean") => Format::Truth,
             Some(other) => {
-                let message = format!("`{other}` is no format that is known; the output is taken as text");
+                let message = format!("the output is text: the format `{other}` is unknown");
                 self.note(
                     fields.node,
                     "capture_format",
@@ -358,7 +375,7 @@ impl Import<'_> {
             let is_asked = node.get("stderr").and_then(Node::truth) == Some(true)
                 || matches!(node.spelled(), Some("stderr" | "both" | "combined"));
             if is_asked {
-                let help = "write `2>&1` behind the command";
+                let help = "end the command with `2>&1`";
                 self.note(node, "capture_streams", "only standard output is captured", help);
             }
         }
@@ -379,15 +396,26 @@ impl Import<'_> {
             let field = field.key_text();
             match value.get("file_pattern").and_then(Node::spelled) {
                 Some(pattern) => {
-                    let message =
-                        format!("`{field}` is the file in the newest commit that has one of this name");
-                    self.note(value, "outputs", message, "Prodigy looks only at the commits of this step");
+                    let message = format!(
+                        "`{field}` is the matching file of the newest commit; in Prodigy, of the commits of this step"
+                    );
+                    self.note(
+                        value,
+                        "outputs",
+                        message,
+                        "have the step print the path, with `capture: text`",
+                    );
                     let id = self.ids.take(&format!("{stem}-{field}"), line);
                     files.push((field.to_owned(), id, pattern.to_owned()));
                 }
                 None => {
-                    let help = "let the command write `name=value` to \"$WAYPOST_OUTPUT\"";
-                    self.note(value, "outputs", format!("the output `{field}` is left out"), help);
+                    let help = "have the command write `name=value` to \"$WAYPOST_OUTPUT\"";
+                    self.note(
+                        value,
+                        "outputs",
+                        format!("cannot carry over the output `{field}`: it has no `file_pattern`"),
+                        help,
+                    );
                 }
             }
         }
@@ -417,7 +445,12 @@ impl Import<'_> {
         if parse_duration(&duration).is_ok_and(|time| !time.is_zero()) {
             return Some(duration);
         }
-        self.note(node, key, format!("`{text}` is left out: it is no time"), format!("write `{key}: 10m`"));
+        self.note(
+            node,
+            key,
+            format!("cannot carry over `{text}`: not a duration"),
+            format!("write `{key}: 10m`"),
+        );
         None
     }
 
@@ -442,8 +475,8 @@ impl Import<'_> {
                 None => self.note(
                     key,
                     name,
-                    "it is not known, and is left out",
-                    "`waypost schema` lists what there is",
+                    "cannot carry over an unknown key",
+                    "`waypost schema` lists the keys",
                 ),
             }
         }

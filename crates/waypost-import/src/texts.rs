@@ -61,18 +61,17 @@ impl Import<'_> {
             if found.place != Place::Single
                 && names::default_of(&found.inner).is_some_and(|text| text.contains('$'))
             {
-                let message =
-                    format!("the default of `{before}` is a text as it stands: no variable is read in it");
+                let message = format!("the default of `{before}` is plain text: its variables are not read");
                 self.note(
                     node,
                     key,
                     message,
-                    "let the command choose: write `''` as the default, and `${NAME:-$OTHER}` in the command",
+                    "write `''` as the default, and `${NAME:-$OTHER}` in the command",
                 );
             }
             if found.place == Place::Verbatim {
                 let message = format!("the value of `{before}` is pasted into the command");
-                let help = "the here-document has quotes, so that no variable is read in it";
+                let help = "remove the quotes of the here-document, and write `\"$NAME\"`";
                 self.note(node, key, message, help);
                 command.text.push_str(&template);
                 continue;
@@ -132,13 +131,8 @@ impl Import<'_> {
                 format!("${{{{ env.{name} }}}}")
             }
             (Meaning::Variable(_) | Meaning::Command(_), Place::Verbatim) => {
-                let message = format!("`{before}` stays as it is");
-                self.note(
-                    node,
-                    key,
-                    message,
-                    "take the quotes of the here-document away, so that it is read",
-                );
+                let message = format!("`{before}` is plain text: the here-document is quoted");
+                self.note(node, key, message, "remove the quotes of the here-document");
                 before.to_owned()
             }
             (Meaning::Variable(name), Place::Single) => format!("'\"${{{name}}}\"'"),
@@ -170,25 +164,27 @@ impl Import<'_> {
                 Meaning::Constant(text) => literal(&text),
                 Meaning::Variable(name) if self.scope.env.contains(&name) => format!("${{{{ env.{name} }}}}"),
                 Meaning::Variable(name) => {
-                    let help = "only commands find it; pass it on by a step that prints it, or as a param";
+                    let help = "print the variable in a step with `capture: text`, or make it a param";
                     self.note(
                         node,
                         key,
-                        format!("`{before}` stays as it is: `{name}` is the caller's"),
+                        format!(
+                            "`{before}` is plain text: only commands read `{name}`, a variable of the caller"
+                        ),
                         help,
                     );
                     literal(before)
                 }
                 Meaning::Command(command) => {
                     let help =
-                        "run it in a step before with `capture: text`, and read `steps.ID.outputs.result`";
-                    let message = format!("`{before}` stays as it is: `{command}` runs in commands only");
+                        "run the command in a step with `capture: text`, and read `steps.ID.outputs.result`";
+                    let message = format!("`{before}` is plain text: `{command}` runs only within a command");
                     self.note(node, key, message, help);
                     literal(before)
                 }
                 Meaning::Foreign | Meaning::Absent => {
-                    let help = "write what is meant, such as `${{ steps.ID.outputs.result }}`";
-                    self.note(node, key, format!("`{before}` stays as it is: no step gives it"), help);
+                    let help = "write an expression: `${{ steps.ID.outputs.result }}`";
+                    self.note(node, key, format!("`{before}` is plain text: no step has this output"), help);
                     literal(before)
                 }
             };
@@ -205,31 +201,34 @@ impl Import<'_> {
         }
         let (meaning, lost) = self.scope.meaning(&found.inner);
         if let Some(lost) = lost {
-            let message = format!("of `${{{}}}` the part {lost} is left out", found.inner);
+            let message = format!("`${{{}}}` is read without {lost}", found.inner);
             let help = match meaning {
                 Meaning::Param(_) => "give the param a `default`",
-                _ => "write it as a filter of an expression",
+                _ => "write a filter of an expression",
             };
             self.note(node, key, message, help);
         }
         if self.scope.reads_results {
             self.scope.reads_results = false;
-            let message = "the results of the items have another form: `key`, `index`, `item`, `status`, `error` and \
-                           `steps.ID.outputs` of each";
-            let help = "of more than 1,000 items they are in the file `steps.ID.items_file`";
+            let message =
+                "each result of an item has `key`, `index`, `item`, `status`, `error` and `steps.ID.outputs`";
+            let help = "the results of more than 1,000 items are in the file `steps.ID.items_file`";
             self.note(node, key, message, help);
         }
         match meaning {
             Meaning::Absent => {
                 let name = self.param(&found.inner, &format!("Stands for ${{{}}} of Prodigy", found.inner));
-                let message =
-                    format!("nothing here gives `${{{}}}`: the param `{name}` stands for it", found.inner);
-                let help = format!("give `-p {name}=…`, or put a step before that finds it out");
+                let message = format!(
+                    "the param `{name}` takes the place of `${{{}}}`: no step has this output",
+                    found.inner
+                );
+                let help =
+                    format!("`waypost run FILE -p {name}=VALUE`, or add a step before that prints the value");
                 self.note(node, key, message, help);
                 Meaning::Value(format!("params.{name}"), names::Format::Text)
             }
             Meaning::Param(name) => {
-                self.param(name, "What --args or --map gave in Prodigy, in a run for each");
+                self.param(name, "An argument of Prodigy (--args, --map), one run for each");
                 Meaning::Param(name)
             }
             meaning => meaning,

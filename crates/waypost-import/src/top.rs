@@ -63,7 +63,12 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
         retry
     });
     if steps.iter().all(|item| item.map.is_empty()) {
-        import.note(root, "commands", "nothing of it is left to do", "write the steps");
+        import.note(
+            root,
+            "commands",
+            "cannot carry over a step: the file has only keys without an equivalent",
+            "write the steps",
+        );
         steps.push(import.nothing());
     }
     let mut map = Map::default();
@@ -108,10 +113,10 @@ fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), Fil
     let help = "split it into several workflows, or work on a list with `foreach`";
     let message = match () {
         () if steps > STEPS_MAX => {
-            format!("it would have a list of {steps} steps, at most {STEPS_MAX} are allowed")
+            format!("the made file would have a list of {steps} steps, more than {STEPS_MAX}")
         }
         () if bytes > FILE_BYTES_MAX => {
-            format!("it would be a file of {bytes} bytes, at most {} MiB are allowed", FILE_BYTES_MAX >> 20)
+            format!("the made file would have {bytes} bytes, more than {} MiB", FILE_BYTES_MAX >> 20)
         }
         () => return Ok(()),
     };
@@ -123,12 +128,12 @@ fn head(from: &str, comments: &[String]) -> String {
     let mut text = format!(
         "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
          #\n\
-         # It works in the folder where it lies, or in that of `--dir`, and in no git worktree. Values come to\n\
-         # commands in variables, each as one word.\n",
+         # Steps run in the folder of this file, or in that of `--dir`, and not in a git worktree. Commands read\n\
+         # values from variables, each value as one word.\n",
         plain(from)
     );
     if !comments.is_empty() {
-        text.push_str("#\n# What is not as it was there, by its lines, and what to do instead; more stands at the steps:\n");
+        text.push_str("#\n# Differences, by line of the source, each with what to do. Others are comments of their steps.\n");
     }
     for comment in comments {
         text.push_str(&format!("#   {}\n", plain(comment)));
@@ -160,8 +165,8 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
     let list = root.get("commands").or_else(|| root.get("steps")).unwrap_or(root);
     let Some(nodes) = list.items() else {
         let message = match root.entries() {
-            Some(_) => "the file is no workflow of Prodigy: it has neither `commands` nor `map`".to_owned(),
-            None => format!("the file is no workflow of Prodigy, but {}", root.described()),
+            Some(_) => "not a workflow of Prodigy: neither `commands` nor `map`".to_owned(),
+            None => format!("not a workflow of Prodigy, but {}", root.described()),
         };
         return Err(document.wrong(list, message, help));
     };
@@ -170,17 +175,13 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
     }
     let is_ours = |node: &&Node| OURS.iter().any(|key| node.get(key).is_some()) || is_our_foreach(node);
     if let Some(node) = nodes.iter().find(is_ours) {
-        let message = "the file is a workflow of Waypost already";
-        return Err(document.wrong(node, message, "`waypost check FILE` says whether it is right"));
+        let message = "already a workflow of Waypost";
+        return Err(document.wrong(node, message, "`waypost check FILE`"));
     }
     let is_theirs =
         |node: &Node| node.spelled().is_some() || THEIRS.iter().any(|key| node.get(key).is_some());
     if !nodes.iter().any(is_theirs) {
-        return Err(document.wrong(
-            &nodes[0],
-            "the file is no workflow of Prodigy: its steps do nothing",
-            help,
-        ));
+        return Err(document.wrong(&nodes[0], "not a workflow of Prodigy: its steps do nothing", help));
     }
     Ok(nodes)
 }
@@ -212,7 +213,7 @@ impl Import<'_> {
     fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
         let mut variables = Vec::new();
         if let Some(node) = node.filter(|node| node.entries().is_none() && !node.is_null()) {
-            let message = "it is left out: it is no map of variables";
+            let message = "cannot carry over `env`: not a map of variables";
             self.note(node, "env", message, "write `env: { NAME: VALUE }`");
         }
         for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
@@ -221,7 +222,7 @@ impl Import<'_> {
                 self.note(
                     key,
                     "env",
-                    format!("`{name}` is left out: it is no name of a variable"),
+                    format!("cannot carry over `{name}`: not the name of a variable"),
                     "rename it",
                 );
                 continue;
@@ -233,8 +234,8 @@ impl Import<'_> {
             if let Some(text) = node.spelled() {
                 // Variables of one level do not read each other.
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
-                    let help = "set it in the caller's environment, or by a step";
-                    self.note(node, "env", format!("the value of `{name}` stays as it is: `{text}`"), help);
+                    let help = "set the variable for the command: `NAME=… waypost run FILE`";
+                    self.note(node, "env", format!("`{name}` has the text `{text}` as its value: variables of one level do not read each other"), help);
                 }
                 variable.value = Some(crate::draft::literal(text));
                 self.values.insert(name.clone(), text.to_owned());
@@ -247,11 +248,11 @@ impl Import<'_> {
             } else if let Some(command) = node.get("command") {
                 variable.command = Some(command);
             } else {
-                let help = "set it in the caller's environment, or by a step that decides";
+                let help = "set the variable for the command: `NAME=… waypost run FILE`";
                 self.note(
                     node,
                     "env",
-                    format!("the variable `{name}` is left out: it depends on a condition"),
+                    format!("cannot carry over `{name}`: its value depends on a condition"),
                     help,
                 );
             }
@@ -292,7 +293,9 @@ impl Import<'_> {
             let name = key.key_text();
             if !is_variable(name) || self.scope.env.contains(name) || names.iter().any(|known| known == name)
             {
-                let message = format!("the secret `{name}` is left out: its name is taken, or cannot be one");
+                let message = format!(
+                    "cannot carry over the secret `{name}`: the name is taken, or not that of a variable"
+                );
                 self.note(key, "secrets", message, "rename it");
                 continue;
             }
@@ -304,13 +307,14 @@ impl Import<'_> {
                 }
                 (None, provider) => {
                     let provider = provider.unwrap_or("another place");
-                    let message =
-                        format!("`{name}` comes from the caller's environment, not from {provider}");
+                    let message = format!(
+                        "the secret `{name}` is read from the caller's environment, not from {provider}"
+                    );
                     self.note(
                         node,
                         "secrets",
                         message,
-                        format!("fetch it before: `{name}=$(…) waypost run FILE`"),
+                        format!("set the variable for the command: `{name}=$(…) waypost run FILE`"),
                     );
                 }
             }
@@ -337,9 +341,8 @@ impl Import<'_> {
                 }
                 // It may be the value itself, which is told nowhere.
                 None => {
-                    let message =
-                        "what stands here is left out: it is no name of a variable, or one that is taken";
-                    self.note(item, "secrets", message, "write the names of variables: `secrets: [NAME]`");
+                    let message = "cannot carry over a secret: its name is taken, or not that of a variable";
+                    self.note(item, "secrets", message, "write names of variables: `secrets: [NAME]`");
                 }
             }
         }
@@ -350,11 +353,14 @@ impl Import<'_> {
     fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
         let (message, source) = match source {
             Some(source) if source == name => return,
-            Some(source) => (format!("the secret `{name}` comes"), format!("\"${source}\"")),
-            None => (format!("the value of the secret `{name}` is left out: it comes"), "…".to_owned()),
+            Some(source) => (format!("the secret `{name}` is read"), format!("\"${source}\"")),
+            None => (
+                format!("the value of the secret `{name}` is not carried over: a run reads the secret"),
+                "…".to_owned(),
+            ),
         };
         let message = format!("{message} from the caller's variable of that name");
-        self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
+        self.note(node, "secrets", message, format!("`{name}={source} waypost run FILE`"));
     }
 
     fn map_reduce(&mut self, fields: &Fields<'_>) -> Vec<Item> {
@@ -375,8 +381,8 @@ impl Import<'_> {
                 other => self.note(
                     key,
                     other,
-                    "it is not known, and is left out",
-                    "`waypost schema` lists what there is",
+                    "cannot carry over an unknown key",
+                    "`waypost schema` lists the keys",
                 ),
             }
         }
@@ -410,8 +416,8 @@ impl Import<'_> {
         let fields = Fields::new(node);
         fields.pass(&["commands", "capture_outputs"]);
         if let Some(timeout) = fields.take("timeout") {
-            let message = "the time for all steps of `setup` is left out";
-            self.note(timeout, "timeout", message, "give them `timeout`s of their own");
+            let message = "all steps of `setup` together have no timeout";
+            self.note(timeout, "timeout", message, "give each step a `timeout`");
         }
         self.lost_keys(&fields);
         steps
@@ -426,16 +432,20 @@ impl Import<'_> {
             let Some(node) = value.get(key) else { continue };
             if !matches!((key, node.spelled()), ("source", Some("stdout")) | ("multiline", Some("preserve")))
             {
-                let message =
-                    format!("of the output `{name}` this is left out, and all that is printed is taken");
-                self.note(node, key, message, "let the command print just what is wanted");
+                let message = format!("the output `{name}` is all that the command prints");
+                self.note(node, key, message, "have the command print only the value");
             }
         }
         let format = if path.is_some() { Format::Json } else { Format::Text };
         let done = self.scope.done.get_mut(before..).and_then(|done| done.last_mut());
         let (Some(done), Some(item)) = (done.filter(|_| is_path), items.last_mut()) else {
             let help = "give the step a `capture`, and read `steps.ID.outputs.result`";
-            self.note(value, "capture_outputs", format!("the output `{name}` is left out"), help);
+            self.note(
+                value,
+                "capture_outputs",
+                format!("cannot carry over the output `{name}`: no step prints the value"),
+                help,
+            );
             return;
         };
         done.captured.push(Captured { name: name.to_owned(), format, below: below.to_owned() });
@@ -454,18 +464,26 @@ impl Import<'_> {
             self.note_at(line, "env", message, help);
         }
         let lost = [
-            ("merge", "nothing is merged: there is no worktree", "merge in steps at the end"),
+            (
+                "merge",
+                "cannot carry over the merge: a run has no worktree",
+                "write the commands as steps at the end",
+            ),
             (
                 "profiles",
-                "there are no profiles",
-                "give variables by params: `-p NAME=VALUE`, or `--params-file`",
+                "cannot carry over profiles: a workflow file has one set of variables",
+                "make the variables params: `waypost run FILE --params-file PROFILE.yaml`",
             ),
             (
                 "env_files",
-                "no file of variables is read",
-                "read it before: `set -a; . ./FILE; set +a; waypost run …`",
+                "a run does not read files of variables",
+                "read the file before: `set -a; . ./.env; set +a; waypost run FILE`",
             ),
-            ("config", "it is left out", "write `defaults`, or `timeout` and `retry` of steps"),
+            (
+                "config",
+                "cannot carry over the settings: those of Prodigy itself",
+                "write `defaults`, or `timeout` and `retry` of steps",
+            ),
         ];
         for (key, message, help) in lost {
             if let Some(node) = fields.take(key) {
@@ -479,7 +497,12 @@ impl Import<'_> {
                 if *key == "error_policy" && keys.iter().all(|(key, _)| key.key_text() == "retry_config") {
                     continue;
                 }
-                self.note(node, key, "it is left out: there is no `map`", "it belongs to `mode: mapreduce`");
+                self.note(
+                    node,
+                    key,
+                    format!("cannot carry over `{key}`: the file has no `map`"),
+                    "add `map`, or delete the key",
+                );
             }
         }
         fields.pass(&["description"]);

@@ -167,7 +167,7 @@ fn what_cannot_be_imported_is_told_with_its_place() {
 #[test]
 fn it_is_printed_or_written_or_told_in_json() {
     let rig = Rig::new();
-    rig.write("p.yml", "- shell: make\n  commit_required: true\n");
+    rig.write("p.yml", "- shell: make\n  output_file: out\n- {shell: a, output_file: b}\n");
 
     check("prodigy_printed", &rig.waypost(&["import", "workflow", "p.yml"]));
     check("prodigy_written", &rig.waypost(&["import", "workflow", "p.yml", "-o", "w.yaml"]));
@@ -183,10 +183,10 @@ fn it_is_printed_or_written_or_told_in_json() {
     assert_eq!(
         document,
         json!({
-            "v": 1, "file": null, "workflow": "p", "from": "p.yml", "steps": ["make"], "text": made,
+            "v": 1, "file": null, "workflow": "p", "from": "p.yml", "steps": ["make", "a"], "text": made,
             "notes": [{
-                "line": 2, "key": "commit_required", "message": "that it made a commit is not checked",
-                "help": "put a step behind it that looks at `git log`",
+                "line": 2, "also": [3], "key": "output_file", "message": "the output is only in the log",
+                "help": "end the command with `> FILE`",
             }],
         })
     );

@@ -39,7 +39,8 @@ fn imported(source: &str) -> String {
         .notes
         .iter()
         .map(|note| format!("p.yml:{}: {}: {} ({})\n", note.line, note.key, note.message, note.help));
-    let (_, made) = imported.text.split_once("each as one word.\n").expect("every made file has this head");
+    let (_, made) =
+        imported.text.split_once("each value as one word.\n").expect("every made file has this head");
     format!("{}---\n{made}", notes.collect::<String>())
 }
 

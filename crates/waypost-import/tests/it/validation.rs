@@ -61,3 +61,13 @@ fn a_step_that_may_be_skipped_is_validated_only_if_it_ran() {
 
     assert!(made.contains("  - id: a-validate\n    if: \"steps.a.status == 'completed'\"\n"), "{made}");
 }
+
+#[test]
+fn a_validation_without_a_step_is_a_group() {
+    let made = made(
+        "- shell: a\n- validate: {shell: ./check.sh, on_incomplete: {shell: ./mend.sh, max_attempts: 1}}\n",
+    );
+
+    let steps: Vec<&str> = made.lines().filter_map(|line| line.trim().strip_prefix("- id: ")).collect();
+    assert_eq!(steps, ["a", "work-validate", "work-check", "mend"], "{made}");
+}

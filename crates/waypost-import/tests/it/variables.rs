@@ -48,3 +48,22 @@ fn the_same_difference_at_several_places_is_one_note() {
     assert_eq!((notes[0].line, notes[0].also.as_slice()), (1, &[3, 4][..]));
     assert_eq!(made(source).matches("# Line").count(), 1);
 }
+
+#[test]
+fn a_condition_without_an_equivalent_becomes_a_param() {
+    let source =
+        "- shell: a\n- {shell: b, when: 'exists(${x})'}\n- {shell: c, when: \"${unknown} == 'y'\"}\n";
+
+    let made = made(source);
+    assert!(made.contains("params:\n  when_line_2:\n"), "{made}");
+    assert!(made.contains("  - id: b\n    if: \"params.when_line_2 == 'true'\"\n"), "{made}");
+    assert!(made.contains("  - id: c\n    if: \"params.when_line_3 == 'true'\"\n"), "{made}");
+    assert_eq!(notes(source).len(), 2);
+}
+
+#[test]
+fn a_condition_in_braces_is_an_expression() {
+    let made = made("- {id: s, shell: a}\n- {shell: b, when: '${s.exit_code == 0 && s.success}'}\n");
+
+    assert!(made.contains("if: \"steps.s.exit_code == 0 and (steps.s.status == 'completed')\"\n"), "{made}");
+}
