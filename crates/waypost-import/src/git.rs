@@ -41,6 +41,8 @@ pub(super) struct Changes {
     pub(super) workflow: Option<Head>,
     /// The commit before the step before the current one, if the current one reads `${step.…}`.
     pub(super) step: Option<Head>,
+    /// The commit before the current step, if the next one reads `${step.…}`.
+    pub(super) before: Option<Head>,
     /// Steps to put before the current one.
     pub(super) pending: Vec<Item>,
     /// The steps among them, by command and commit.

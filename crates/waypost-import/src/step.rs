@@ -85,6 +85,7 @@ impl Import<'_> {
                 items.push(item);
                 head
             });
+            self.changes.before.clone_from(&head);
             let (made, comments) = self.commented(|import| import.step(node, &[]));
             items.extend(self.changes.take_pending());
             items.extend(with_comments(made, comments));
@@ -277,12 +278,19 @@ impl Import<'_> {
         if !is_required || fields.node.get("auto_commit").and_then(Node::truth) == Some(true) {
             return Vec::new();
         }
-        let (item, head) = self.head(&draft.done.id, draft.dir.as_deref());
+        let known = self.changes.before.take().filter(|_| draft.dir.is_none());
+        let (items, head) = match known {
+            Some(head) => (Vec::new(), head),
+            None => {
+                let (item, head) = self.head(&draft.done.id, draft.dir.as_deref());
+                (vec![item], head)
+            }
+        };
         draft.evidence = Some(committed(&head, draft.dir.as_deref()));
         if let Some(dir) = &draft.dir {
             draft.env.push(("COMMIT_DIR".to_owned(), dir.clone()));
         }
-        vec![item]
+        items
     }
 
     /// Tells once how an agent of ours is called.

@@ -64,3 +64,14 @@ fn changes_without_a_step_before_are_a_note() {
     assert!(notes[0].message.contains("`${step.files_added}`"), "{notes:?}");
     assert!(made(source).contains("params:\n  step_files_added:\n"));
 }
+
+#[test]
+fn one_step_prints_the_commit_for_evidence_and_changes() {
+    let made = made(
+        "- {id: fix, claude: /fix, commit_required: true}\n- {id: show, shell: 'echo ${step.commits}'}\n",
+    );
+
+    let steps: Vec<&str> = made.lines().filter_map(|line| line.strip_prefix("  - id: ")).collect();
+    assert_eq!(steps, ["step-head", "fix", "commits", "show"], "{made}");
+    assert!(made.contains("stdout: \"!= ${{ steps.step-head.outputs.result }}\""), "{made}");
+}
