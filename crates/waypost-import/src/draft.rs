@@ -20,7 +20,8 @@ impl Ids {
     pub(crate) fn take(&mut self, word: &str, line: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let slug: String = word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
-        let slug = slug.trim_matches('-').to_owned();
+        // Two hyphens in a row are no part of a name in an expression.
+        let slug = slug.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");
         let is_word = matches!(slug.to_ascii_lowercase().as_str(), "true" | "false" | "null");
         let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
         let base = if is_sound { slug } else { format!("line-{line}") };

@@ -54,7 +54,7 @@ impl Import<'_> {
             import.scope.map = Some(id.clone());
             let mut map = Map::default();
             map.text("id", id);
-            map.texts("env", &import.with_computed(source.env));
+            map.texts("env", &source.env);
             map.put("foreach", Value::Map(foreach));
             map
         });
@@ -97,7 +97,7 @@ impl Import<'_> {
         } else {
             let command = self.command(input, "input", text, &[]);
             source.map.text("run", self.listing(input, "input", command.text));
-            source.env = command.env;
+            source.env = self.with_computed(command.env);
             if path.is_empty() && !reads_fields(steps) {
                 source.kind = Kind::Text;
                 return source;

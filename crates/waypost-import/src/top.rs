@@ -18,7 +18,7 @@ const POLICY: [&str; 5] =
 /// What a step of ours does, and none of theirs.
 const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
 /// What a step of theirs does.
-const THEIRS: [&str; 10] = [
+const THEIRS: [&str; 11] = [
     "shell",
     "claude",
     "test",
@@ -27,6 +27,7 @@ const THEIRS: [&str; 10] = [
     "foreach",
     "write_file",
     "handler",
+    "validate",
     "command",
     "name",
 ];

@@ -80,8 +80,8 @@ impl Import<'_> {
                 item.map.guard(&format!("steps.{id}.status == 'completed'"));
             }
             item.map.tolerate();
-            if let Some(timeout) = timeout.as_ref().filter(|_| !item.map.has("timeout")) {
-                item.map.raw("timeout", timeout.clone());
+            if let Some(timeout) = &timeout {
+                item.map.limit(timeout);
             }
         }
         let passed = format!("steps.{last}.status == 'completed'");

@@ -92,19 +92,25 @@ impl Map {
         }
     }
 
-    /// Lets the failure of a step be, if it does something itself.
+    /// Tolerates the failure of a step that is a process.
     pub(super) fn tolerate(&mut self) {
-        let has = |wanted: &str| self.0.iter().any(|(_, key, _)| key == wanted);
-        if (has("run") || has("agent")) && !has("continue_on_error") {
-            self.raw("continue_on_error", "true");
-        }
+        self.of_process("continue_on_error", "true");
     }
 
-    /// Has the output of a step captured, where that is not so already.
+    /// Captures the output of a step that is a process.
     pub(super) fn capture(&mut self, format: &str) {
-        let is_step = self.0.iter().any(|(_, key, _)| key == "run" || key == "agent");
-        if is_step && !self.0.iter().any(|(_, key, _)| key == "capture") {
-            self.raw("capture", format);
+        self.of_process("capture", format);
+    }
+
+    /// Limits the time of a step that is a process.
+    pub(super) fn limit(&mut self, timeout: &str) {
+        self.of_process("timeout", timeout);
+    }
+
+    /// Puts in a key that only a process has, unless the key is there already.
+    fn of_process(&mut self, key: &str, value: &str) {
+        if (self.has("run") || self.has("agent")) && !self.has(key) {
+            self.raw(key, value);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod git;
 mod items;
+mod random;
 mod retries;
 mod states;
 mod tables;

@@ -71,3 +71,12 @@ fn a_validation_without_a_step_is_a_group() {
     let steps: Vec<&str> = made.lines().filter_map(|line| line.trim().strip_prefix("- id: ")).collect();
     assert_eq!(steps, ["a", "work-validate", "work-check", "mend"], "{made}");
 }
+
+#[test]
+fn the_timeout_of_a_check_is_that_of_its_processes() {
+    let made = made(
+        "- shell: a\n  validate:\n    timeout: 9\n    commands:\n      - {shell: b}\n      - foreach: {input: [x], do: [{shell: c}]}\n",
+    );
+
+    assert_eq!(made.matches("timeout: 9s").count(), 1, "{made}");
+}

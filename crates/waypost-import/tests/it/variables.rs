@@ -18,6 +18,18 @@ fn a_computed_variable_reaches_every_step() {
     assert!(made.contains("      CORES: \"1\"\n"), "{made}");
 }
 
+// What happened: with a computed variable, items from a file were an internal error.
+// Why: `env` beside `foreach` is for the command that lists the items, and there was none.
+// What stops it now: the variable goes only to such a command.
+#[test]
+fn a_computed_variable_is_no_obstacle_to_items_from_a_file() {
+    let source = "env: {MANY: {command: nproc}}\nmap: {input: INPUT, agent_template: [{shell: a}]}\n";
+    let value = "MANY: \"${{ steps.env-many.outputs.result }}\"\n";
+
+    assert_eq!(made(&source.replace("INPUT", "a.json")).matches(value).count(), 1);
+    assert_eq!(made(&source.replace("INPUT", "./list.sh x")).matches(value).count(), 2);
+}
+
 #[test]
 fn names_that_prodigy_masks_are_one_note() {
     let source = "env: {API_KEY: a, PLAIN: b}\nsecrets: {REAL_TOKEN: '${REAL_TOKEN}'}\ncommands:\n  \
@@ -37,6 +49,7 @@ fn a_lost_merge_is_one_note() {
     );
 
     assert_eq!(notes.iter().map(|note| note.key.as_str()).collect::<Vec<_>>(), ["merge"], "{notes:?}");
+    assert!(notes[0].message.starts_with("cannot carry over the merge"), "{notes:?}");
 }
 
 #[test]
@@ -66,4 +79,14 @@ fn a_condition_in_braces_is_an_expression() {
     let made = made("- {id: s, shell: a}\n- {shell: b, when: '${s.exit_code == 0 && s.success}'}\n");
 
     assert!(made.contains("if: \"steps.s.exit_code == 0 and (steps.s.status == 'completed')\"\n"), "{made}");
+}
+
+// What happened: the step of `/x${y:-z}` had the id `x--y-z`, which no expression can read.
+// Why: each character that an id cannot have became a hyphen.
+// What stops it now: hyphens in a row are one.
+#[test]
+fn an_id_can_be_read_by_expressions() {
+    let made = made("- {claude: '/x${y:-z}', commit_required: true}\n- {claude: '/see ${claude.output}'}\n");
+
+    assert!(made.contains("steps.x-y-z-head.outputs.result"), "{made}");
 }
