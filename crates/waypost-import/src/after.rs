@@ -1,4 +1,4 @@
-//! What comes after a step: its hooks, the steps that mend what made it fail, and its next try.
+//! Hooks of a step, and the group that repairs a failed step and repeats it.
 
 use waypost_workflow::file::Node;
 
@@ -9,24 +9,24 @@ use super::names::{Done, Format};
 use super::step::{Draft, Work, with_comments};
 use super::write::{Item, Map, Value};
 
-/// Passes of a group, without the first.
+/// The largest number of repetitions of a group.
 pub(super) const AGAIN_MAX: u64 = 999;
 
-/// What is done about a failure.
+/// The answer to the failure of a step.
 struct Failure {
     items: Vec<Item>,
-    /// How often the step is done again after them.
+    /// How often the step is repeated after the repair.
     again: u64,
-    /// It is the run's when all that was of no use.
+    /// A failure after the last repetition fails the run.
     fails: bool,
 }
 
-/// What a step does after its end, by the key that says when.
+/// The hooks of a step, by key.
 #[derive(Default)]
 struct Hooks(Vec<(&'static str, Value)>);
 
 impl Import<'_> {
-    /// Writes a step with all that follows it.
+    /// Returns a step with its hooks and repairs.
     pub(super) fn with_what_follows(&mut self, fields: &Fields<'_>, mut draft: Draft) -> Vec<Item> {
         let mut hooks = Hooks::default();
         let success = fields.take("on_success");
@@ -72,7 +72,7 @@ impl Import<'_> {
         vec![self.finish(draft, hooks)]
     }
 
-    /// Carries steps over that follow one.
+    /// Returns the steps of a hook of the step `done`.
     fn hook(&mut self, node: &Node, done: &Done, has_failed: bool) -> Vec<Item> {
         self.following(done, has_failed, |import| match node.items() {
             Some(nodes) => nodes.iter().flat_map(|node| import.commented_step(node, &[])).collect(),
@@ -89,7 +89,7 @@ impl Import<'_> {
         let before = self.scope.done.len();
         let timeouts = std::mem::take(&mut self.item_timeouts);
         let retry = self.item_retry.take();
-        // The changes since a commit are listed before the step, and not before its hooks.
+        // Changes are listed before a step, never before a hook of the step.
         let changes = std::mem::take(&mut self.changes);
         self.scope.done.push(Done { has_failed, ..done.clone() });
         let items = make(self);
@@ -98,7 +98,7 @@ impl Import<'_> {
         self.item_retry = retry;
         self.changes = changes;
         if items.iter().all(|item| item.map.is_empty()) {
-            // A list of comments is no list: they stand before the step.
+            // A list of nothing but comments is not a list: the comments go before the step.
             let comments = items.into_iter().flat_map(|item| item.comments);
             self.comments.last_mut().expect("there is one for the file").extend(comments);
             return Vec::new();
@@ -114,7 +114,7 @@ impl Import<'_> {
         with_comments(items, comments)
     }
 
-    /// A step that is only a command: of Claude with a slash, else of the shell.
+    /// Returns the step of a plain text: a command of Claude with a slash, else of the shell.
     fn worded_step(&mut self, node: &Node, text: &str) -> Vec<Item> {
         let line = self.line(node);
         let is_agent = text.starts_with('/');
@@ -172,14 +172,14 @@ impl Import<'_> {
             self.lost_keys(&fields);
             return Some(Failure { items: Vec::new(), again: 0, fails });
         }
-        // In a map-reduce workflow it is one try where nothing is said.
+        // Prodigy's default is one repair in a map-reduce workflow.
         let usual = if self.is_map_reduce { 1 } else { 3 };
         let others = ["fail_workflow", "max_attempts", "max_retries", "retry_original"];
         let items = self.following(done, true, |import| import.commented_step(node, &others));
         Some(Failure { items, again: given.unwrap_or(usual).min(AGAIN_MAX), fails })
     }
 
-    /// Writes a step that is done again after each of its failures was mended: a group that is repeated.
+    /// Returns a group that repeats a step and its repair until the step succeeds.
     fn mended(&mut self, mut draft: Draft, hooks: Hooks, failure: Failure) -> Item {
         let id = draft.done.id.clone();
         let group = self.ids.take(&format!("{id}-until-done"), 0);
@@ -213,7 +213,7 @@ impl Import<'_> {
         Item { comments, map }
     }
 
-    /// Writes a step; from now on others may speak of it.
+    /// Returns a step, and makes its outputs known to later steps.
     fn finish(&mut self, draft: Draft, hooks: Hooks) -> Item {
         let Draft {
             mut done,
@@ -267,7 +267,7 @@ impl Import<'_> {
             Some(Format::Json) => Some("json"),
             Some(Format::Lines) => Some("lines"),
             Some(Format::Number) => Some("number"),
-            // The answer of an agent is a text already.
+            // An agent's output is text without `capture`.
             Some(Format::Text | Format::Truth) => (!done.is_agent).then_some("text"),
             None => None,
         };
@@ -287,7 +287,7 @@ impl Import<'_> {
     }
 }
 
-/// Has a command keep what it prints, so that it can be read when it has failed.
+/// Returns a command that also writes its output where a repair reads it after a failure.
 fn keeping(command: &str) -> String {
     format!(
         "kept=\"$WAYPOST_OUTPUT.kept\" code=0\n\

@@ -5,7 +5,7 @@ use waypost_workflow::file::Node;
 use super::import::Import;
 use super::names::{Format, is_path, parts, text_literal};
 
-/// A word of a condition.
+/// A token of a condition.
 #[derive(Debug, Clone, PartialEq)]
 enum Token {
     /// A variable, or a field of the item.
@@ -24,7 +24,7 @@ enum Token {
     Comma,
 }
 
-/// What a name in a condition without braces is.
+/// The meaning of a name without braces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
     Variables,
@@ -67,7 +67,7 @@ impl Import<'_> {
         Parser { import: self, node, key, names, tokens: tokens(text)?, at: 0 }.all()
     }
 
-    /// Carries the order of items over.
+    /// Returns `sort_by` of the items; nothing, with a note, where it has no equivalent.
     pub(super) fn order(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let mut keys = Vec::new();
@@ -108,7 +108,7 @@ impl Import<'_> {
         Some(format!("[{}]", keys.join(", ")))
     }
 
-    /// Carries over by what items are the same.
+    /// Returns `distinct` of the items; nothing, with a note, where it has no equivalent.
     pub(super) fn distinct(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default().trim();
         let path = format!(".{}", text.strip_prefix("item.").unwrap_or(text));
@@ -126,13 +126,13 @@ impl Import<'_> {
     }
 }
 
-/// Reads a field of the item, of which only the last part may be missing.
+/// Returns the expression of a field; only the last part of the path may be missing.
 fn field(path: &str) -> String {
     let end = path[1..].find(['.', '[']).map_or(path.len(), |end| end + 1);
     parts(&format!("item{}", &path[..end]), &path[end..])
 }
 
-/// Reads a field of the item, and null where it has none.
+/// Returns the expression of a field, null where the item has none.
 fn field_value(path: &str) -> String {
     format!("({} | default(none))", field(path))
 }
@@ -201,7 +201,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// A variable or a field, alone or compared with something.
+    /// Parses a variable or a field, alone or in a comparison.
     fn compared(&mut self, name: &str) -> Option<String> {
         let (value, format) = self.value(name)?;
         match self.after(&value) {
@@ -217,7 +217,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// What stands behind a first operand: an operator and a second one.
+    /// Parses an operator and the second operand.
     fn after(&mut self, value: &str) -> Option<String> {
         let begin = self.at;
         let made = match self.next() {
@@ -268,7 +268,7 @@ impl Parser<'_, '_> {
         Some(format!("[{}]", values.join(", ")))
     }
 
-    /// A function of Prodigy, of which the first argument is a field.
+    /// Parses the call of a function, whose first argument is a field.
     fn call(&mut self, function: &str) -> Option<String> {
         self.at += 1;
         let Some(Token::Operand(name)) = self.next() else { return None };
@@ -316,7 +316,7 @@ impl Parser<'_, '_> {
     }
 }
 
-/// Says whether a value counts as true, as Prodigy sees it.
+/// Returns the condition under which Prodigy takes a value for true.
 fn truthy(value: &str, format: Format) -> String {
     match format {
         Format::Number => format!("{} != 0", in_parentheses(value)),
@@ -333,7 +333,7 @@ fn in_parentheses(value: &str) -> String {
     }
 }
 
-/// Asks about the beginning or the end of a text, where a pattern says no more than that.
+/// Returns the test of a pattern that anchors plain text; nothing for any other pattern.
 fn matched(value: &str, pattern: &str) -> Option<String> {
     let (from_begin, rest) = pattern.strip_prefix('^').map_or((false, pattern), |rest| (true, rest));
     let (to_end, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
@@ -356,7 +356,7 @@ fn matched(value: &str, pattern: &str) -> Option<String> {
     Some(format!("({value} is string and {test})"))
 }
 
-/// Cuts a condition into its words; nothing where one is not understood.
+/// Splits a condition into tokens; nothing where a token is unknown.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();

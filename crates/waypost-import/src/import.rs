@@ -29,16 +29,16 @@ const MASKED: [&str; 12] = [
     "clientsecret",
 ];
 
-/// What is known while a file is made.
+/// The state of the import of one file.
 #[derive(Debug)]
 pub(super) struct Import<'d> {
     pub(super) document: &'d Document,
     pub(super) notes: Vec<Note>,
-    /// Comments for what is being written, innermost last.
+    /// Comments of the entries that are being made, innermost last.
     pub(super) comments: Vec<Vec<String>>,
     pub(super) ids: Ids,
     pub(super) scope: Scope,
-    /// What must be given by the command line, and why.
+    /// Params of the made file, with their descriptions.
     pub(super) params: BTreeMap<String, String>,
     /// Values of variables of the file, for numbers that name one.
     pub(super) values: BTreeMap<String, String>,
@@ -50,7 +50,7 @@ pub(super) struct Import<'d> {
     pub(super) changes: Changes,
     /// Names of variables whose values Prodigy masks, and the first line of one.
     pub(super) masked: BTreeMap<String, usize>,
-    /// How long a step of an item may take: one of an agent, and one of a command.
+    /// The timeouts of an agent and of a command in the steps of an item.
     pub(super) item_timeouts: [Option<String>; 2],
     pub(super) has_agent: bool,
 }
@@ -79,7 +79,7 @@ impl<'d> Import<'d> {
         self.document.line(node)
     }
 
-    /// Tells of something that is not as it was, in the list and as a comment.
+    /// Adds a note, and its comment in the made file.
     pub(super) fn note(
         &mut self,
         node: &Node,
@@ -114,14 +114,14 @@ impl<'d> Import<'d> {
         self.notes.push(note);
     }
 
-    /// Does something, and returns the comments that came of it.
+    /// Returns the result of `make`, and the comments of its notes.
     pub(super) fn commented<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> (T, Vec<String>) {
         self.comments.push(Vec::new());
         let made = make(self);
         (made, self.comments.pop().unwrap_or_default())
     }
 
-    /// Has a value given by the command line, since nothing here gives it.
+    /// Declares a param, and returns its name.
     pub(super) fn param(&mut self, name: &str, why: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let name: String = name.chars().map(plain).take(60).collect();

@@ -1,4 +1,4 @@
-//! Steps over items: the map phase of a map-reduce workflow, and `foreach`.
+//! The map phase of a map-reduce workflow: the source of the items, their steps, and the policy for failures.
 
 use waypost_workflow::file::Node;
 use waypost_workflow::output::JsonPath;
@@ -8,23 +8,23 @@ use super::import::Import;
 use super::names::Item as Kind;
 use super::write::{Item, Map, Value};
 
-/// Items at once where nothing is said.
+/// Prodigy's default of `max_parallel`.
 pub(super) const PARALLEL: &str = "10";
-/// Items at once that are allowed.
+/// The largest `max_parallel` of a workflow file.
 const PARALLEL_MAX: u64 = 1_000;
 /// The `failure_rate` of items any of which may fail: in Prodigy, failed items do not fail the run.
 pub(super) const TOLERATES_ALL: &str = "1";
 
-/// Where items come from.
+/// The source of the items.
 struct Source {
     map: Map,
-    /// Variables for the command that lists them.
+    /// Variables of the command that lists the items.
     env: Vec<(String, String)>,
     kind: Kind,
 }
 
 impl Import<'_> {
-    /// Carries the map phase over; returns the step that works on the items.
+    /// Returns the step made of the map phase.
     pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
         let fields = Fields::new(node);
         let (map, comments) = self.commented(|import| {
@@ -61,7 +61,7 @@ impl Import<'_> {
         Item { comments, map }
     }
 
-    /// Carries the steps of an item over.
+    /// Returns the steps of an item.
     pub(super) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
         let before = self.scope.done.len();
         let outer = self.scope.item.replace(kind);
@@ -77,7 +77,7 @@ impl Import<'_> {
         steps
     }
 
-    /// A step that does nothing, where there must be one.
+    /// Returns a step that does nothing, for a list that needs one.
     pub(super) fn nothing(&mut self) -> Item {
         let mut map = Map::default();
         map.text("id", self.ids.take("nothing", 0));
@@ -119,7 +119,7 @@ impl Import<'_> {
         source
     }
 
-    /// The command that lists the items; where none is known, one that fails: over no items, all would seem to be done.
+    /// Returns the command that lists the items; without one, a command that fails, since no items would look like success.
     pub(super) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
         if !command.trim().is_empty() {
             return command;
@@ -129,7 +129,7 @@ impl Import<'_> {
         "echo 'nothing lists the items' >&2; exit 1".to_owned()
     }
 
-    /// Which items, and in which order.
+    /// Writes the selection and the order of the items.
     fn selection(&mut self, fields: &Fields<'_>, foreach: &mut Map) {
         if let Some(filter) = fields.take("filter").and_then(|node| self.filter(node)) {
             foreach.text("filter", filter);
@@ -168,7 +168,7 @@ impl Import<'_> {
         }
     }
 
-    /// Writes how many items are worked on at once: one, where several would change the same files.
+    /// Writes `max_parallel`: 1 for agents and git, which would change the same files.
     pub(super) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
         if parallel == "1" || !steps.iter().any(|item| item.map.changes_files_together()) {
             foreach.raw("max_parallel", parallel);
@@ -185,7 +185,7 @@ impl Import<'_> {
         foreach.commented(vec![comment], "max_parallel", Value::Raw("1".to_owned()));
     }
 
-    /// What failures of items mean; of what stands twice the first counts.
+    /// Writes the policy for failed items; of two values for a key, the first counts.
     fn policy(&mut self, policy: &[(&Node, &str)], foreach: &mut Map) {
         let get = |key: &str| policy_of(policy, key);
         let action = get("on_item_failure");
@@ -241,7 +241,7 @@ impl Import<'_> {
             let limit = get("max_failures").map(|node| (node, self.constant(node).parse::<u64>()));
             match (goes_on, limit) {
                 (false, _) => foreach.raw("max_failures", "0"),
-                // Theirs counts the failure that stops it, ours those that may be.
+                // Prodigy counts the failure that stops the step, Waypost the tolerated ones.
                 (true, Some((_, Ok(count)))) => {
                     foreach.raw("max_failures", count.saturating_sub(1).to_string())
                 }
@@ -307,7 +307,7 @@ impl Import<'_> {
         self.lost_keys(&fields);
     }
 
-    /// How long the steps of an item may take.
+    /// Reads the timeouts of the steps of an item.
     fn timeouts(&mut self, fields: &Fields<'_>) {
         let config = fields.take("timeout_config").map(Fields::new);
         let whole = fields.take("agent_timeout_secs");
@@ -359,25 +359,25 @@ impl Import<'_> {
     }
 }
 
-/// Returns what the policy says under a key.
+/// Returns the value of a key of the policy.
 fn policy_of<'n>(policy: &[(&'n Node, &str)], key: &str) -> Option<&'n Node> {
     policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node)
 }
 
-/// Returns steps that stand in a list, or below `commands`.
+/// Returns the steps of a list, or of the list under `commands`.
 pub(super) fn steps_of(node: Option<&Node>) -> Vec<Node> {
     let node = node.map(|node| node.get("commands").unwrap_or(node));
     node.and_then(Node::items).unwrap_or_default().to_vec()
 }
 
-/// Says whether items come from a file of this name, not from a command.
+/// Says whether an input is the name of a file and not a command.
 fn is_file(text: &str) -> bool {
     let is_script = [".sh", ".py", ".pl", ".rb", ".js"].iter().any(|end| text.ends_with(end));
     let name = text.rsplit('/').next().unwrap_or_default();
     !text.contains(char::is_whitespace) && !is_script && (name.contains('.') || text.contains('/'))
 }
 
-/// Says whether steps read fields of their item, so that it is no mere line.
+/// Says whether steps read fields of an item, so that the item is not a line of text.
 fn reads_fields(steps: &[Node]) -> bool {
     let text = steps.iter().map(|step| step.to_json().to_string()).collect::<String>();
     text.split("${item.").skip(1).any(|rest| {

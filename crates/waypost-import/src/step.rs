@@ -1,4 +1,4 @@
-//! One step: what it does, and the keys that say how.
+//! One step: its work and its keys.
 
 use waypost_workflow::file::{Node, parse_duration};
 
@@ -9,7 +9,7 @@ use super::names::{Captured, Done, Format};
 use super::texts::Command;
 use super::write::{Item, Map, Value};
 
-/// Keys of a step that have no place here: what is lost, and what to do instead.
+/// Keys of a step without an equivalent: the difference, and what to do.
 const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
@@ -50,15 +50,15 @@ const LOST: [(&str, &str, &str); 13] = [
     ("options", "the options are not part of the prompt", "write the options into the prompt"),
 ];
 
-/// What a step does.
+/// The work of a step.
 pub(super) enum Work {
     Run(Command),
-    /// A command that reads a text.
+    /// A command with its standard input.
     Write(Command, String),
     Agent(String),
 }
 
-/// A step of ours about to be written.
+/// A step of the made file, before its hooks are known.
 pub(super) struct Draft {
     pub(super) done: Done,
     pub(super) name: Option<String>,
@@ -95,7 +95,7 @@ impl Import<'_> {
         items
     }
 
-    /// Carries a step over, but for these keys, which somebody else reads; returns what it is made of.
+    /// Returns the steps made of one step; `others` are keys that the caller reads.
     pub(super) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
         let fields = Fields::new(node);
         fields.pass(others);
@@ -120,7 +120,7 @@ impl Import<'_> {
         items
     }
 
-    /// Finds what a step does: the key that says it, and its text.
+    /// Returns the key that names the work of a step, and its text.
     fn work_of(&mut self, fields: &Fields<'_>) -> Option<(&'static str, String)> {
         if let Some(text) = fields.node.spelled() {
             return Some(("claude", format!("/{}", text.trim_start_matches('/'))));
@@ -140,7 +140,7 @@ impl Import<'_> {
         if is_other || !fields.has(key) {
             return None;
         }
-        // The oldest form: the name of a command of Claude, with its arguments.
+        // The oldest syntax: the name of a command of Claude, with arguments.
         let mut text = format!("/{}", fields.word(key)?.trim_start_matches('/'));
         for argument in fields.take("args").and_then(Node::items).unwrap_or_default() {
             text.push(' ');
@@ -172,7 +172,7 @@ impl Import<'_> {
             Some((key, message, help)) => {
                 let node = fields.take(key).unwrap_or(fields.node);
                 self.note(node, key, *message, *help);
-                // All that belongs to it is lost with it.
+                // The note covers the other keys of the step.
                 fields.pass_all();
             }
             None => self.note(
@@ -245,7 +245,7 @@ impl Import<'_> {
         if let Some(metadata) = &metadata {
             draft.tolerates |= metadata.is_true("continue_on_error");
         }
-        // A step has the environment to itself, and can be done twice.
+        // `temporary` is true of every step: it has an environment of its own.
         fields.pass(&["temporary"]);
         let mut items = self.committing(fields, metadata.as_ref(), &mut draft);
         if let Some(metadata) = &metadata {
@@ -266,7 +266,7 @@ impl Import<'_> {
         items
     }
 
-    /// Has a step fail that makes no commit, if it must make one; returns the step that prints the commit before.
+    /// Adds the evidence of a required commit; returns the step that prints the commit before.
     fn committing(
         &mut self,
         fields: &Fields<'_>,
@@ -293,7 +293,7 @@ impl Import<'_> {
         items
     }
 
-    /// Tells once how an agent of ours is called.
+    /// Adds the note about the permissions of agents, once.
     pub(super) fn tell_of_agents(&mut self, node: &Node) {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
@@ -303,7 +303,7 @@ impl Import<'_> {
         self.note(node, "claude", message, help);
     }
 
-    /// Carries variables over that a step has for itself.
+    /// Returns the variables of a step.
     pub(super) fn variables(&mut self, node: Option<&Node>, key: &str) -> Vec<(String, String)> {
         let mut variables = Vec::new();
         for (name, value) in node.and_then(Node::entries).unwrap_or_default() {
@@ -352,12 +352,12 @@ impl Import<'_> {
         Work::Write(Command { text: command, env: vec![(name.to_owned(), path)] }, text)
     }
 
-    /// Under which names its output is known, and what is captured for that.
+    /// Returns the variables that hold the output of a step, and the format to capture.
     fn capture(&mut self, fields: &Fields<'_>) -> (Vec<Captured>, Option<Format>) {
         let mut names: Vec<String> = Vec::new();
         for key in ["capture", "capture_output"] {
             let Some(node) = fields.take(key) else { continue };
-            // True means only that the output can be read as `${shell.output}`, which it can anyway.
+            // `true` makes the output `${shell.output}`, which is readable without a capture.
             if let (None, Some(name)) = (node.truth(), node.spelled()) {
                 names.push(name.to_owned());
             }
@@ -396,7 +396,7 @@ impl Import<'_> {
         (captured, capture)
     }
 
-    /// Files that it makes and that later steps speak of: name, id of the step that finds it, and how it is called.
+    /// Returns the `file_pattern` outputs of a step: name, id of the step that finds the file, and pattern.
     fn files(&mut self, fields: &Fields<'_>, stem: &str, line: usize) -> Vec<(String, String, String)> {
         let mut files = Vec::new();
         let outputs = fields.take("outputs").and_then(Node::entries).unwrap_or_default();
@@ -443,7 +443,7 @@ impl Import<'_> {
         }
     }
 
-    /// Carries a time in seconds over.
+    /// Returns a duration; a plain number counts seconds.
     pub(super) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
         let text = self.constant(node);
         let duration = match text.parse::<u64>() {
@@ -462,7 +462,7 @@ impl Import<'_> {
         None
     }
 
-    /// Returns a value, or that of the variable of the file that it names.
+    /// Returns a scalar, or the value of the variable of the file that it names.
     pub(super) fn constant(&self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default().trim();
         let name = text.strip_prefix('$').map(|name| name.trim_start_matches('{').trim_end_matches('}'));
@@ -470,7 +470,7 @@ impl Import<'_> {
         value.map_or(text, String::as_str).to_owned()
     }
 
-    /// Tells of keys that nobody has asked for.
+    /// Adds a note for each key that is not marked as read.
     pub(super) fn lost_keys(&mut self, fields: &Fields<'_>) {
         for (key, value) in fields.rest() {
             let name = key.key_text();
@@ -491,7 +491,7 @@ impl Import<'_> {
     }
 }
 
-/// Finds the newest file of a name among those that were committed.
+/// Prints the file of the newest commit that matches a pattern.
 const FIND_FILE: &str =
     "git log -1 --format= --name-only --diff-filter=AM -- \":(glob)**/$PATTERN\" | tail -n 1";
 
@@ -511,7 +511,7 @@ pub(super) fn is_variable(name: &str) -> bool {
     crate::draft::is_name(name) && !name.starts_with("WAYPOST_")
 }
 
-/// Finds the word of a step that names it best.
+/// Returns the word of a command that makes the best id.
 fn word_of(key: &str, text: &str) -> String {
     if key == "write_file" {
         return "write-file".to_owned();
@@ -524,7 +524,7 @@ fn word_of(key: &str, text: &str) -> String {
         is_name && !word.contains('=') && !known.contains(word)
     };
     let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    // Of a command that begins with a keyword no word says what it does.
+    // A keyword of the shell does not name a command.
     let word = line.and_then(|line| line.split_whitespace().next()).filter(keyword).unwrap_or_default();
     let word = word.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     word.split(['.', ';', '|', '&']).next().unwrap_or_default().to_owned()

@@ -1,5 +1,4 @@
-//! Texts with variables: commands, which find the values in variables of their shell, and all others, into which they
-//! are pasted.
+//! Texts with variables: commands read values from variables of the shell; all other texts contain the values.
 
 use waypost_workflow::file::Node;
 
@@ -8,13 +7,13 @@ use super::names::{self, Meaning, text_literal};
 use super::shell::{self, Found, Place};
 use crate::draft::literal;
 
-/// Names that a shell, or nearly every program, reads in its own sense.
+/// Variables with a meaning for the shell or for most programs.
 const TAKEN: [&str; 20] = [
     "PATH", "HOME", "IFS", "PWD", "OLDPWD", "SHELL", "USER", "LANG", "TERM", "ENV", "PS1", "PS2", "PS4",
     "UID", "PPID", "CDPATH", "TMPDIR", "EDITOR", "RANDOM", "OPTIND",
 ];
 
-/// A command, and the variables that it reads.
+/// A command and its variables.
 #[derive(Debug, Default)]
 pub(super) struct Command {
     pub(super) text: String,
@@ -22,7 +21,7 @@ pub(super) struct Command {
 }
 
 impl Import<'_> {
-    /// Carries a shell command over; `taken` are variables that it has already.
+    /// Returns the command made of a shell command; `taken` are variables of the step.
     pub(super) fn command(
         &mut self,
         node: &Node,
@@ -92,7 +91,7 @@ impl Import<'_> {
         command
     }
 
-    /// Returns a command without the variables that something else stands for.
+    /// Returns a command without the variables of Prodigy.
     fn own_part(&mut self, node: &Node, key: &str, text: &str, found: &[Found]) -> String {
         let mut own = String::new();
         let mut at = 0;
@@ -106,7 +105,7 @@ impl Import<'_> {
         own
     }
 
-    /// Makes the name of a variable that a command has no other use for.
+    /// Returns the name of a variable that the command does not use.
     fn free_name(
         &self,
         inner: &str,
@@ -124,7 +123,7 @@ impl Import<'_> {
         variable_name(inner, is_taken)
     }
 
-    /// Writes what the shell itself finds the value of.
+    /// Returns the spelling of a variable that the shell expands.
     fn of_shell(&mut self, node: &Node, key: &str, found: &Found, before: &str, meaning: &Meaning) -> String {
         match (meaning, found.place) {
             (Meaning::Variable(name), Place::Verbatim) if self.scope.env.contains(name) => {
@@ -150,7 +149,7 @@ impl Import<'_> {
         }
     }
 
-    /// Carries a text over into which values are pasted: a prompt, a path, the value of a variable.
+    /// Returns a text with expressions in place of variables: a prompt, a path, the value of a variable.
     pub(super) fn pasted(&mut self, node: &Node, key: &str, text: &str) -> String {
         let mut pasted = String::new();
         let mut at = 0;
@@ -194,7 +193,7 @@ impl Import<'_> {
         pasted
     }
 
-    /// Says what a variable is; for what Prodigy alone can give a param stands.
+    /// Returns the meaning of a variable; a variable without an equivalent becomes a param.
     pub(super) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
         if let Some((value, format)) = self.changes(&found.inner) {
             return Meaning::Value(value, format);
@@ -235,7 +234,7 @@ impl Import<'_> {
         }
     }
 
-    /// Writes what a variable is as an operand of an expression; nothing where it is none.
+    /// Returns a variable as an operand of an expression; nothing for a variable of the shell.
     pub(super) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
         let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
         let text = names::Format::Text;
@@ -249,7 +248,7 @@ impl Import<'_> {
     }
 }
 
-/// Writes a variable of the shell so that its value is one word, whatever quotes are around.
+/// Returns a variable of the shell, quoted so that its value is one word.
 fn in_place(braced: &str, short: &str, place: Place) -> String {
     match place {
         Place::Bare => format!("\"{short}\""),
@@ -258,9 +257,9 @@ fn in_place(braced: &str, short: &str, place: Place) -> String {
     }
 }
 
-/// Puts what stands for a variable behind a command; returns how many of the characters after it are taken with it.
+/// Appends a variable to a command; returns how many characters after the variable it replaces.
 ///
-/// Between single quotes those are ended and begun again, but not where nothing else stands between them.
+/// Single quotes around the variable are closed and reopened, or dropped if nothing else is between them.
 fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize {
     let is_split = found.place == Place::Single && written.starts_with("'\"") && written.ends_with("\"'");
     let opens = is_split && text[..found.range.start].ends_with('\'');
@@ -273,7 +272,7 @@ fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize 
     usize::from(closes)
 }
 
-/// Makes the name of a variable of what it stands for.
+/// Returns a name for the variable of the shell that holds `inner`.
 fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let inner = inner.split(['|', ':']).next().unwrap_or_default().trim();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
@@ -292,7 +291,7 @@ fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     chosen
 }
 
-/// Says whether a command reads or sets a variable of this name.
+/// Says whether a command reads or sets the variable.
 fn uses(command: &str, name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let uses = |(at, _): (usize, &str)| {

@@ -1,4 +1,4 @@
-//! The whole file: what kind it is, what stands beside its steps, and how ours begins.
+//! The whole file: its kind, its keys beside the steps, and the head of the made file.
 
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
@@ -12,12 +12,12 @@ use super::step::is_variable;
 use super::write::{Item, Map, Value};
 use crate::draft::plain;
 
-/// Keys of the whole file that say what failures of items mean.
+/// Keys of the file that are part of the policy for failed items.
 const POLICY: [&str; 5] =
     ["on_item_failure", "continue_on_failure", "max_failures", "failure_threshold", "error_collection"];
-/// What a step of ours does, and none of theirs.
+/// Keys of steps of Waypost that Prodigy does not have.
 const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
-/// What a step of theirs does.
+/// Keys that name the work of a step of Prodigy.
 const THEIRS: [&str; 11] = [
     "shell",
     "claude",
@@ -32,7 +32,7 @@ const THEIRS: [&str; 11] = [
     "name",
 ];
 
-/// Makes a workflow file of one of Prodigy.
+/// Returns the text of the made file, and the notes.
 pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
     let root = document.root();
     let nodes = check(document)?;
@@ -109,7 +109,7 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
     Ok((text, notes))
 }
 
-/// Refuses what is too large for a workflow of ours.
+/// Refuses a file that exceeds a limit of workflow files.
 fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), FileError> {
     let help = "split it into several workflows, or work on a list with `foreach`";
     let message = match () {
@@ -124,7 +124,7 @@ fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), Fil
     Err(document.wrong(document.root(), message, help))
 }
 
-/// Writes what a reader of the file must know.
+/// Returns the comments at the head of the made file.
 fn head(from: &str, comments: &[String]) -> String {
     let mut text = format!(
         "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
@@ -142,7 +142,7 @@ fn head(from: &str, comments: &[String]) -> String {
     text
 }
 
-/// Finds the steps of a file, if it is a workflow of Prodigy.
+/// Returns the steps of a workflow of Prodigy, and refuses every other file.
 fn check(document: &Document) -> Result<&[Node], FileError> {
     let root = document.root();
     let help = "a workflow of Prodigy is a list of steps, or a map with `commands`, or one with `map`";
@@ -192,17 +192,17 @@ fn is_our_foreach(node: &Node) -> bool {
         .is_some_and(|foreach| foreach.get("items").is_some() && foreach.get("steps").is_some())
 }
 
-/// A variable of the whole file.
+/// A variable of the file.
 struct Variable<'n> {
     name: String,
-    /// What it is, if that is known.
+    /// The value, if it is a constant.
     value: Option<String>,
-    /// The command that finds it out.
+    /// The command that computes the value.
     command: Option<&'n Node>,
     is_secret: bool,
 }
 
-/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
+/// Returns the variable that a value refers to. Any other value of a secret is the secret itself, and never shown.
 fn reference(value: &str) -> Option<&str> {
     let name = value.trim().strip_prefix('$')?;
     let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
@@ -262,7 +262,7 @@ impl Import<'_> {
         variables
     }
 
-    /// Writes a step for each variable that a command finds out.
+    /// Returns a step for each computed variable.
     fn computed(&mut self, env: &[Variable<'_>]) -> Vec<Item> {
         let mut items = Vec::new();
         for (name, node) in env.iter().filter_map(|variable| Some((&variable.name, variable.command?))) {
@@ -276,7 +276,7 @@ impl Import<'_> {
             items.push(Item { comments: Vec::new(), map });
             self.computed.push((name.clone(), id.clone()));
             let captured = Captured { name: name.clone(), format: Format::Text, below: String::new() };
-            // No command speaks of it as the last one.
+            // It is never the last step of `${last.output}`.
             self.scope
                 .done
                 .insert(0, Done { id, is_agent: false, captured: vec![captured], ..Done::default() });
@@ -325,7 +325,7 @@ impl Import<'_> {
         names
     }
 
-    /// Takes secrets of which only the names are told, in a list or as one word.
+    /// Adds the secrets of a list of names, or of one name.
     fn listed_secrets(&mut self, node: &Node, names: &mut Vec<String>) {
         let listed = match node.items() {
             Some(items) => items.iter().collect(),
@@ -340,7 +340,7 @@ impl Import<'_> {
                     self.scope.secrets.insert(name.to_owned());
                     names.push(name.to_owned());
                 }
-                // It may be the value itself, which is told nowhere.
+                // The text may be the secret itself, so no note contains it.
                 None => {
                     let message = "cannot carry over a secret: its name is taken, or not that of a variable";
                     self.note(item, "secrets", message, "write names of variables: `secrets: [NAME]`");
@@ -349,8 +349,7 @@ impl Import<'_> {
         }
     }
 
-    /// Tells where a secret must come from, if that is not the caller's variable `source` of the same name. Its value
-    /// is told nowhere.
+    /// Adds a note on the source of a secret, unless it is the caller's variable of the same name.
     fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
         let (message, source) = match source {
             Some(source) if source == name => return,
@@ -370,7 +369,7 @@ impl Import<'_> {
             steps.extend(self.setup(setup));
         }
         let error_policy = fields.take("error_policy");
-        // What stands beside `map` counts before what stands below `error_policy`.
+        // A key beside `map` precedes the same key of `error_policy`.
         let mut policy: Vec<(&Node, &str)> =
             POLICY.iter().filter_map(|key| Some((fields.take(key)?, *key))).collect();
         let below = error_policy.and_then(Node::entries).unwrap_or_default();
@@ -424,7 +423,7 @@ impl Import<'_> {
         steps
     }
 
-    /// Has the output of a step known by a name that stands apart from it.
+    /// Makes the output of a step known under a name of `capture_outputs`.
     fn capture_output(&mut self, name: &str, value: &Node, before: usize, items: &mut [Item]) {
         let path = value.get("json_path").and_then(Node::spelled);
         let below = path.and_then(|path| path.strip_prefix('$')).unwrap_or_default();
@@ -453,7 +452,7 @@ impl Import<'_> {
         item.map.capture(if format == Format::Json { "json" } else { "text" });
     }
 
-    /// Tells of what stands beside the steps and has no place here.
+    /// Adds the notes on keys of the file without an equivalent.
     fn beside(&mut self, fields: &Fields<'_>) {
         if let Some(line) = self.masked.values().min().copied() {
             let names: Vec<String> = self.masked.keys().map(|name| format!("`{name}`")).collect();
