@@ -47,6 +47,8 @@ pub(super) struct Import<'d> {
     pub(super) item_retry: Option<Map>,
     /// Variables that a command of the file computes: the name, and the id of the step that runs the command.
     pub(super) computed: Vec<(String, String)>,
+    /// Variables of the caller that texts contain: the name, and the id of the step that prints the value.
+    pub(super) printed: Vec<(String, String)>,
     pub(super) changes: Changes,
     /// Names of variables whose values Prodigy masks, and the first line of one.
     pub(super) masked: BTreeMap<String, usize>,
@@ -68,6 +70,7 @@ impl<'d> Import<'d> {
             is_map_reduce: false,
             item_retry: None,
             computed: Vec::new(),
+            printed: Vec::new(),
             changes: Changes::default(),
             masked: BTreeMap::new(),
             item_timeouts: [None, None],

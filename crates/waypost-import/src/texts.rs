@@ -5,6 +5,7 @@ use waypost_workflow::file::Node;
 use super::import::Import;
 use super::names::{self, Meaning, text_literal};
 use super::shell::{self, Found, Place};
+use super::step::is_variable;
 use crate::draft::literal;
 
 /// Variables with a meaning for the shell or for most programs.
@@ -162,18 +163,15 @@ impl Import<'_> {
                 Meaning::Param(name) => format!("${{{{ params.{name} }}}}"),
                 Meaning::Constant(text) => literal(&text),
                 Meaning::Variable(name) if self.scope.env.contains(&name) => format!("${{{{ env.{name} }}}}"),
-                Meaning::Variable(name) => {
-                    let help = "print the variable in a step with `capture: text`, or make it a param";
-                    self.note(
-                        node,
-                        key,
-                        format!(
-                            "`{before}` is plain text: only commands read `{name}`, a variable of the caller"
-                        ),
-                        help,
-                    );
-                    literal(before)
-                }
+                Meaning::Variable(name) => match self.of_caller(&name) {
+                    Some(expression) => format!("${{{{ {expression} }}}}"),
+                    None => {
+                        let help = "have a command read the variable: `\"$NAME\"`";
+                        let message = format!("`{before}` is plain text: only commands read `{name}`");
+                        self.note(node, key, message, help);
+                        literal(before)
+                    }
+                },
                 Meaning::Command(command) => {
                     let help =
                         "run the command in a step with `capture: text`, and read `steps.ID.outputs.result`";
@@ -191,6 +189,23 @@ impl Import<'_> {
         }
         pasted.push_str(&literal(&text[at..]));
         pasted
+    }
+
+    /// Returns the expression of a variable of the caller, perhaps with a default; the first steps of the file print
+    /// the value. A secret has none.
+    fn of_caller(&mut self, inner: &str) -> Option<String> {
+        let name = inner.split(":-").next().unwrap_or_default();
+        let is_plain = !inner.contains(['"', '$', '`', '\\', '}', '\n']);
+        if !is_variable(name) || self.scope.secrets.contains(name) || !is_plain {
+            return None;
+        }
+        let known = self.printed.iter().find(|(known, _)| known == inner).map(|(_, id)| id.clone());
+        let id = known.unwrap_or_else(|| {
+            let id = self.ids.take(&format!("env-{}", name.to_ascii_lowercase()), 0);
+            self.printed.push((inner.to_owned(), id.clone()));
+            id
+        });
+        Some(format!("steps.{id}.outputs.result"))
     }
 
     /// Returns the meaning of a variable; a variable without an equivalent becomes a param.

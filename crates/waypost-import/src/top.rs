@@ -63,6 +63,7 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
         import.beside(&fields);
         retry
     });
+    steps.splice(0..0, import.printed());
     if steps.iter().all(|item| item.map.is_empty()) {
         import.note(
             root,
@@ -282,6 +283,19 @@ impl Import<'_> {
                 .insert(0, Done { id, is_agent: false, captured: vec![captured], ..Done::default() });
         }
         items
+    }
+
+    /// Returns a step for each variable of the caller that a text contains.
+    fn printed(&self) -> Vec<Item> {
+        let item = |(name, id): &(String, String)| {
+            let mut map = Map::default();
+            map.text("id", id.clone());
+            let unset = if name.contains(":-") { "" } else { "?" };
+            map.text("run", format!("printf %s \"${{{name}{unset}}}\""));
+            map.raw("capture", "text");
+            Item { comments: Vec::new(), map }
+        };
+        self.printed.iter().map(item).collect()
     }
 
     fn secrets(&mut self, node: Option<&Node>, env: &[Variable<'_>]) -> Vec<String> {

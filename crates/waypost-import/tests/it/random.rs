@@ -28,6 +28,8 @@ fn text() -> impl Strategy<Value = String> {
         "\"q\"",
         "'s'",
         "${map.results}",
+        "${env.Z}",
+        "${env.Z:-q}",
         "${unknown.z}",
         "${SECRET}",
     ];

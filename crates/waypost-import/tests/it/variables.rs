@@ -90,3 +90,23 @@ fn an_id_can_be_read_by_expressions() {
 
     assert!(made.contains("steps.x-y-z-head.outputs.result"), "{made}");
 }
+
+#[test]
+fn a_variable_of_the_caller_in_a_text_is_printed_first() {
+    let source = "secrets: [TOKEN]\ncommands:\n  - {id: a, shell: a, working_dir: '${env.DEPLOY_DIR}/x'}\n  \
+                  - {id: b, claude: '/b ${env:DEPLOY_DIR} ${env.TOKEN}'}\n";
+
+    let made = made(source);
+    let step =
+        "  - id: env-deploy_dir\n    run: 'printf %s \"${DEPLOY_DIR?}\"'\n    capture: text\n\n  - id: a\n";
+    assert!(made.contains(step), "{made}");
+    assert!(made.contains("dir: \"${{ steps.env-deploy_dir.outputs.result }}/x\""), "{made}");
+    assert!(
+        made.contains("prompt: \"/b ${{ steps.env-deploy_dir.outputs.result }} ${env.TOKEN}\""),
+        "{made}"
+    );
+    assert!(!made.contains("\"${TOKEN?}\""), "a secret is never printed");
+    assert!(notes(source).iter().any(|note| note.message.ends_with("only commands read `TOKEN`")));
+    let with_default = crate::made("- {claude: '/x ${env.MODE:-fast}'}\n");
+    assert!(with_default.contains("run: 'printf %s \"${MODE:-fast}\"'"), "{with_default}");
+}
