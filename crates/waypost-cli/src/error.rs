@@ -10,6 +10,7 @@ use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::store::StoreError;
 use waypost::{CheckpointRef, InvalidName, RunId, StepId};
+use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
@@ -154,16 +155,14 @@ pub(crate) enum Error {
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
     /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
-    #[error("{} cannot be imported: {}", .0.path().display(), first_problem(.0))]
+    #[error("cannot import {}: {}", .0.path().display(), first_problem(.0))]
     Foreign(Box<FileError>),
+    /// A file is a session or a checkpoint of another program.
+    #[error("cannot import {0}")]
+    ForeignState(State),
     /// A workflow file that was made does not pass the check: everything that is wrong with it.
-    #[error("what was made of {} is no workflow that can be run: {}", made_of.display(), first_problem(error))]
-    Made {
-        /// What it was made of.
-        made_of: PathBuf,
-        /// What is wrong.
-        error: Box<FileError>,
-    },
+    #[error("what was made of {} is no workflow that can be run: {}", .0.path().display(), first_problem(.0))]
+    Made(Box<FileError>),
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
@@ -292,6 +291,16 @@ impl Error {
         Self::Usage { message: error.to_string(), hint: None }
     }
 
+    /// Says that a file of another program was not imported.
+    pub(crate) fn from_import(error: waypost_import::Error) -> Self {
+        match error {
+            waypost_import::Error::Source(error) => Self::Foreign(error),
+            waypost_import::Error::Made(error) => Self::Made(error),
+            waypost_import::Error::State(state) => Self::ForeignState(state),
+            error => Self::usage(error.to_string(), "`waypost import --help`"),
+        }
+    }
+
     /// Says that there is no such thing.
     pub(crate) fn not_found(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::NotFound { what: what.into(), hint: Some(hint.into()) }
@@ -308,7 +317,7 @@ impl Error {
             Self::File(error) | Self::ParamsFile(error) | Self::Config(error) | Self::Foreign(error) => {
                 Some(error)
             }
-            Self::Made { error, .. } | Self::NotAdopted { error, .. } => Some(error),
+            Self::Made(error) | Self::NotAdopted { error, .. } => Some(error),
             _ => None,
         }
     }
@@ -402,7 +411,8 @@ impl Error {
                     "workflows of Prodigy can be imported; `waypost import ./FILE` takes an exported checkpoint",
                 ),
             ),
-            Self::Made { .. } => (
+            Self::ForeignState(state) => ("foreign_state", Exit::InvalidWorkflow, Some(state.hint())),
+            Self::Made(_) => (
                 "internal",
                 Exit::Internal,
                 hint("this is a fault of waypost, and no file was made: please tell of it"),

@@ -23,9 +23,12 @@ use crate::drive::{Session, Told};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::{Begin, ReadParam};
-use crate::place::{Access, kept};
+use crate::place::{self, Access, kept};
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
+
+/// The largest file of another program that is looked into: a checkpoint with all items of a large job.
+const FOREIGN_BYTES_MAX: u64 = 64 << 20;
 
 /// Loads a checkpoint from a file of its own, or the newest one from an archive, with what that run was given since.
 fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
@@ -40,9 +43,15 @@ fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
     Ok((portable?, signals))
 }
 
+/// Returns the error for a session or checkpoint of Prodigy; nothing for any other file.
+fn foreign(file: &Path) -> Option<Error> {
+    let bytes = place::read_regular(file, FOREIGN_BYTES_MAX).ok()?;
+    waypost_import::prodigy_state(&bytes).map(Error::ForeignState)
+}
+
 pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Result<Exit, Error> {
     let file = args.file.clone().expect("it is required where nothing else is imported");
-    let (portable, given) = load(&file)?;
+    let (portable, given) = load(&file).map_err(|error| foreign(&file).unwrap_or(Error::Import(error)))?;
     let workflow = workflow_of(&portable, &file)?;
     if args.show {
         return show(context, &portable, &workflow);

@@ -4,7 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use waypost_workflow::file::{Document, FILE_BYTES_MAX, Workflow};
+use waypost_import::{Imported, Note};
+use waypost_workflow::file::FILE_BYTES_MAX;
 
 use super::Context;
 use super::new::write_new;
@@ -13,7 +14,6 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::place::{self, quoted};
-use crate::prodigy::{self, Imported};
 use crate::view::{ImportedView, NoteView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
@@ -25,41 +25,36 @@ pub(crate) async fn import_workflow(context: &Context, args: &ImportWorkflowArgs
         return Err(is_there(out));
     }
     let bytes = place::read_regular(&args.file, FILE_BYTES_MAX as u64)?;
-    let foreign = |error| Error::Foreign(Box::new(error));
-    let document = Document::parse(&bytes, &args.file).map_err(foreign)?;
-    let imported =
-        prodigy::import(&document, &args.file.display().to_string(), &stem(&args.file)).map_err(foreign)?;
-    // What is wrong with it is our fault, and nothing of it is kept.
-    let path = args.out.as_deref().unwrap_or(&args.file);
-    let checked = Workflow::parse(&imported.text, path);
-    let workflow =
-        checked.map_err(|error| Error::Made { made_of: args.file.clone(), error: Box::new(error) })?;
+    let imported = waypost_import::prodigy(&bytes, &args.file).map_err(Error::from_import)?;
     match &args.out {
         Some(out) if args.force => replace(out, &imported.text)?,
         Some(out) => write_new(out, &imported.text)?,
         None => {}
     }
-    tell(context, args, &imported, &workflow)?;
+    tell(context, args, &imported)?;
     Ok(Exit::Done)
 }
 
-fn tell(
-    context: &Context,
-    args: &ImportWorkflowArgs,
-    imported: &Imported,
-    workflow: &Workflow,
-) -> Result<(), Error> {
+fn tell(context: &Context, args: &ImportWorkflowArgs, imported: &Imported) -> Result<(), Error> {
     let from = args.file.display().to_string();
     for note in &imported.notes {
         let (place, line, key) = (shown(&from), note.line, shown(&note.key));
         let (message, help) = (shown(&note.message), shown(&note.help));
-        context.output.note(&format!("{place}:{line}: {key}: {message} ({help})"));
+        let also = match note.also.as_slice() {
+            [] => String::new(),
+            [line] => format!("; also line {line}"),
+            lines => {
+                format!("; also lines {}", lines.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+            }
+        };
+        context.output.note(&format!("{place}:{line}: {key}: {message} ({help}){also}"));
     }
     let out = args.out.as_ref().map(|out| out.display().to_string());
-    let steps: Vec<String> = workflow.steps().iter().map(|step| step.id.clone()).collect();
+    let steps: Vec<String> = imported.workflow.steps().iter().map(|step| step.id.clone()).collect();
     if context.output.json {
-        let view = |note: &prodigy::Note| NoteView {
+        let view = |note: &Note| NoteView {
             line: note.line,
+            also: note.also.clone(),
             key: note.key.clone(),
             message: note.message.clone(),
             help: note.help.clone(),
@@ -68,7 +63,7 @@ fn tell(
             v: VERSION,
             text: out.is_none().then(|| imported.text.clone()),
             file: out,
-            workflow: workflow.name().to_owned(),
+            workflow: imported.workflow.name().to_owned(),
             from,
             steps,
             notes: imported.notes.iter().map(view).collect(),
@@ -104,8 +99,4 @@ fn replace(file: &Path, text: &str) -> Result<(), Error> {
         let _ = fs::remove_file(beside);
         failed(source)
     })
-}
-
-fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }

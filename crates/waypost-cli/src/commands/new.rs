@@ -8,7 +8,6 @@ use waypost_workflow::file::Workflow;
 
 use super::Context;
 use crate::cli::NewArgs;
-use crate::draft::{literal, scalar};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
@@ -117,7 +116,11 @@ fn begun(file: &Path, name: &str, commands: &[String]) -> String {
         return head + EXAMPLE;
     }
     let steps = commands.iter().enumerate().map(|(index, command)| {
-        format!("\n  - id: step-{}\n    run: {}\n", index + 1, scalar(&literal(command)))
+        format!(
+            "\n  - id: step-{}\n    run: {}\n",
+            index + 1,
+            scalar(&command.replace("${{", "${{ '${{' }}"))
+        )
     });
     format!("{head}{STEPS}{}", steps.collect::<String>())
 }
@@ -154,3 +157,8 @@ steps:
     if: params.who != "nobody"
     run: cat out/greeting.txt
 "#;
+
+/// Writes a text as one value of YAML: a string of JSON is one of YAML, too.
+fn scalar(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

@@ -60,6 +60,7 @@ pub(crate) struct ImportedView {
 #[derive(Debug, Serialize)]
 pub(crate) struct NoteView {
     pub(crate) line: usize,
+    pub(crate) also: Vec<usize>,
     pub(crate) key: String,
     pub(crate) message: String,
     pub(crate) help: String,

@@ -84,3 +84,23 @@ fn what_is_no_sound_checkpoint_is_refused() {
     assert_eq!(to.call(&["import", "x.json", "--trust", "--dir", "absent"]).status.code(), Some(2));
     assert!(!to.path(".waypost").exists());
 }
+
+#[test]
+fn a_session_of_prodigy_is_refused_with_what_to_do() {
+    let rig = Rig::new();
+    rig.write(
+        "checkpoint.json",
+        r#"{"workflow_id": "wf-1", "execution_state": {}, "completed_steps": [{}], "total_steps": 3, "workflow_path": "a.yml"}"#,
+    );
+
+    for args in [&["import", "checkpoint.json", "--trust"][..], &["import", "workflow", "checkpoint.json"]] {
+        let said = rig.waypost(args);
+        let expect = "exit 78\n--- stdout\n--- stderr\n\
+             error: cannot import the checkpoint `wf-1` of Prodigy: it lists finished steps by number, without their \
+             definitions and the digests of their files\n\
+             hint: `waypost import workflow a.yml -o waypost.yaml`; 1 of 3 steps are finished: delete them from \
+             `waypost.yaml`; `waypost run waypost.yaml --dir WORKTREE`\n";
+        assert_eq!(said, expect);
+    }
+    assert!(!rig.path(".waypost").exists());
+}

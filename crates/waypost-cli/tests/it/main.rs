@@ -56,6 +56,7 @@ mod passes_again;
 mod printing;
 mod probes;
 mod prodigy;
+mod prodigy_runs;
 mod prodigy_values;
 mod pruning;
 mod reading;

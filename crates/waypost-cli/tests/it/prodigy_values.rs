@@ -30,18 +30,21 @@ fn nothing_of_secrets_and_failures_is_lost_without_a_word() {
         assert_eq!(notes, [""; 0], "{list}");
     }
     let (made, notes) = import("secrets: ['hunter2 of old']");
-    assert!(notes[0].starts_with("secrets: what stands here is left out"), "{notes:?}");
+    assert!(notes[0].starts_with("secrets: cannot carry over a secret"), "{notes:?}");
     assert!(!made.contains("hunter2") && !format!("{notes:?}").contains("hunter2"), "{made}");
-    assert!(import("env: [A=1]").1[0].starts_with("env: it is left out"));
+    assert!(import("env: [A=1]").1[0].starts_with("env: cannot carry over `env`"));
     for (policy, what) in [
-        ("error_policy: { error_collection: aggregate }", "error_collection: it is left out: every failure"),
+        (
+            "error_policy: { error_collection: aggregate }",
+            "error_collection: every failure is recorded at once",
+        ),
         (
             "error_policy: { continue_on_failure: maybe }",
-            "continue_on_failure: it is left out: it is neither",
+            "continue_on_failure: cannot carry over the value: neither",
         ),
         (
             "error_policy: { continue_on_failure: true, on_item_failure: stop }",
-            "continue_on_failure: it is left out: `on_item_failure: stop` counts",
+            "continue_on_failure: cannot carry over the value: `on_item_failure: stop` contradicts it",
         ),
     ] {
         let (_, notes) = import(policy);

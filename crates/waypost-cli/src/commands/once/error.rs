@@ -141,7 +141,8 @@ impl OnceError {
                 let help = format!(
                     "a shell function is no program: `export -f {name}`, then `waypost once KEY -- bash -c {name}`"
                 );
-                let is_name = crate::draft::is_name(&name.replace('-', "_"));
+                let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+                    && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
                 ("command_not_found", Exit::Command(127), is_name.then_some(help))
             }
             Self::Spawn(SpawnError::InterpreterNotFound { .. }) => {

@@ -1,26 +1,26 @@
-//! YAML as it is written, with comments where they belong.
+//! YAML with comments, as text.
 
 use crate::draft::{fits_block, plain, scalar};
 
 /// A value.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// As it stands.
+    /// Text of YAML.
     Raw(String),
     Text(String),
     List(Vec<Item>),
     Map(Map),
 }
 
-/// An item of a list, with the comments before it.
+/// An item of a list, after its comments.
 #[derive(Debug, Clone)]
 pub(super) struct Item {
     pub(super) comments: Vec<String>,
-    /// Nothing where there are only comments.
+    /// Empty if the item is only comments.
     pub(super) map: Map,
 }
 
-/// Entries in their order, each with the comments before it.
+/// Entries in order, each after its comments.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Map(Vec<(Vec<String>, String, Value)>);
 
@@ -31,6 +31,25 @@ impl Map {
 
     pub(super) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(_, known, _)| known == key)
+    }
+
+    /// Returns the id of a step.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.0.iter().find_map(|(_, key, value)| match value {
+            Value::Text(id) if key == "id" => Some(id.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Says whether a step in it is an agent or runs git, at any depth.
+    pub(super) fn changes_files_together(&self) -> bool {
+        self.0.iter().any(|(_, key, value)| match value {
+            Value::Text(_) if key == "agent" => true,
+            Value::Text(text) => matches!(key.as_str(), "run" | "command") && super::git::is_git(text),
+            Value::List(items) => items.iter().any(|item| item.map.changes_files_together()),
+            Value::Map(map) => map.changes_files_together(),
+            Value::Raw(_) => false,
+        })
     }
 
     pub(super) fn raw(&mut self, key: &str, value: impl Into<String>) {
@@ -49,7 +68,7 @@ impl Map {
         self.0.push((comments, key.to_owned(), value));
     }
 
-    /// Puts in texts under their names, if there are some.
+    /// Adds a map of texts, unless it is empty.
     pub(super) fn texts(&mut self, key: &str, values: &[(String, String)]) {
         let mut map = Self::default();
         values.iter().for_each(|(name, value)| map.text(name, value.clone()));
@@ -58,14 +77,14 @@ impl Map {
         }
     }
 
-    /// Puts in steps, if there are some.
+    /// Adds a list of steps, unless it is empty.
     pub(super) fn steps(&mut self, key: &str, items: Vec<Item>) {
         if !items.is_empty() {
             self.put(key, Value::List(items));
         }
     }
 
-    /// Has a step done only where this holds, too.
+    /// Adds a condition to the `if` of a step.
     pub(super) fn guard(&mut self, condition: &str) {
         match self.0.iter_mut().find(|(_, key, _)| key == "if") {
             Some((_, _, Value::Text(own))) => *own = format!("({own}) && {condition}"),
@@ -73,23 +92,29 @@ impl Map {
         }
     }
 
-    /// Lets the failure of a step be, if it does something itself.
+    /// Tolerates the failure of a step that is a process.
     pub(super) fn tolerate(&mut self) {
-        let has = |wanted: &str| self.0.iter().any(|(_, key, _)| key == wanted);
-        if (has("run") || has("agent")) && !has("continue_on_error") {
-            self.raw("continue_on_error", "true");
-        }
+        self.of_process("continue_on_error", "true");
     }
 
-    /// Has the output of a step captured, where that is not so already.
+    /// Captures the output of a step that is a process.
     pub(super) fn capture(&mut self, format: &str) {
-        let is_step = self.0.iter().any(|(_, key, _)| key == "run" || key == "agent");
-        if is_step && !self.0.iter().any(|(_, key, _)| key == "capture") {
-            self.raw("capture", format);
+        self.of_process("capture", format);
+    }
+
+    /// Limits the time of a step that is a process.
+    pub(super) fn limit(&mut self, timeout: &str) {
+        self.of_process("timeout", timeout);
+    }
+
+    /// Adds a key of processes, unless the step has the key.
+    fn of_process(&mut self, key: &str, value: &str) {
+        if (self.has("run") || self.has("agent")) && !self.has(key) {
+            self.raw(key, value);
         }
     }
 
-    /// Returns how many steps the longest list in it has.
+    /// Returns the number of steps in the longest list.
     pub(super) fn steps_max(&self) -> usize {
         let of_value = |value: &Value| match value {
             Value::List(items) => {
@@ -102,7 +127,7 @@ impl Map {
         self.0.iter().map(|(_, _, value)| of_value(value)).max().unwrap_or(0)
     }
 
-    /// Writes it, with an empty line before each entry of the outermost one that takes several lines.
+    /// Returns the text, with an empty line before each outermost entry of several lines.
     pub(super) fn written(&self) -> String {
         let mut text = String::new();
         for (comments, key, value) in &self.0 {
@@ -151,7 +176,7 @@ fn list_item(text: &mut String, indent: usize, item: &Item) {
     for (comments, key, value) in &item.map.0 {
         entry(text, indent + 2, comments, key, value);
     }
-    // The mark of the item takes the place of two spaces before its first key.
+    // `- ` replaces two spaces before the first key.
     let first = text[begin..].find(|c| c != ' ').map_or(begin, |at| begin + at);
     if first >= begin + 2 {
         text.replace_range(first - 2..first, "- ");
@@ -171,7 +196,7 @@ fn push_spaces(text: &mut String, count: usize) {
     text.extend(std::iter::repeat_n(' ', count));
 }
 
-/// Writes a text so that it reads the same: as it is, in quotes, or as a block.
+/// Writes a text plainly, in quotes or as a block, so that YAML reads the same text.
 fn words(text: &mut String, indent: usize, value: &str) {
     let is_line = !value.contains('\n');
     let can_block = fits_block(value) && !value.ends_with("\n\n");
@@ -189,7 +214,7 @@ fn words(text: &mut String, indent: usize, value: &str) {
         text.push_str(&format!(" {}\n", scalar(value)));
         return;
     }
-    // With its indentation said, since the first line may have one of its own.
+    // A block whose first line is indented needs an indentation indicator.
     let indicator = if value.starts_with([' ', '\t', '\n']) { "2" } else { "" };
     let end = if value.ends_with('\n') { "" } else { "-" };
     text.push_str(&format!(" |{indicator}{end}\n"));
@@ -202,7 +227,7 @@ fn words(text: &mut String, indent: usize, value: &str) {
     }
 }
 
-/// Says whether a text is itself without quotes, and nothing else.
+/// Says whether YAML reads a text without quotes as that text.
 fn is_simple(text: &str) -> bool {
     let is_word = matches!(
         text.to_ascii_lowercase().as_str(),

@@ -1,57 +1,64 @@
-//! One step: what it does, and the keys that say how.
+//! One step: its work and its keys.
 
 use waypost_workflow::file::{Node, parse_duration};
 
-use super::Import;
 use super::fields::Fields;
+use super::git::{committed, reads_changes};
+use super::import::Import;
 use super::names::{Captured, Done, Format};
 use super::texts::Command;
-use super::write::{Item, Map};
+use super::write::{Item, Map, Value};
 
-/// Keys of a step that have no place here: what is lost, and what to do instead.
-const LOST: [(&str, &str, &str); 15] = [
-    (
-        "validate",
-        "what it did is not validated",
-        "repeat it until a check holds: `repeat: { until: …, max: N }`",
-    ),
+/// Keys of a step without an equivalent: the difference, and what to do.
+const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
-        "what it did is not validated",
-        "put a step behind it that fails where it must not go on",
+        "cannot carry over the validation: this spelling is unknown",
+        "add a step after this one that fails where the run must stop",
     ),
-    ("validation_timeout", "there is no validation", "give the step that checks a `timeout`"),
+    ("validation_timeout", "the validation has no timeout", "give the step that checks a `timeout`"),
     (
         "ignore_validation_failure",
-        "there is no validation",
+        "a failed validation is not tolerated",
         "give the step that checks `continue_on_error: true`",
     ),
-    ("skip_validation", "there is no validation", "nothing needs to be done"),
+    ("skip_validation", "the validation is not skipped", "delete the step that checks"),
     (
-        "commit_required",
-        "that it made a commit is not checked",
-        "put a step behind it that looks at `git log`",
+        "auto_commit",
+        "the changes of the step are not committed, and no commit is required",
+        "add a step: `run: git commit -am MESSAGE`",
     ),
-    ("auto_commit", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
-    ("commit_config", "nothing is committed for it", "put a step behind it: `run: git commit -am …`"),
-    ("analysis", "nothing is analysed for it", "put a step before it that does what it needs"),
-    ("output_file", "its output goes to its log only", "write it with `> FILE` in the command"),
-    ("clear_env", "it finds the caller's variables, too", "begin the command with `env -i`"),
-    ("retry_original", "that is the case wherever `max_attempts` is above 0", "nothing needs to be done"),
-    ("handler", "a handler of Prodigy's own does not run", "write the command that it stands for as `run`"),
-    ("output", "Prodigy passes over it, too", "write it with `> FILE` in the command"),
-    ("options", "they are left out", "write them into the prompt"),
+    (
+        "commit_config",
+        "the changes of the step are not committed",
+        "add a step: `run: git commit -am MESSAGE`",
+    ),
+    (
+        "analysis",
+        "Prodigy's analysis of the project does not run",
+        "add a step before that does the analysis",
+    ),
+    ("output_file", "the output is only in the log", "end the command with `> FILE`"),
+    ("clear_env", "the step has the caller's variables", "begin the command with `env -i`"),
+    (
+        "retry_original",
+        "the step is repeated wherever `max_attempts` is above 0",
+        "`max_attempts: 0` repeats nothing",
+    ),
+    ("handler", "a handler of Prodigy does not run", "write its command as `run`"),
+    ("output", "Prodigy ignores the key", "end the command with `> FILE`"),
+    ("options", "the options are not part of the prompt", "write the options into the prompt"),
 ];
 
-/// What a step does.
+/// The work of a step.
 pub(super) enum Work {
     Run(Command),
-    /// A command that reads a text.
+    /// A command with its standard input.
     Write(Command, String),
     Agent(String),
 }
 
-/// A step of ours about to be written.
+/// A step of the made file, before its hooks are known.
 pub(super) struct Draft {
     pub(super) done: Done,
     pub(super) name: Option<String>,
@@ -63,42 +70,57 @@ pub(super) struct Draft {
     pub(super) retry: Option<Map>,
     pub(super) capture: Option<Format>,
     pub(super) tolerates: bool,
+    pub(super) evidence: Option<Value>,
     pub(super) comments: Vec<String>,
 }
 
 impl Import<'_> {
-    /// Carries a list of steps over.
+    /// Returns the steps made of a list, with the steps that ask git between them.
     pub(super) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
         let mut items = Vec::new();
-        for node in nodes {
+        let outer = (std::mem::take(&mut self.changes.pending), self.changes.step.take());
+        for (index, node) in nodes.iter().enumerate() {
+            let head = nodes.get(index + 1).filter(|next| reads_changes(next, "step")).map(|_| {
+                let (item, head) = self.head("step", None);
+                items.push(item);
+                head
+            });
+            self.changes.before.clone_from(&head);
             let (made, comments) = self.commented(|import| import.step(node, &[]));
+            items.extend(self.changes.take_pending());
             items.extend(with_comments(made, comments));
+            self.changes.step = head;
         }
+        (self.changes.pending, self.changes.step) = outer;
         items
     }
 
-    /// Carries a step over, but for these keys, which somebody else reads; returns what it is made of.
+    /// Returns the steps made of one step; `others` are keys that the caller reads.
     pub(super) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
         let fields = Fields::new(node);
         fields.pass(others);
         if node.spelled().is_none() && node.entries().is_none() {
-            let message = format!("{} is no step, and is left out", node.described());
-            self.note(node, "commands", message, "write what it stands for as `run`");
+            let message = format!("cannot carry over {}: not a step", node.described());
+            self.note(node, "commands", message, "write a step: `run: COMMAND`");
             return Vec::new();
         }
         let items = if fields.has("foreach") {
             self.foreach_step(&fields)
         } else {
-            match self.work_of(&fields) {
-                Some((key, text)) => self.one_step(&fields, key, &text),
-                None => self.lost_step(&fields),
+            match (self.work_of(&fields), fields.node.get("validate")) {
+                (Some((key, text)), _) => self.one_step(&fields, key, &text),
+                (None, Some(validate)) => {
+                    fields.pass(&["validate"]);
+                    self.validated(validate, &Done { id: "work".to_owned(), ..Done::default() })
+                }
+                (None, None) => self.lost_step(&fields),
             }
         };
         self.lost_keys(&fields);
         items
     }
 
-    /// Finds what a step does: the key that says it, and its text.
+    /// Returns the key that names the work of a step, and its text.
     fn work_of(&mut self, fields: &Fields<'_>) -> Option<(&'static str, String)> {
         if let Some(text) = fields.node.spelled() {
             return Some(("claude", format!("/{}", text.trim_start_matches('/'))));
@@ -118,7 +140,7 @@ impl Import<'_> {
         if is_other || !fields.has(key) {
             return None;
         }
-        // The oldest form: the name of a command of Claude, with its arguments.
+        // The oldest syntax: the name of a command of Claude, with arguments.
         let mut text = format!("/{}", fields.word(key)?.trim_start_matches('/'));
         for argument in fields.take("args").and_then(Node::items).unwrap_or_default() {
             text.push(' ');
@@ -131,18 +153,18 @@ impl Import<'_> {
         let known = [
             (
                 "analyze",
-                "Prodigy's analysis of the project is left out",
-                "write the command that does it as `run`",
+                "cannot carry over the step: Prodigy itself analyses the project",
+                "write the command as `run`",
             ),
             (
                 "goal_seek",
-                "it is left out; newer versions of Prodigy do not know it either",
+                "cannot carry over the step: Prodigy 0.4 does not have it any more",
                 "write a group: `repeat: { until: …, max: N }` with `steps`",
             ),
             (
                 "handler",
-                "a handler of Prodigy's own is left out",
-                "write the command that it stands for as `run`",
+                "cannot carry over the step: the handler is part of Prodigy",
+                "write its command as `run`",
             ),
         ];
         let found = known.iter().find(|(key, ..)| fields.has(key));
@@ -150,14 +172,14 @@ impl Import<'_> {
             Some((key, message, help)) => {
                 let node = fields.take(key).unwrap_or(fields.node);
                 self.note(node, key, *message, *help);
-                // All that belongs to it is lost with it.
+                // The note covers the other keys of the step.
                 fields.pass_all();
             }
             None => self.note(
                 fields.node,
                 "commands",
-                "the step has nothing to do that is known, and is left out",
-                "write what it does as `run`",
+                "cannot carry over the step: what it does is unknown",
+                "write its command as `run`",
             ),
         }
         vec![Item { comments: Vec::new(), map: Map::default() }]
@@ -170,10 +192,10 @@ impl Import<'_> {
         let word = own.clone().unwrap_or_else(|| word_of(key, text));
         let id = self.ids.take(&word, line);
         if let Some(own) = own.as_ref().filter(|own| **own != id) {
-            let message = format!("`{own}` cannot be the id of a step, or is taken: it is `{id}` here");
-            self.note(node, "id", message, "what speaks of it does so by the new id");
+            let message = format!("the id is `{id}`: `{own}` is taken, or not the name of a step");
+            self.note(node, "id", message, format!("expressions read `steps.{id}`"));
         }
-        let condition = fields.take("when").and_then(|when| self.when(when));
+        let condition = fields.take("when").map(|when| self.when(when));
         let mut env = self.variables(fields.take("env"), "env");
         let metadata = fields.take("metadata").map(Fields::new);
         if let Some(metadata) = &metadata {
@@ -193,20 +215,16 @@ impl Import<'_> {
         };
         let is_agent = matches!(work, Work::Agent(_));
         let (captured, capture) = self.capture(fields);
+        let dir = fields.filled("working_dir").map(str::to_owned);
         let files = self.files(fields, own.as_deref().unwrap_or(&id), line);
         let mut draft = Draft {
             name: fields.filled("name").or_else(|| fields.filled("description")).map(str::to_owned),
-            dir: fields
-                .take("working_dir")
-                .filter(|dir| dir.spelled().is_some_and(|dir| !dir.is_empty()))
-                .map(|dir| {
-                    let text = dir.spelled().unwrap_or_default();
-                    self.pasted(dir, "working_dir", text)
-                }),
+            dir: dir.map(|dir| self.pasted(node, "working_dir", &dir)),
             timeout: self.timeout_of(fields, metadata.as_ref(), is_agent),
             retry: self.retry_of(fields, metadata.as_ref()),
             capture,
             tolerates: false,
+            evidence: None,
             comments: Vec::new(),
             done: Done {
                 id,
@@ -226,11 +244,16 @@ impl Import<'_> {
         draft.tolerates = tolerant.map(|key| fields.is_true(key)).contains(&true);
         if let Some(metadata) = &metadata {
             draft.tolerates |= metadata.is_true("continue_on_error");
+        }
+        // `temporary` is true of every step: it has an environment of its own.
+        fields.pass(&["temporary"]);
+        let mut items = self.committing(fields, metadata.as_ref(), &mut draft);
+        if let Some(metadata) = &metadata {
             self.lost_keys(metadata);
         }
-        // A step has the environment to itself, and can be done twice.
-        fields.pass(&["temporary"]);
-        let mut items = self.with_what_follows(fields, draft);
+        let validate = fields.take("validate");
+        let done = Done { may_lack: draft.done.may_lack || draft.tolerates, ..draft.done.clone() };
+        items.extend(self.with_what_follows(fields, draft));
         for (_, id, pattern) in files {
             let mut map = Map::default();
             map.text("id", id);
@@ -239,34 +262,64 @@ impl Import<'_> {
             map.raw("capture", "text");
             items.push(Item { comments: Vec::new(), map });
         }
+        items.extend(validate.map(|node| self.validated(node, &done)).unwrap_or_default());
         items
     }
 
-    /// Tells once how an agent of ours is called.
+    /// Adds the evidence of a required commit; returns the step that prints the commit before.
+    fn committing(
+        &mut self,
+        fields: &Fields<'_>,
+        metadata: Option<&Fields<'_>>,
+        draft: &mut Draft,
+    ) -> Vec<Item> {
+        let is_required = fields.is_true("commit_required")
+            | metadata.is_some_and(|metadata| metadata.is_true("commit_required"));
+        if !is_required || fields.node.get("auto_commit").and_then(Node::truth) == Some(true) {
+            return Vec::new();
+        }
+        let known = self.changes.before.take().filter(|_| draft.dir.is_none());
+        let (items, head) = match known {
+            Some(head) => (Vec::new(), head),
+            None => {
+                let (item, head) = self.head(&draft.done.id, draft.dir.as_deref());
+                (vec![item], head)
+            }
+        };
+        draft.evidence = Some(committed(&head, draft.dir.as_deref()));
+        if let Some(dir) = &draft.dir {
+            draft.env.push(("COMMIT_DIR".to_owned(), dir.clone()));
+        }
+        items
+    }
+
+    /// Adds the note about the permissions of agents, once.
     pub(super) fn tell_of_agents(&mut self, node: &Node) {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
         }
-        let message = "the agent `claude` is called as the configuration says, and asks before it changes anything; \
-                       Prodigy lets it do all";
-        let help = "say under `agents` in `.waypost/config.yaml` what it may do without a question";
+        let message = "the agent `claude` has the permissions of the configuration, by default none; Prodigy gives it all";
+        let help = "write the permissions into `.waypost/config.yaml`: `agents: { claude: [claude, -p, …] }`";
         self.note(node, "claude", message, help);
     }
 
-    /// Carries variables over that a step has for itself.
+    /// Returns the variables of a step.
     pub(super) fn variables(&mut self, node: Option<&Node>, key: &str) -> Vec<(String, String)> {
         let mut variables = Vec::new();
         for (name, value) in node.and_then(Node::entries).unwrap_or_default() {
             let name = name.key_text();
             match value.spelled() {
                 Some(text) if is_variable(name) => {
+                    self.mask(name, self.line(value));
                     let text = self.pasted(value, key, text);
                     variables.push((name.to_owned(), text));
                 }
                 _ => {
-                    let message =
-                        format!("the variable `{name}` is left out: its value is {}", value.described());
-                    self.note(value, key, message, "set it in the command");
+                    let message = format!(
+                        "cannot carry over the variable `{name}`: its value is {}",
+                        value.described()
+                    );
+                    self.note(value, key, message, "set the variable in the command");
                 }
             }
         }
@@ -281,8 +334,8 @@ impl Import<'_> {
         let content = file.take("content").unwrap_or(whole);
         let text = self.pasted(content, "write_file", content.spelled().unwrap_or_default());
         if let Some(format) = file.word("format").filter(|format| *format != "text") {
-            let message = format!("that the content is {format} is not checked, and it is not laid out");
-            self.note(whole, "format", message, "put a program such as `jq` into the command");
+            let message = format!("the content is not checked to be {format}, and not reformatted");
+            self.note(whole, "format", message, "use `jq` in the command");
         }
         let name = if env.iter().any(|(name, _)| name == "FILE") { "WRITTEN_FILE" } else { "FILE" };
         let mut command = String::new();
@@ -299,12 +352,12 @@ impl Import<'_> {
         Work::Write(Command { text: command, env: vec![(name.to_owned(), path)] }, text)
     }
 
-    /// Under which names its output is known, and what is captured for that.
+    /// Returns the variables that hold the output of a step, and the format to capture.
     fn capture(&mut self, fields: &Fields<'_>) -> (Vec<Captured>, Option<Format>) {
         let mut names: Vec<String> = Vec::new();
         for key in ["capture", "capture_output"] {
             let Some(node) = fields.take(key) else { continue };
-            // True means only that the output can be read as `${shell.output}`, which it can anyway.
+            // `true` makes the output `${shell.output}`, which is readable without a capture.
             if let (None, Some(name)) = (node.truth(), node.spelled()) {
                 names.push(name.to_owned());
             }
@@ -316,7 +369,7 @@ impl Import<'_> {
             Some("number") => Format::Number,
             Some("boolean") => Format::Truth,
             Some(other) => {
-                let message = format!("`{other}` is no format that is known; the output is taken as text");
+                let message = format!("the output is text: the format `{other}` is unknown");
                 self.note(
                     fields.node,
                     "capture_format",
@@ -330,9 +383,12 @@ impl Import<'_> {
             let is_asked = node.get("stderr").and_then(Node::truth) == Some(true)
                 || matches!(node.spelled(), Some("stderr" | "both" | "combined"));
             if is_asked {
-                let help = "write `2>&1` behind the command";
+                let help = "end the command with `2>&1`";
                 self.note(node, "capture_streams", "only standard output is captured", help);
             }
+        }
+        for name in &names {
+            self.mask(name, self.line(fields.node));
         }
         let captured: Vec<Captured> =
             names.into_iter().map(|name| Captured { name, format, below: String::new() }).collect();
@@ -340,7 +396,7 @@ impl Import<'_> {
         (captured, capture)
     }
 
-    /// Files that it makes and that later steps speak of: name, id of the step that finds it, and how it is called.
+    /// Returns the `file_pattern` outputs of a step: name, id of the step that finds the file, and pattern.
     fn files(&mut self, fields: &Fields<'_>, stem: &str, line: usize) -> Vec<(String, String, String)> {
         let mut files = Vec::new();
         let outputs = fields.take("outputs").and_then(Node::entries).unwrap_or_default();
@@ -348,15 +404,26 @@ impl Import<'_> {
             let field = field.key_text();
             match value.get("file_pattern").and_then(Node::spelled) {
                 Some(pattern) => {
-                    let message =
-                        format!("`{field}` is the file in the newest commit that has one of this name");
-                    self.note(value, "outputs", message, "Prodigy looks only at the commits of this step");
+                    let message = format!(
+                        "`{field}` is the matching file of the newest commit; in Prodigy, of the commits of this step"
+                    );
+                    self.note(
+                        value,
+                        "outputs",
+                        message,
+                        "have the step print the path, with `capture: text`",
+                    );
                     let id = self.ids.take(&format!("{stem}-{field}"), line);
                     files.push((field.to_owned(), id, pattern.to_owned()));
                 }
                 None => {
-                    let help = "let the command write `name=value` to \"$WAYPOST_OUTPUT\"";
-                    self.note(value, "outputs", format!("the output `{field}` is left out"), help);
+                    let help = "have the command write `name=value` to \"$WAYPOST_OUTPUT\"";
+                    self.note(
+                        value,
+                        "outputs",
+                        format!("cannot carry over the output `{field}`: it has no `file_pattern`"),
+                        help,
+                    );
                 }
             }
         }
@@ -376,7 +443,7 @@ impl Import<'_> {
         }
     }
 
-    /// Carries a time in seconds over.
+    /// Returns a duration; a plain number counts seconds.
     pub(super) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
         let text = self.constant(node);
         let duration = match text.parse::<u64>() {
@@ -386,11 +453,16 @@ impl Import<'_> {
         if parse_duration(&duration).is_ok_and(|time| !time.is_zero()) {
             return Some(duration);
         }
-        self.note(node, key, format!("`{text}` is left out: it is no time"), format!("write `{key}: 10m`"));
+        self.note(
+            node,
+            key,
+            format!("cannot carry over `{text}`: not a duration"),
+            format!("write `{key}: 10m`"),
+        );
         None
     }
 
-    /// Returns a value, or that of the variable of the file that it names.
+    /// Returns a scalar, or the value of the variable of the file that it names.
     pub(super) fn constant(&self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default().trim();
         let name = text.strip_prefix('$').map(|name| name.trim_start_matches('{').trim_end_matches('}'));
@@ -398,7 +470,7 @@ impl Import<'_> {
         value.map_or(text, String::as_str).to_owned()
     }
 
-    /// Tells of keys that nobody has asked for.
+    /// Adds a note for each key that is not marked as read.
     pub(super) fn lost_keys(&mut self, fields: &Fields<'_>) {
         for (key, value) in fields.rest() {
             let name = key.key_text();
@@ -411,15 +483,15 @@ impl Import<'_> {
                 None => self.note(
                     key,
                     name,
-                    "it is not known, and is left out",
-                    "`waypost schema` lists what there is",
+                    "cannot carry over an unknown key",
+                    "`waypost schema` lists the keys",
                 ),
             }
         }
     }
 }
 
-/// Finds the newest file of a name among those that were committed.
+/// Prints the file of the newest commit that matches a pattern.
 const FIND_FILE: &str =
     "git log -1 --format= --name-only --diff-filter=AM -- \":(glob)**/$PATTERN\" | tail -n 1";
 
@@ -439,7 +511,7 @@ pub(super) fn is_variable(name: &str) -> bool {
     crate::draft::is_name(name) && !name.starts_with("WAYPOST_")
 }
 
-/// Finds the word of a step that names it best.
+/// Returns the word of a command that makes the best id.
 fn word_of(key: &str, text: &str) -> String {
     if key == "write_file" {
         return "write-file".to_owned();
@@ -452,7 +524,7 @@ fn word_of(key: &str, text: &str) -> String {
         is_name && !word.contains('=') && !known.contains(word)
     };
     let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    // Of a command that begins with a keyword no word says what it does.
+    // A keyword of the shell does not name a command.
     let word = line.and_then(|line| line.split_whitespace().next()).filter(keyword).unwrap_or_default();
     let word = word.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     word.split(['.', ';', '|', '&']).next().unwrap_or_default().to_owned()

@@ -1,20 +1,20 @@
-//! Texts with variables: commands, which find the values in variables of their shell, and all others, into which they
-//! are pasted.
+//! Texts with variables: commands read values from variables of the shell; all other texts contain the values.
 
 use waypost_workflow::file::Node;
 
-use super::Import;
+use super::import::Import;
 use super::names::{self, Meaning, text_literal};
 use super::shell::{self, Found, Place};
+use super::step::is_variable;
 use crate::draft::literal;
 
-/// Names that a shell, or nearly every program, reads in its own sense.
+/// Variables with a meaning for the shell or for most programs.
 const TAKEN: [&str; 20] = [
     "PATH", "HOME", "IFS", "PWD", "OLDPWD", "SHELL", "USER", "LANG", "TERM", "ENV", "PS1", "PS2", "PS4",
     "UID", "PPID", "CDPATH", "TMPDIR", "EDITOR", "RANDOM", "OPTIND",
 ];
 
-/// A command, and the variables that it reads.
+/// A command and its variables.
 #[derive(Debug, Default)]
 pub(super) struct Command {
     pub(super) text: String,
@@ -22,7 +22,7 @@ pub(super) struct Command {
 }
 
 impl Import<'_> {
-    /// Carries a shell command over; `taken` are variables that it has already.
+    /// Returns the command made of a shell command; `taken` are variables of the step.
     pub(super) fn command(
         &mut self,
         node: &Node,
@@ -38,7 +38,15 @@ impl Import<'_> {
             command.text.push_str(&literal(&text[at..found.range.start]));
             at = found.range.end;
             let before = &text[found.range.clone()];
-            let meaning = self.meaning(node, key, found);
+            let meaning = match self.meaning(node, key, found) {
+                // Every step has the variable.
+                Meaning::Value(value, _)
+                    if found.place != Place::Verbatim && self.is_computed(&found.inner, &value) =>
+                {
+                    Meaning::Variable(found.inner.clone())
+                }
+                meaning => meaning,
+            };
             let template = match &meaning {
                 Meaning::Value(expression, _) => Some(format!("${{{{ {expression} }}}}")),
                 Meaning::Constant(text) => Some(literal(text)),
@@ -53,18 +61,17 @@ impl Import<'_> {
             if found.place != Place::Single
                 && names::default_of(&found.inner).is_some_and(|text| text.contains('$'))
             {
-                let message =
-                    format!("the default of `{before}` is a text as it stands: no variable is read in it");
+                let message = format!("the default of `{before}` is plain text: its variables are not read");
                 self.note(
                     node,
                     key,
                     message,
-                    "let the command choose: write `''` as the default, and `${NAME:-$OTHER}` in the command",
+                    "write `''` as the default, and `${NAME:-$OTHER}` in the command",
                 );
             }
             if found.place == Place::Verbatim {
                 let message = format!("the value of `{before}` is pasted into the command");
-                let help = "the here-document has quotes, so that no variable is read in it";
+                let help = "remove the quotes of the here-document, and write `\"$NAME\"`";
                 self.note(node, key, message, help);
                 command.text.push_str(&template);
                 continue;
@@ -85,7 +92,7 @@ impl Import<'_> {
         command
     }
 
-    /// Returns a command without the variables that something else stands for.
+    /// Returns a command without the variables of Prodigy.
     fn own_part(&mut self, node: &Node, key: &str, text: &str, found: &[Found]) -> String {
         let mut own = String::new();
         let mut at = 0;
@@ -99,7 +106,7 @@ impl Import<'_> {
         own
     }
 
-    /// Makes the name of a variable that a command has no other use for.
+    /// Returns the name of a variable that the command does not use.
     fn free_name(
         &self,
         inner: &str,
@@ -117,20 +124,15 @@ impl Import<'_> {
         variable_name(inner, is_taken)
     }
 
-    /// Writes what the shell itself finds the value of.
+    /// Returns the spelling of a variable that the shell expands.
     fn of_shell(&mut self, node: &Node, key: &str, found: &Found, before: &str, meaning: &Meaning) -> String {
         match (meaning, found.place) {
             (Meaning::Variable(name), Place::Verbatim) if self.scope.env.contains(name) => {
                 format!("${{{{ env.{name} }}}}")
             }
             (Meaning::Variable(_) | Meaning::Command(_), Place::Verbatim) => {
-                let message = format!("`{before}` stays as it is");
-                self.note(
-                    node,
-                    key,
-                    message,
-                    "take the quotes of the here-document away, so that it is read",
-                );
+                let message = format!("`{before}` is plain text: the here-document is quoted");
+                self.note(node, key, message, "remove the quotes of the here-document");
                 before.to_owned()
             }
             (Meaning::Variable(name), Place::Single) => format!("'\"${{{name}}}\"'"),
@@ -148,7 +150,7 @@ impl Import<'_> {
         }
     }
 
-    /// Carries a text over into which values are pasted: a prompt, a path, the value of a variable.
+    /// Returns a text with expressions in place of variables: a prompt, a path, the value of a variable.
     pub(super) fn pasted(&mut self, node: &Node, key: &str, text: &str) -> String {
         let mut pasted = String::new();
         let mut at = 0;
@@ -161,26 +163,25 @@ impl Import<'_> {
                 Meaning::Param(name) => format!("${{{{ params.{name} }}}}"),
                 Meaning::Constant(text) => literal(&text),
                 Meaning::Variable(name) if self.scope.env.contains(&name) => format!("${{{{ env.{name} }}}}"),
-                Meaning::Variable(name) => {
-                    let help = "only commands find it; pass it on by a step that prints it, or as a param";
-                    self.note(
-                        node,
-                        key,
-                        format!("`{before}` stays as it is: `{name}` is the caller's"),
-                        help,
-                    );
-                    literal(before)
-                }
+                Meaning::Variable(name) => match self.of_caller(&name) {
+                    Some(expression) => format!("${{{{ {expression} }}}}"),
+                    None => {
+                        let help = "have a command read the variable: `\"$NAME\"`";
+                        let message = format!("`{before}` is plain text: only commands read `{name}`");
+                        self.note(node, key, message, help);
+                        literal(before)
+                    }
+                },
                 Meaning::Command(command) => {
                     let help =
-                        "run it in a step before with `capture: text`, and read `steps.ID.outputs.result`";
-                    let message = format!("`{before}` stays as it is: `{command}` runs in commands only");
+                        "run the command in a step with `capture: text`, and read `steps.ID.outputs.result`";
+                    let message = format!("`{before}` is plain text: `{command}` runs only within a command");
                     self.note(node, key, message, help);
                     literal(before)
                 }
                 Meaning::Foreign | Meaning::Absent => {
-                    let help = "write what is meant, such as `${{ steps.ID.outputs.result }}`";
-                    self.note(node, key, format!("`{before}` stays as it is: no step gives it"), help);
+                    let help = "write an expression: `${{ steps.ID.outputs.result }}`";
+                    self.note(node, key, format!("`{before}` is plain text: no step has this output"), help);
                     literal(before)
                 }
             };
@@ -190,42 +191,65 @@ impl Import<'_> {
         pasted
     }
 
-    /// Says what a variable is; for what Prodigy alone can give a param stands.
+    /// Returns the expression of a variable of the caller, perhaps with a default; the first steps of the file print
+    /// the value. A secret has none.
+    fn of_caller(&mut self, inner: &str) -> Option<String> {
+        let name = inner.split(":-").next().unwrap_or_default();
+        let is_plain = !inner.contains(['"', '$', '`', '\\', '}', '\n']);
+        if !is_variable(name) || self.scope.secrets.contains(name) || !is_plain {
+            return None;
+        }
+        let known = self.printed.iter().find(|(known, _)| known == inner).map(|(_, id)| id.clone());
+        let id = known.unwrap_or_else(|| {
+            let id = self.ids.take(&format!("env-{}", name.to_ascii_lowercase()), 0);
+            self.printed.push((inner.to_owned(), id.clone()));
+            id
+        });
+        Some(format!("steps.{id}.outputs.result"))
+    }
+
+    /// Returns the meaning of a variable; a variable without an equivalent becomes a param.
     pub(super) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
+        if let Some((value, format)) = self.changes(&found.inner) {
+            return Meaning::Value(value, format);
+        }
         let (meaning, lost) = self.scope.meaning(&found.inner);
         if let Some(lost) = lost {
-            let message = format!("of `${{{}}}` the part {lost} is left out", found.inner);
+            let message = format!("`${{{}}}` is read without {lost}", found.inner);
             let help = match meaning {
                 Meaning::Param(_) => "give the param a `default`",
-                _ => "write it as a filter of an expression",
+                _ => "write a filter of an expression",
             };
             self.note(node, key, message, help);
         }
         if self.scope.reads_results {
             self.scope.reads_results = false;
-            let message = "the results of the items have another form: `key`, `index`, `item`, `status`, `error` and \
-                           `steps.ID.outputs` of each";
-            let help = "of more than 1,000 items they are in the file `steps.ID.items_file`";
+            let message =
+                "each result of an item has `key`, `index`, `item`, `status`, `error` and `steps.ID.outputs`";
+            let help = "the results of more than 1,000 items are in the file `steps.ID.items_file`";
             self.note(node, key, message, help);
         }
         match meaning {
             Meaning::Absent => {
                 let name = self.param(&found.inner, &format!("Stands for ${{{}}} of Prodigy", found.inner));
-                let message =
-                    format!("nothing here gives `${{{}}}`: the param `{name}` stands for it", found.inner);
-                let help = format!("give `-p {name}=…`, or put a step before that finds it out");
+                let message = format!(
+                    "the param `{name}` takes the place of `${{{}}}`: no step has this output",
+                    found.inner
+                );
+                let help =
+                    format!("`waypost run FILE -p {name}=VALUE`, or add a step before that prints the value");
                 self.note(node, key, message, help);
                 Meaning::Value(format!("params.{name}"), names::Format::Text)
             }
             Meaning::Param(name) => {
-                self.param(name, "What --args or --map gave in Prodigy, in a run for each");
+                self.param(name, "An argument of Prodigy (--args, --map), one run for each");
                 Meaning::Param(name)
             }
             meaning => meaning,
         }
     }
 
-    /// Writes what a variable is as an operand of an expression; nothing where it is none.
+    /// Returns a variable as an operand of an expression; nothing for a variable of the shell.
     pub(super) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
         let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
         let text = names::Format::Text;
@@ -239,7 +263,7 @@ impl Import<'_> {
     }
 }
 
-/// Writes a variable of the shell so that its value is one word, whatever quotes are around.
+/// Returns a variable of the shell, quoted so that its value is one word.
 fn in_place(braced: &str, short: &str, place: Place) -> String {
     match place {
         Place::Bare => format!("\"{short}\""),
@@ -248,9 +272,9 @@ fn in_place(braced: &str, short: &str, place: Place) -> String {
     }
 }
 
-/// Puts what stands for a variable behind a command; returns how many of the characters after it are taken with it.
+/// Appends a variable to a command; returns how many characters after the variable it replaces.
 ///
-/// Between single quotes those are ended and begun again, but not where nothing else stands between them.
+/// Single quotes around the variable are closed and reopened, or dropped if nothing else is between them.
 fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize {
     let is_split = found.place == Place::Single && written.starts_with("'\"") && written.ends_with("\"'");
     let opens = is_split && text[..found.range.start].ends_with('\'');
@@ -263,7 +287,7 @@ fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize 
     usize::from(closes)
 }
 
-/// Makes the name of a variable of what it stands for.
+/// Returns a name for the variable of the shell that holds `inner`.
 fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let inner = inner.split(['|', ':']).next().unwrap_or_default().trim();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
@@ -282,7 +306,7 @@ fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     chosen
 }
 
-/// Says whether a command reads or sets a variable of this name.
+/// Says whether a command reads or sets the variable.
 fn uses(command: &str, name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let uses = |(at, _): (usize, &str)| {

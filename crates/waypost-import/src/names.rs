@@ -1,9 +1,8 @@
-//! What the variables of a Prodigy workflow are in one of ours: expressions over steps, items and params, or variables
-//! of the shell.
+//! Variables of Prodigy as expressions over steps, items and params, or as variables of the shell.
 
 use std::collections::BTreeSet;
 
-/// How the output of a step was captured.
+/// The format of a captured output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Text,
@@ -13,35 +12,35 @@ pub(super) enum Format {
     Truth,
 }
 
-/// A name for the output of a step.
+/// A variable that holds the output of a step.
 #[derive(Debug, Clone)]
 pub(super) struct Captured {
     pub(super) name: String,
     pub(super) format: Format,
-    /// Where in the output it stands, such as `.rows[0]`.
+    /// The path within the output, such as `.rows[0]`.
     pub(super) below: String,
 }
 
-/// A step that later ones may speak of.
+/// A step whose outputs later steps may read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
-    /// Its id here.
+    /// The id in the made file.
     pub(super) id: String,
-    /// Its id there.
+    /// The id in the source.
     pub(super) own: Option<String>,
     pub(super) is_agent: bool,
     pub(super) captured: Vec<Captured>,
-    /// Names of files that it makes, and the steps here that find them.
+    /// Names of `file_pattern` outputs, and the steps that find the files.
     pub(super) files: Vec<(String, String)>,
-    /// It may have been skipped.
+    /// The step may be skipped.
     pub(super) may_skip: bool,
-    /// It may have been skipped, or have failed.
+    /// The step may be skipped or failed.
     pub(super) may_lack: bool,
-    /// What is read follows its failure.
+    /// The reader runs after the failure of the step.
     pub(super) has_failed: bool,
 }
 
-/// The item that steps work on.
+/// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
     /// A text, such as a line.
@@ -50,51 +49,55 @@ pub(super) enum Item {
     Json,
 }
 
-/// Everything that a variable may mean where it stands.
+/// The names that a text may read.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     pub(super) done: Vec<Done>,
     pub(super) item: Option<Item>,
-    /// How deep in items within items that is.
+    /// The depth of nested items.
     pub(super) item_depth: usize,
-    /// The step that works on the items, once it has.
+    /// The number of items, if known.
+    pub(super) item_total: Option<usize>,
+    /// The id of the step of the map phase, for later steps.
     pub(super) map: Option<String>,
     /// Variables that the file declares.
     pub(super) env: BTreeSet<String>,
     pub(super) secrets: BTreeSet<String>,
     pub(super) workflow: String,
-    /// Steps whose output is read where they have failed.
+    /// Steps whose output is read after their failure.
     pub(super) read_after_failure: BTreeSet<String>,
-    /// The results of all items are read.
+    /// The report of a validation, as an expression, for the steps that repair what is incomplete.
+    pub(super) validation: Option<String>,
+    /// A text reads the results of all items.
     pub(super) reads_results: bool,
-    /// What stands for a value that is not there, as an expression.
+    /// The default of a missing value, as an expression.
     pub(super) otherwise: Option<String>,
 }
 
-/// What a variable is.
+/// The meaning of a variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The value of an expression.
     Value(String, Format),
     Constant(String),
-    /// A variable that the file declares, or the caller.
+    /// A variable of the environment, from the file or the caller.
     Variable(String),
-    /// What a command prints.
+    /// The output of a command.
     Command(String),
-    /// What the command line gave.
+    /// An argument of Prodigy's command line.
     Param(&'static str),
-    /// Something of Prodigy that is not there here.
+    /// A variable of Prodigy without an equivalent.
     Absent,
-    /// Nothing of Prodigy: it belongs to the shell, or is only text.
+    /// A variable of the shell, or plain text.
     Foreign,
 }
 
-/// Arguments of Prodigy's own command line, and the params that stand for them.
+/// Variables for arguments of Prodigy's command line, and their params.
 const ARGUMENTS: [(&str, &str); 4] =
     [("ARG", "arg"), ("ARGUMENT", "arg"), ("FILE", "file"), ("FILE_PATH", "file")];
 
 impl Scope {
-    /// Says what `${inner}` or `$inner` is, and which part of it is lost.
+    /// Returns the meaning of `${inner}`, and the part of `inner` that is lost.
     pub(super) fn meaning(&mut self, inner: &str) -> (Meaning, Option<String>) {
         let computed = |prefix: &str| inner.strip_prefix(prefix).map(str::trim);
         if let Some(command) = computed("cmd:") {
@@ -144,7 +147,10 @@ impl Scope {
         if let Some((_, param)) = ARGUMENTS.iter().find(|(argument, _)| *argument == name) {
             return Meaning::Param(param);
         }
-        // No variable of a shell has a dot behind its name.
+        // The name of a shell variable is never followed by a dot.
+        if let Some(total) = self.item_total.filter(|_| matches!(name, "total" | "foreach.total")) {
+            return Meaning::Constant(total.to_string());
+        }
         let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
         let is_theirs = crate::draft::is_name(part) && name[part.len()..].starts_with('.')
             || self.item.is_some() && name == "item_total"
@@ -163,7 +169,7 @@ impl Scope {
         if let Some(found) = self.of_map(name) {
             return Some(found);
         }
-        if let Some(found) = self.captured(name) {
+        if let Some(found) = self.captured(name).or_else(|| self.of_validation(name)) {
             return Some(found);
         }
         let count = self.done.len();
@@ -181,7 +187,7 @@ impl Scope {
         .map(|value| (value, Format::Text))
     }
 
-    /// Reads something of the last step of a kind before a place; where that was skipped, of the one before it.
+    /// Reads from the last step of a kind before a position; if that step was skipped, from the one before.
     fn last(
         &mut self,
         before: usize,
@@ -200,10 +206,11 @@ impl Scope {
 
     fn of_item(&self, name: &str) -> Option<(String, Format)> {
         let kind = self.item?;
+        let name = name.strip_prefix("foreach.").unwrap_or(name);
         let format = if kind == Item::Text { Format::Text } else { Format::Json };
         let plain = |text: &str| (text.to_owned(), Format::Text);
         let item = item_name(self.item_depth);
-        // A default may be there for any part of the path, and for null.
+        // A default counts for every part of the path, and for null.
         let may_lack = self.otherwise.is_some();
         match name {
             "item" if kind == Item::Json => return Some((self.read(&item, "", format, may_lack), format)),
@@ -238,6 +245,20 @@ impl Scope {
             _ => return None,
         };
         Some((format!("steps.{map}.{part}"), Format::Number))
+    }
+
+    fn of_validation(&self, name: &str) -> Option<(String, Format)> {
+        let report = self.validation.as_ref()?;
+        let field = match name.strip_prefix("validation.")? {
+            "attempt_number" => return Some(("iteration".to_owned(), Format::Number)),
+            "missing_count" => {
+                let list = parts(report, ".missing");
+                return Some((format!("({list} | default([], true)) | length"), Format::Number));
+            }
+            "completion" => ".completion_percentage".to_owned(),
+            field => format!(".{field}"),
+        };
+        is_path(&field).then(|| (self.read(report, &field, Format::Text, true), Format::Text))
     }
 
     fn captured(&mut self, name: &str) -> Option<(String, Format)> {
@@ -284,7 +305,7 @@ impl Scope {
         }
     }
 
-    /// What a step printed; of one that has failed, what its command keeps for that.
+    /// Returns the output of a step; after a failure, the copy that the command keeps.
     fn printed(&mut self, done: &Done) -> String {
         let id = &done.id;
         let (value, may_lack) = match (done.is_agent, done.has_failed) {
@@ -302,13 +323,13 @@ impl Scope {
         self.read(&format!("steps.{}.exit_code", done.id), "", Format::Number, done.may_lack)
     }
 
-    /// Reads a value below another, which may not be there.
+    /// Returns the expression of a path below a value that may be missing.
     fn read(&self, value: &str, below: &str, format: Format, may_lack: bool) -> String {
         match (&self.otherwise, may_lack) {
             (None, false) => format!("{value}{below}"),
             (None, true) if format == Format::Text => format!("{} | default('', true)", parts(value, below)),
             (otherwise, _) => {
-                // `default` alone would take 0 and false for nothing.
+                // `default` with `true` would replace 0 and false.
                 let otherwise = otherwise.as_deref().unwrap_or("''");
                 format!("[{} | default(none), {otherwise}] | reject('none') | first", parts(value, below))
             }
@@ -327,7 +348,7 @@ pub(super) fn default_of(inner: &str) -> Option<&str> {
     with_default(inner).1
 }
 
-/// Names the item of steps over items, so that one within others has a name of its own.
+/// Returns the name of the item, a different one at each depth.
 pub(super) fn item_name(depth: usize) -> String {
     match depth {
         0 | 1 => "item".to_owned(),
@@ -335,7 +356,7 @@ pub(super) fn item_name(depth: usize) -> String {
     }
 }
 
-/// Reads a value of which only the last part of its path may be missing.
+/// Returns the expression of a path of which only the last part may be missing.
 pub(super) fn parts(value: &str, below: &str) -> String {
     let mut value = value.to_owned();
     let mut rest = below;
@@ -351,7 +372,7 @@ fn succeeded(done: &Done) -> String {
     format!("(steps.{}.status == 'completed')", done.id)
 }
 
-/// Says whether a text is a path below a value, as expressions write it.
+/// Says whether a text is a path in the syntax of expressions.
 pub(super) fn is_path(path: &str) -> bool {
     let mut names = path.split(['.', '[']).skip(1);
     let is_part = |part: &str| {
@@ -364,12 +385,12 @@ pub(super) fn is_path(path: &str) -> bool {
     path.starts_with(['.', '[']) && names.all(is_part)
 }
 
-/// Writes a text within an expression.
+/// Returns a text as a literal of an expression.
 pub(super) fn text_literal(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
 }
 
-/// Writes a word for a shell.
+/// Returns a text as one word of a shell.
 pub(super) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }

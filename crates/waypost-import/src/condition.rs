@@ -2,10 +2,10 @@
 
 use waypost_workflow::file::Node;
 
-use super::Import;
+use super::import::Import;
 use super::names::{Format, is_path, parts, text_literal};
 
-/// A word of a condition.
+/// A token of a condition.
 #[derive(Debug, Clone, PartialEq)]
 enum Token {
     /// A variable, or a field of the item.
@@ -24,7 +24,7 @@ enum Token {
     Comma,
 }
 
-/// What a name in a condition without braces is.
+/// The meaning of a name without braces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
     Variables,
@@ -32,29 +32,42 @@ enum Names {
 }
 
 impl Import<'_> {
-    /// Carries `when` of a step over; nothing, with a note, where that cannot be done.
-    pub(super) fn when(&mut self, node: &Node) -> Option<String> {
-        self.condition(node, "when", Names::Variables, "the step is always done")
-    }
-
-    /// Carries `filter` of items over.
-    pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
-        self.condition(node, "filter", Names::Fields, "all items are worked on")
-    }
-
-    fn condition(&mut self, node: &Node, key: &str, names: Names, otherwise: &str) -> Option<String> {
+    /// Returns the condition of a step; where it has no equivalent, a param decides.
+    pub(super) fn when(&mut self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default();
-        let made =
-            tokens(text).and_then(|tokens| Parser { import: self, node, key, names, tokens, at: 0 }.all());
+        if let Some(condition) = self.condition(node, "when", Names::Variables) {
+            return condition;
+        }
+        let line = self.line(node);
+        let name = self
+            .param(&format!("when_line_{line}"), &format!("Whether the step of line {line} runs: {text}"));
+        let message = format!(
+            "the param `{name}` takes the place of `{text}`: unknown syntax, or a value that no step gives"
+        );
+        self.note(node, "when", message, format!("`waypost run FILE -p {name}=true`, or write an `if`"));
+        format!("params.{name} == 'true'")
+    }
+
+    /// Returns the filter of the items; nothing, with a note, where it has no equivalent.
+    pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
+        let text = node.spelled().unwrap_or_default();
+        let made = self.condition(node, "filter", Names::Fields);
         if made.is_none() {
-            let ours = if names == Names::Fields { "filter" } else { "if" };
-            let message = format!("`{text}` is left out, and {otherwise}");
-            self.note(node, key, message, format!("write it as `{ours}`, in expressions of Waypost"));
+            let message = format!("all items are worked on: cannot carry over `{text}`: unknown syntax");
+            self.note(node, "filter", message, "write an expression: `filter: item.score >= 10`");
         }
         made
     }
 
-    /// Carries the order of items over.
+    fn condition(&mut self, node: &Node, key: &str, names: Names) -> Option<String> {
+        let text = node.spelled().unwrap_or_default().trim();
+        // A whole condition may stand in braces: `${a == 'b'}`.
+        let whole = text.strip_prefix("${").and_then(|text| text.strip_suffix('}'));
+        let text = whole.filter(|text| text.contains(' ') && !text.contains("${")).unwrap_or(text);
+        Parser { import: self, node, key, names, tokens: tokens(text)?, at: 0 }.all()
+    }
+
+    /// Returns `sort_by` of the items; nothing, with a note, where it has no equivalent.
     pub(super) fn order(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let mut keys = Vec::new();
@@ -70,8 +83,13 @@ impl Import<'_> {
                 )
             };
             if !is_path(&path) || !words[1..].iter().all(known) {
-                let help = "write it as `sort_by`, an expression of Waypost: `[item.a, -item.b]`";
-                self.note(node, "sort_by", format!("`{text}` is left out, and items come as they are"), help);
+                let help = "write an expression: `sort_by: '[item.a, -item.b]'`";
+                self.note(
+                    node,
+                    "sort_by",
+                    format!("the items keep their order: cannot carry over `{text}`: unknown syntax"),
+                    help,
+                );
                 return None;
             }
             let is_falling = words[1..].iter().any(|word| word.starts_with("DESC"));
@@ -84,32 +102,37 @@ impl Import<'_> {
             keys.push(format!("{sign}({} | default(0, true))", field(&path)));
         }
         if falls {
-            let message = "what is put in order from large to small is taken for numbers";
-            self.note(node, "sort_by", message, "texts can be put in order from small to large only");
+            let message = "a descending order is that of numbers";
+            self.note(node, "sort_by", message, "`ASC` orders texts");
         }
         Some(format!("[{}]", keys.join(", ")))
     }
 
-    /// Carries over by what items are the same.
+    /// Returns `distinct` of the items; nothing, with a note, where it has no equivalent.
     pub(super) fn distinct(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default().trim();
         let path = format!(".{}", text.strip_prefix("item.").unwrap_or(text));
         if is_path(&path) {
             return Some(field_value(&path));
         }
-        let help = "write it as `distinct`, an expression of Waypost";
-        self.note(node, "distinct", format!("`{text}` is left out, and no item is passed over"), help);
+        let help = "write an expression: `distinct: item.name`";
+        self.note(
+            node,
+            "distinct",
+            format!("equal items are not dropped: cannot carry over `{text}`: unknown syntax"),
+            help,
+        );
         None
     }
 }
 
-/// Reads a field of the item, of which only the last part may be missing.
+/// Returns the expression of a field; only the last part of the path may be missing.
 fn field(path: &str) -> String {
     let end = path[1..].find(['.', '[']).map_or(path.len(), |end| end + 1);
     parts(&format!("item{}", &path[..end]), &path[end..])
 }
 
-/// Reads a field of the item, and null where it has none.
+/// Returns the expression of a field, null where the item has none.
 fn field_value(path: &str) -> String {
     format!("({} | default(none))", field(path))
 }
@@ -178,7 +201,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// A variable or a field, alone or compared with something.
+    /// Parses a variable or a field, alone or in a comparison.
     fn compared(&mut self, name: &str) -> Option<String> {
         let (value, format) = self.value(name)?;
         match self.after(&value) {
@@ -194,7 +217,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// What stands behind a first operand: an operator and a second one.
+    /// Parses an operator and the second operand.
     fn after(&mut self, value: &str) -> Option<String> {
         let begin = self.at;
         let made = match self.next() {
@@ -245,7 +268,7 @@ impl Parser<'_, '_> {
         Some(format!("[{}]", values.join(", ")))
     }
 
-    /// A function of Prodigy, of which the first argument is a field.
+    /// Parses the call of a function, whose first argument is a field.
     fn call(&mut self, function: &str) -> Option<String> {
         self.at += 1;
         let Some(Token::Operand(name)) = self.next() else { return None };
@@ -293,7 +316,7 @@ impl Parser<'_, '_> {
     }
 }
 
-/// Says whether a value counts as true, as Prodigy sees it.
+/// Returns the condition under which Prodigy takes a value for true.
 fn truthy(value: &str, format: Format) -> String {
     match format {
         Format::Number => format!("{} != 0", in_parentheses(value)),
@@ -310,7 +333,7 @@ fn in_parentheses(value: &str) -> String {
     }
 }
 
-/// Asks about the beginning or the end of a text, where a pattern says no more than that.
+/// Returns the test of a pattern that anchors plain text; nothing for any other pattern.
 fn matched(value: &str, pattern: &str) -> Option<String> {
     let (from_begin, rest) = pattern.strip_prefix('^').map_or((false, pattern), |rest| (true, rest));
     let (to_end, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
@@ -333,7 +356,7 @@ fn matched(value: &str, pattern: &str) -> Option<String> {
     Some(format!("({value} is string and {test})"))
 }
 
-/// Cuts a condition into its words; nothing where one is not understood.
+/// Splits a condition into tokens; nothing where a token is unknown.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();

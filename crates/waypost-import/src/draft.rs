@@ -1,26 +1,27 @@
-//! A workflow file that is being written, whatever it is made of: ids of steps, values of YAML, remarks.
+//! Ids of steps and values of YAML, for a workflow file that is being written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Longest id that a step gets; there is room for a number behind it.
+/// The longest id of a step, without a number at the end.
 const ID_CHARACTERS_MAX: usize = 40;
-/// What ends a value in the file of outputs.
+/// The delimiter of a value in the file of outputs.
 pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
 
 /// Ids of steps, each given once.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     given: BTreeSet<String>,
-    /// Up to which number those of a word are given.
+    /// The highest number at the end of an id, by word.
     counts: BTreeMap<String, usize>,
 }
 
 impl Ids {
-    /// Makes an id of a word, or of the line where that gives none.
+    /// Returns a new id made of a word, or of the line if the word has no letters.
     pub(crate) fn take(&mut self, word: &str, line: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let slug: String = word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
-        let slug = slug.trim_matches('-').to_owned();
+        // Expressions read two hyphens in a row as an operator.
+        let slug = slug.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-");
         let is_word = matches!(slug.to_ascii_lowercase().as_str(), "true" | "false" | "null");
         let is_sound = slug.starts_with(|c: char| c.is_ascii_alphabetic()) && !is_word;
         let base = if is_sound { slug } else { format!("line-{line}") };
@@ -34,18 +35,18 @@ impl Ids {
     }
 }
 
-/// Writes a text as one value of YAML.
+/// Returns a text as one value of YAML.
 pub(crate) fn scalar(text: &str) -> String {
-    // A string of JSON is one of YAML, too.
+    // Strings of JSON are strings of YAML.
     serde_json::Value::from(text).to_string()
 }
 
-/// Writes what begins an expression so that it begins none.
+/// Returns a text in which `${{` begins no expression.
 pub(crate) fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Says whether a text can stand in a block of YAML, and reads the same there.
+/// Says whether a block of YAML keeps a text as it is.
 pub(crate) fn fits_block(text: &str) -> bool {
     let odd = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
@@ -54,7 +55,7 @@ pub(crate) fn fits_block(text: &str) -> bool {
     !text.contains(odd) && !text.trim().is_empty()
 }
 
-/// Shows a text within a comment.
+/// Returns a text for a comment, without control characters.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,20 +1,20 @@
-//! Where in a shell command variables stand, and how they are quoted there.
+//! Positions and quotes of variables in a shell command.
 //!
-//! Prodigy pastes values into the text of a command before a shell reads it; here they come as variables of the shell,
-//! so that quotes around them decide how they must be written. What is not understood is taken to stand without quotes.
+//! Prodigy pastes values into the text of a command. A made command reads variables of the shell, and the quotes around
+//! a variable decide its spelling. Unknown syntax counts as unquoted.
 
 use std::ops::Range;
 
-/// How the place of a variable is quoted.
+/// The quotes around a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Not at all.
+    /// No quotes.
     Bare,
     Double,
     Single,
-    /// A here-document or an arithmetic expression: variables are read, quotes are not.
+    /// A here-document or an arithmetic expression: variables are expanded, quotes are text.
     Inner,
-    /// A here-document in which no variable is read.
+    /// A quoted here-document: variables are text.
     Verbatim,
 }
 
@@ -22,7 +22,7 @@ pub(super) enum Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) range: Range<usize>,
-    /// What stands behind `$`, without braces.
+    /// The text after `$`, without braces.
     pub(super) inner: String,
     pub(super) place: Place,
 }
@@ -34,14 +34,14 @@ pub(super) fn in_command(command: &str) -> Vec<Found> {
     found
 }
 
-/// Finds the variables of a text that no shell reads.
+/// Finds the variables of a text that is not a command.
 pub(super) fn in_text(text: &str) -> Vec<Found> {
     let mut found = Vec::new();
     plain(text, 0..text.len(), Place::Bare, &mut found);
     found
 }
 
-/// What the scanner is within.
+/// The construct around the position of the scanner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Command,
@@ -136,7 +136,7 @@ fn scan(text: &str, range: Range<usize>, base: Level, found: &mut Vec<Found>) {
             b'#' if level.is_command() && (at == range.start || bytes[at - 1].is_ascii_whitespace()) => {
                 at = text[at..range.end].find('\n').map_or(range.end, |end| at + end);
             }
-            // A here-string: the word behind it is like any other.
+            // A here-string: the word after it is an ordinary word.
             b'<' if level.is_command() && rest.starts_with(b"<<<") => at += 3,
             b'<' if level.is_command() && rest.starts_with(b"<<") => {
                 let (next, document) = here(text, at + 2, range.end);
@@ -154,7 +154,7 @@ fn scan(text: &str, range: Range<usize>, base: Level, found: &mut Vec<Found>) {
     }
 }
 
-/// Reads what ends a here-document, from behind its `<<`.
+/// Reads the delimiter of a here-document, from the position after `<<`.
 fn here(text: &str, begin: usize, end: usize) -> (usize, Option<Pending>) {
     let rest = &text[begin..end];
     let strips_tabs = rest.starts_with('-');
@@ -169,7 +169,7 @@ fn here(text: &str, begin: usize, end: usize) -> (usize, Option<Pending>) {
     (from + length, document)
 }
 
-/// Finds the variables in a here-document, and returns where what follows it begins.
+/// Finds the variables in a here-document, and returns the position after it.
 fn body(text: &str, range: Range<usize>, document: &Pending, found: &mut Vec<Found>) -> usize {
     let mut at = range.start;
     let mut next = range.end;
@@ -203,11 +203,11 @@ fn plain(text: &str, range: Range<usize>, place: Place, found: &mut Vec<Found>) 
     }
 }
 
-/// Reads the variable that begins with the `$` at `at`; returns its end and what it says.
+/// Reads the variable at the `$` at `at`; returns its end and its text.
 fn variable(text: &str, at: usize, end: usize) -> Option<(usize, String)> {
     let rest = &text[at + 1..end];
     if let Some(inner) = rest.strip_prefix('{') {
-        // `${{` begins nothing of theirs.
+        // `${{` is not a variable of Prodigy.
         let length = inner.find('}').filter(|_| !inner.starts_with('{'))?;
         return (length > 0).then(|| (at + 2 + length + 1, inner[..length].to_owned()));
     }

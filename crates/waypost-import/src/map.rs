@@ -1,36 +1,36 @@
-//! Steps over items: the map phase of a map-reduce workflow, and `foreach`.
+//! The map phase of a map-reduce workflow: the source of the items, their steps, and the policy for failures.
 
 use waypost_workflow::file::Node;
 use waypost_workflow::output::JsonPath;
 
-use super::Import;
 use super::fields::Fields;
-use super::names::{Item as Kind, item_name};
+use super::import::Import;
+use super::names::Item as Kind;
 use super::write::{Item, Map, Value};
 
-/// Items at once where nothing is said.
-const PARALLEL: &str = "10";
-/// Items at once that are allowed.
+/// Prodigy's default of `max_parallel`.
+pub(super) const PARALLEL: &str = "10";
+/// The largest `max_parallel` of a workflow file.
 const PARALLEL_MAX: u64 = 1_000;
 /// The `failure_rate` of items any of which may fail: in Prodigy, failed items do not fail the run.
-const TOLERATES_ALL: &str = "1";
+pub(super) const TOLERATES_ALL: &str = "1";
 
-/// Where items come from.
+/// The source of the items.
 struct Source {
     map: Map,
-    /// Variables for the command that lists them.
+    /// Variables of the command that lists the items.
     env: Vec<(String, String)>,
     kind: Kind,
 }
 
 impl Import<'_> {
-    /// Carries the map phase over; returns the step that works on the items.
+    /// Returns the step made of the map phase.
     pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
         let fields = Fields::new(node);
         let (map, comments) = self.commented(|import| {
-            let help = "let the first step of an item make one: `git worktree add`";
+            let help = "have the first step of an item make a worktree: `git worktree add`";
             let message =
-                "items share one folder; in Prodigy each has a git worktree, and its commits are merged";
+                "worktrees are not carried over: items share one folder; in Prodigy each item has a git worktree";
             import.note(node, "map", message, help);
             let id = import.ids.take("map", import.line(node));
             let template = fields.take("agent_template");
@@ -39,12 +39,16 @@ impl Import<'_> {
             let mut foreach = Map::default();
             foreach.put("items", Value::Map(source.map));
             import.selection(&fields, &mut foreach);
-            let parallel = import.parallel(fields.take("max_parallel"), PARALLEL);
-            foreach.raw("max_parallel", parallel);
-            import.policy(policy, &mut foreach);
+            let place = fields.take("max_parallel");
+            let parallel = import.parallel(place, PARALLEL);
             import.timeouts(&fields);
+            let retry = fields.take("retry_config").or_else(|| policy_of(policy, "retry_config"));
+            import.item_retry = retry.and_then(|node| import.retry_of_items(node));
             let steps = import.of_item(source.kind, &nodes, template.unwrap_or(node), "agent_template");
             import.item_timeouts = [None, None];
+            import.item_retry = None;
+            import.put_parallel(place.unwrap_or(node), parallel, &steps, &mut foreach);
+            import.policy(policy, &mut foreach);
             foreach.steps("steps", steps);
             import.lost_keys(&fields);
             import.scope.map = Some(id.clone());
@@ -57,14 +61,14 @@ impl Import<'_> {
         Item { comments, map }
     }
 
-    /// Carries the steps of an item over.
-    fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
+    /// Returns the steps of an item.
+    pub(super) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
         let before = self.scope.done.len();
         let outer = self.scope.item.replace(kind);
         self.scope.item_depth += 1;
         let mut steps = self.steps(nodes);
         if steps.iter().all(|item| item.map.is_empty()) {
-            self.note(place, key, "there is nothing to do with an item", "write a step");
+            self.note(place, key, "cannot carry over a step of the items: none is known", "write a step");
             steps.push(self.nothing());
         }
         self.scope.item = outer;
@@ -73,7 +77,7 @@ impl Import<'_> {
         steps
     }
 
-    /// A step that does nothing, where there must be one.
+    /// Returns a step that does nothing, for a list that needs one.
     pub(super) fn nothing(&mut self) -> Item {
         let mut map = Map::default();
         map.text("id", self.ids.take("nothing", 0));
@@ -93,7 +97,7 @@ impl Import<'_> {
         } else {
             let command = self.command(input, "input", text, &[]);
             source.map.text("run", self.listing(input, "input", command.text));
-            source.env = command.env;
+            source.env = self.with_computed(command.env);
             if path.is_empty() && !reads_fields(steps) {
                 source.kind = Kind::Text;
                 return source;
@@ -106,8 +110,8 @@ impl Import<'_> {
         match JsonPath::parse(path) {
             Ok(_) => source.map.text("json", path),
             Err(error) => {
-                let help = "make the list in a step before, with `jq` for example";
-                let message = format!("`{path}` is left out, and the whole is taken for the list: {error}");
+                let help = "make the list in a step before, with `jq`";
+                let message = format!("the whole document is the list: cannot carry over `{path}`: {error}");
                 self.note(path_node.unwrap_or(input), "json_path", message, help);
                 source.map.text("json", "$");
             }
@@ -115,22 +119,17 @@ impl Import<'_> {
         source
     }
 
-    /// The command that lists the items; where none is known, one that fails: over no items, all would seem to be done.
-    fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
+    /// Returns the command that lists the items; without one, a command that fails, since no items would look like success.
+    pub(super) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
         if !command.trim().is_empty() {
             return command;
         }
         let help = "write the command that lists the items, or the list";
-        self.note(
-            node,
-            key,
-            "it does not say in a known way where the items come from, and fails here",
-            help,
-        );
+        self.note(node, key, "the step fails: the source of its items is unknown", help);
         "echo 'nothing lists the items' >&2; exit 1".to_owned()
     }
 
-    /// Which items, and in which order.
+    /// Writes the selection and the order of the items.
     fn selection(&mut self, fields: &Fields<'_>, foreach: &mut Map) {
         if let Some(filter) = fields.take("filter").and_then(|node| self.filter(node)) {
             foreach.text("filter", filter);
@@ -148,51 +147,80 @@ impl Import<'_> {
                 Ok(count) if count > 0 => foreach.raw(key, number),
                 Ok(_) if key == "offset" => {}
                 _ => {
-                    let message = format!("`{number}` is left out");
+                    let message = format!("cannot carry over `{number}`: not a number from 1");
                     self.note(node, key, message, "write a number from 1");
                 }
             }
         }
     }
 
-    fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
+    pub(super) fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
         let Some(node) = node else { return usual.to_owned() };
         let number = self.constant(node);
         match number.parse::<u64>() {
             Ok(count) if (1..=PARALLEL_MAX).contains(&count) => number,
             _ => {
-                let message = format!("`{number}` is no number from 1 to {PARALLEL_MAX}; it is {usual} here");
+                let message =
+                    format!("{usual} items at a time: `{number}` is not a number from 1 to {PARALLEL_MAX}");
                 self.note(node, "max_parallel", message, "write the number");
                 usual.to_owned()
             }
         }
     }
 
-    /// What failures of items mean; of what stands twice the first counts.
+    /// Writes `max_parallel`: 1 for agents and git, which would change the same files.
+    pub(super) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
+        if parallel == "1" || !steps.iter().any(|item| item.map.changes_files_together()) {
+            foreach.raw("max_parallel", parallel);
+            return;
+        }
+        let message = "one item at a time: agents and git commands of several items would share one folder";
+        self.note(
+            place,
+            "max_parallel",
+            message,
+            format!("`max_parallel: {parallel}`, if no two items change the same files"),
+        );
+        let comment = format!("In Prodigy: {parallel}.");
+        foreach.commented(vec![comment], "max_parallel", Value::Raw("1".to_owned()));
+    }
+
+    /// Writes the policy for failed items; of two values for a key, the first counts.
     fn policy(&mut self, policy: &[(&Node, &str)], foreach: &mut Map) {
-        let get = |key: &str| policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node);
+        let get = |key: &str| policy_of(policy, key);
         let action = get("on_item_failure");
         let word = action.and_then(Node::spelled).unwrap_or("dlq");
         let goes_on = get("continue_on_failure");
         if let Some(node) = goes_on.filter(|node| node.truth().is_none()) {
-            let help = "write `max_failures: 0` where the first failure is to stop the others";
-            self.note(node, "continue_on_failure", "it is left out: it is neither `true` nor `false`", help);
+            let help = "`max_failures: 0` stops the others at the first failure";
+            self.note(
+                node,
+                "continue_on_failure",
+                "cannot carry over the value: neither `true` nor `false`",
+                help,
+            );
         }
         let is_contrary = word == "stop" && goes_on.and_then(Node::truth) == Some(true);
         if let Some(node) = goes_on.filter(|_| is_contrary) {
-            let message = "it is left out: `on_item_failure: stop` counts";
-            self.note(node, "continue_on_failure", message, "write `on_item_failure: dead_letter` to go on");
+            let message = "cannot carry over the value: `on_item_failure: stop` contradicts it";
+            self.note(
+                node,
+                "continue_on_failure",
+                message,
+                "`on_item_failure: dead_letter` goes on after a failure",
+            );
         }
         let goes_on = goes_on.and_then(Node::truth).unwrap_or(true);
         let ours = match word {
             "dlq" => "dead_letter",
             "skip" | "stop" => word,
+            "retry" if get("retry_config").is_some() => "dead_letter",
             other => {
                 let help = match other {
-                    "retry" => "give the steps of an item a `retry`, or call `waypost dead-letters retry`",
-                    _ => "call `waypost dead-letters` for what is to be done with them",
+                    "retry" => "give the steps of an item a `retry`, or run `waypost dead-letters retry RUN`",
+                    _ => "`waypost dead-letters list RUN`",
                 };
-                let message = format!("`{other}` is `dead_letter` here");
+                let message = format!("failed items become dead letters, not `{other}`");
                 self.note(action.unwrap_or(self.document.root()), "on_item_failure", message, help);
                 "dead_letter"
             }
@@ -205,20 +233,25 @@ impl Import<'_> {
                 self.note(
                     node,
                     key,
-                    "it is left out",
-                    "it means nothing where the first failure stops the run",
+                    "cannot carry over the limit: the first failure stops the step",
+                    "`on_item_failure: dead_letter` goes on after a failure",
                 );
             }
         } else {
             let limit = get("max_failures").map(|node| (node, self.constant(node).parse::<u64>()));
             match (goes_on, limit) {
                 (false, _) => foreach.raw("max_failures", "0"),
-                // Theirs counts the failure that stops it, ours those that may be.
+                // Prodigy counts the failure that stops the step, Waypost the tolerated ones.
                 (true, Some((_, Ok(count)))) => {
                     foreach.raw("max_failures", count.saturating_sub(1).to_string())
                 }
                 (true, Some((node, Err(_)))) => {
-                    self.note(node, "max_failures", "it is left out: it is no number", "write a number");
+                    self.note(
+                        node,
+                        "max_failures",
+                        "cannot carry over the limit: not a number",
+                        "write a number",
+                    );
                 }
                 (true, None) => {}
             }
@@ -227,7 +260,12 @@ impl Import<'_> {
                     Some(rate) if (0.0..=1.0).contains(&rate) => {
                         foreach.raw("failure_rate", rate.to_string())
                     }
-                    _ => self.note(node, "failure_threshold", "it is left out", "write a number from 0 to 1"),
+                    _ => self.note(
+                        node,
+                        "failure_threshold",
+                        "cannot carry over the limit: not a number from 0 to 1",
+                        "write `failure_rate: 0.2`",
+                    ),
                 }
             }
             if ours == "dead_letter" && !foreach.has("max_failures") && !foreach.has("failure_rate") {
@@ -238,13 +276,8 @@ impl Import<'_> {
             }
         }
         if let Some(node) = get("error_collection") {
-            let help =
-                "`waypost dead-letters list` lists them, `waypost events -f` tells of each as it happens";
-            self.note(node, "error_collection", "it is left out: every failure is recorded at once", help);
-        }
-        if let Some(node) = get("retry_config") {
-            let help = "give the steps of an item a `retry`";
-            self.note(node, "retry_config", "items are not tried again by themselves", help);
+            let help = "`waypost dead-letters list RUN`, `waypost events RUN -f`";
+            self.note(node, "error_collection", "every failure is recorded at once", help);
         }
     }
 
@@ -253,18 +286,28 @@ impl Import<'_> {
         let count = fields.word("failure_threshold").unwrap_or("5");
         match count.parse::<u32>() {
             Ok(count) if count > 0 => foreach.raw("circuit_breaker", count.to_string()),
-            _ => self.note(node, "circuit_breaker", "it is left out", "write how many failures in a row"),
+            _ => self.note(
+                node,
+                "circuit_breaker",
+                "cannot carry over the limit: not a number",
+                "write `circuit_breaker: 5`",
+            ),
         }
         for key in ["timeout", "success_threshold", "half_open_requests"] {
             if let Some(node) = fields.take(key) {
-                let help = "`waypost resume RUN --retry-failed` goes on when what failed is well again";
-                self.note(node, key, "it is left out: what has stopped does not begin again by itself", help);
+                let help = "`waypost resume RUN --retry-failed`";
+                self.note(
+                    node,
+                    key,
+                    "a step that the circuit breaker stopped does not start again by itself",
+                    help,
+                );
             }
         }
         self.lost_keys(&fields);
     }
 
-    /// How long the steps of an item may take.
+    /// Reads the timeouts of the steps of an item.
     fn timeouts(&mut self, fields: &Fields<'_>) {
         let config = fields.take("timeout_config").map(Fields::new);
         let whole = fields.take("agent_timeout_secs");
@@ -272,8 +315,9 @@ impl Import<'_> {
         if let Some(node) = whole {
             let time = self.seconds(node, "agent_timeout_secs");
             if time.is_some() {
-                let message = "each step of an item may take that long; in Prodigy all of them together";
-                self.note(node, "agent_timeout_secs", message, "give them smaller `timeout`s of their own");
+                let message =
+                    "the timeout is that of each step; in Prodigy, of all steps of an item together";
+                self.note(node, "agent_timeout_secs", message, "give the steps shorter `timeout`s");
             }
             self.item_timeouts = [time.clone(), time];
         }
@@ -284,103 +328,56 @@ impl Import<'_> {
                 "claude" => self.item_timeouts[0] = time,
                 "shell" => self.item_timeouts[1] = time,
                 other => {
-                    let message = format!("the time for `{other}` is left out");
-                    self.note(node, "command_timeouts", message, "give its steps a `timeout`");
+                    let message = format!(
+                        "cannot carry over the timeout of `{other}`: a kind of step without an equivalent"
+                    );
+                    self.note(node, "command_timeouts", message, "give the steps a `timeout`");
                 }
             }
         }
         if let Some(node) = config.take("cleanup_grace_period_secs") {
-            let help = "give steps a `grace`: how long they have to end by themselves";
-            self.note(node, "cleanup_grace_period_secs", "it is left out", help);
+            let help = "give the steps a `grace`";
+            self.note(
+                node,
+                "cleanup_grace_period_secs",
+                "the time to end after a timeout is that of the step",
+                help,
+            );
         }
         for key in ["timeout_policy", "timeout_action"] {
             if let Some(node) = config.take(key) {
-                self.note(node, key, "it is left out", "a step that takes too long fails its item");
+                self.note(
+                    node,
+                    key,
+                    "a timeout always fails the item",
+                    "write `on_item_failure`, or `continue_on_error` of the step",
+                );
             }
         }
         config.pass(&["enable_monitoring"]);
         self.lost_keys(&config);
     }
-
-    /// Carries `foreach` over, which stands within a map of its own or beside the other keys of the step.
-    pub(super) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
-        let Some(node) = outer.take("foreach") else { return Vec::new() };
-        let inner = node.entries().map(|_| Fields::new(node));
-        let fields = inner.as_ref().unwrap_or(outer);
-        let list = if inner.is_some() { fields.take("foreach") } else { Some(node) };
-        let list = list.unwrap_or(node);
-        let id = self.ids.take(outer.word("id").unwrap_or("foreach"), self.line(node));
-        let condition = outer.take("when").and_then(|when| self.when(when));
-        let mut map = Map::default();
-        map.text("id", id);
-        if let Some(name) = outer.word("name") {
-            map.text("name", name);
-        }
-        if let Some(condition) = &condition {
-            map.text("if", condition.clone());
-        }
-        let mut foreach = Map::default();
-        if list.items().is_some() {
-            let values = list.to_json().to_string();
-            if values.contains("${") {
-                let help = "write one expression that gives the list";
-                self.note(list, "foreach", "variables in the list stay as they are", help);
-            }
-            // A list of JSON is one of YAML, too. It must hold no expressions.
-            foreach.raw("items", values.replace("${{", "$ {{"));
-        } else {
-            let text = list.spelled().filter(|text| !text.trim().is_empty());
-            let command = self.command(list, "foreach", text.unwrap_or_default(), &[]);
-            let mut items = Map::default();
-            items.text("run", self.listing(list, "foreach", command.text));
-            foreach.put("items", Value::Map(items));
-            map.texts("env", &command.env);
-        }
-        let name = item_name(self.scope.item_depth + 1);
-        if name != "item" {
-            foreach.text("as", name);
-        }
-        if let Some(count) =
-            fields.word("max_items").filter(|count| count.parse::<u64>().is_ok_and(|n| n > 0))
-        {
-            foreach.raw("max_items", count);
-        }
-        let parallel = match fields.take("parallel") {
-            Some(node) if node.truth() == Some(true) => PARALLEL.to_owned(),
-            Some(node) if node.truth().is_none() => self.parallel(Some(node), PARALLEL),
-            _ => "1".to_owned(),
-        };
-        foreach.raw("max_parallel", parallel);
-        let goes_on = fields.is_true("continue_on_error");
-        foreach.raw("on_item_failure", if goes_on { "dead_letter" } else { "stop" });
-        if goes_on {
-            foreach.raw("failure_rate", TOLERATES_ALL);
-        }
-        let nodes = steps_of(fields.take("do"));
-        let steps = self.of_item(Kind::Text, &nodes, node, "do");
-        foreach.steps("steps", steps);
-        map.put("foreach", Value::Map(foreach));
-        if let Some(inner) = &inner {
-            self.lost_keys(inner);
-        }
-        vec![Item { comments: Vec::new(), map }]
-    }
 }
 
-/// Returns steps that stand in a list, or below `commands`.
+/// Returns the value of a key of the policy.
+fn policy_of<'n>(policy: &[(&'n Node, &str)], key: &str) -> Option<&'n Node> {
+    policy.iter().find(|(_, name)| *name == key).map(|(node, _)| *node)
+}
+
+/// Returns the steps of a list, or of the list under `commands`.
 pub(super) fn steps_of(node: Option<&Node>) -> Vec<Node> {
     let node = node.map(|node| node.get("commands").unwrap_or(node));
     node.and_then(Node::items).unwrap_or_default().to_vec()
 }
 
-/// Says whether items come from a file of this name, not from a command.
+/// Says whether an input is the name of a file and not a command.
 fn is_file(text: &str) -> bool {
     let is_script = [".sh", ".py", ".pl", ".rb", ".js"].iter().any(|end| text.ends_with(end));
     let name = text.rsplit('/').next().unwrap_or_default();
     !text.contains(char::is_whitespace) && !is_script && (name.contains('.') || text.contains('/'))
 }
 
-/// Says whether steps read fields of their item, so that it is no mere line.
+/// Says whether steps read fields of an item, so that the item is not a line of text.
 fn reads_fields(steps: &[Node]) -> bool {
     let text = steps.iter().map(|step| step.to_json().to_string()).collect::<String>();
     text.split("${item.").skip(1).any(|rest| {

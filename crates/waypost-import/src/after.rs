@@ -1,35 +1,32 @@
-//! What comes after a step: its hooks, the steps that mend what made it fail, and its next try.
+//! Hooks of a step, and the group that repairs a failed step and repeats it.
 
-use waypost_workflow::file::{Node, parse_duration};
+use waypost_workflow::file::Node;
 
-use super::Import;
+use super::draft::END;
 use super::fields::Fields;
+use super::import::Import;
 use super::names::{Done, Format};
 use super::step::{Draft, Work, with_comments};
 use super::write::{Item, Map, Value};
-use crate::draft::END;
 
-/// Tries of a retry that says none.
-const RETRY_ATTEMPTS: u64 = 3;
+/// The largest number of repetitions of a group.
+pub(super) const AGAIN_MAX: u64 = 999;
 
-/// Passes of a group, without the first.
-const AGAIN_MAX: u64 = 999;
-
-/// What is done about a failure.
+/// The answer to the failure of a step.
 struct Failure {
     items: Vec<Item>,
-    /// How often the step is done again after them.
+    /// How often the step is repeated after the repair.
     again: u64,
-    /// It is the run's when all that was of no use.
+    /// A failure after the last repetition fails the run.
     fails: bool,
 }
 
-/// What a step does after its end, by the key that says when.
+/// The hooks of a step, by key.
 #[derive(Default)]
 struct Hooks(Vec<(&'static str, Value)>);
 
 impl Import<'_> {
-    /// Writes a step with all that follows it.
+    /// Returns a step with its hooks and repairs.
     pub(super) fn with_what_follows(&mut self, fields: &Fields<'_>, mut draft: Draft) -> Vec<Item> {
         let mut hooks = Hooks::default();
         let success = fields.take("on_success");
@@ -46,8 +43,11 @@ impl Import<'_> {
                 Ok(number) if !items.is_empty() => by_code.put(&number.to_string(), Value::List(items)),
                 Ok(_) => {}
                 Err(_) => {
-                    let message = format!("what is done after exit code {} is left out", code.key_text());
-                    self.note(code, "on_exit_code", message, "exit codes are numbers from 0 to 255");
+                    let message = format!(
+                        "cannot carry over the hook of exit code {}: not a number from 0 to 255",
+                        code.key_text()
+                    );
+                    self.note(code, "on_exit_code", message, "write the exit code");
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Import<'_> {
         vec![self.finish(draft, hooks)]
     }
 
-    /// Carries steps over that follow one.
+    /// Returns the steps of a hook of the step `done`.
     fn hook(&mut self, node: &Node, done: &Done, has_failed: bool) -> Vec<Item> {
         self.following(done, has_failed, |import| match node.items() {
             Some(nodes) => nodes.iter().flat_map(|node| import.commented_step(node, &[])).collect(),
@@ -88,12 +88,17 @@ impl Import<'_> {
     ) -> Vec<Item> {
         let before = self.scope.done.len();
         let timeouts = std::mem::take(&mut self.item_timeouts);
+        let retry = self.item_retry.take();
+        // Changes are listed before a step, never before a hook of the step.
+        let changes = std::mem::take(&mut self.changes);
         self.scope.done.push(Done { has_failed, ..done.clone() });
         let items = make(self);
         self.scope.done.truncate(before);
         self.item_timeouts = timeouts;
+        self.item_retry = retry;
+        self.changes = changes;
         if items.iter().all(|item| item.map.is_empty()) {
-            // A list of comments is no list: they stand before the step.
+            // A list of nothing but comments is not a list: the comments go before the step.
             let comments = items.into_iter().flat_map(|item| item.comments);
             self.comments.last_mut().expect("there is one for the file").extend(comments);
             return Vec::new();
@@ -109,7 +114,7 @@ impl Import<'_> {
         with_comments(items, comments)
     }
 
-    /// A step that is only a command: of Claude with a slash, else of the shell.
+    /// Returns the step of a plain text: a command of Claude with a slash, else of the shell.
     fn worded_step(&mut self, node: &Node, text: &str) -> Vec<Item> {
         let line = self.line(node);
         let is_agent = text.starts_with('/');
@@ -133,6 +138,7 @@ impl Import<'_> {
             retry: None,
             capture: None,
             tolerates: false,
+            evidence: None,
             comments,
         };
         vec![self.finish(draft, Hooks::default())]
@@ -153,8 +159,8 @@ impl Import<'_> {
         if let Some(commands) = fields.take("commands") {
             for key in ["strategy", "timeout", "capture", "handler_failure_fatal"] {
                 if fields.has(key) && fields.word(key) != Some("false") {
-                    let help = "give the steps below what they need for themselves";
-                    self.note(node, key, "it is left out", help);
+                    let help = "give the steps of the hook keys of their own";
+                    self.note(node, key, "cannot carry over a key of all steps of the hook", help);
                 }
                 fields.pass(&[key]);
             }
@@ -166,14 +172,14 @@ impl Import<'_> {
             self.lost_keys(&fields);
             return Some(Failure { items: Vec::new(), again: 0, fails });
         }
-        // In a map-reduce workflow it is one try where nothing is said.
+        // Prodigy's default is one repair in a map-reduce workflow.
         let usual = if self.is_map_reduce { 1 } else { 3 };
         let others = ["fail_workflow", "max_attempts", "max_retries", "retry_original"];
         let items = self.following(done, true, |import| import.commented_step(node, &others));
         Some(Failure { items, again: given.unwrap_or(usual).min(AGAIN_MAX), fails })
     }
 
-    /// Writes a step that is done again after each of its failures was mended: a group that is repeated.
+    /// Returns a group that repeats a step and its repair until the step succeeds.
     fn mended(&mut self, mut draft: Draft, hooks: Hooks, failure: Failure) -> Item {
         let id = draft.done.id.clone();
         let group = self.ids.take(&format!("{id}-until-done"), 0);
@@ -207,7 +213,7 @@ impl Import<'_> {
         Item { comments, map }
     }
 
-    /// Writes a step; from now on others may speak of it.
+    /// Returns a step, and makes its outputs known to later steps.
     fn finish(&mut self, draft: Draft, hooks: Hooks) -> Item {
         let Draft {
             mut done,
@@ -220,6 +226,7 @@ impl Import<'_> {
             retry,
             capture,
             tolerates,
+            evidence,
             comments,
         } = draft;
         let mut map = Map::default();
@@ -246,7 +253,7 @@ impl Import<'_> {
                 map.text("stdin", content);
             }
         }
-        map.texts("env", &env);
+        map.texts("env", &self.with_computed(env));
         if let Some(dir) = dir {
             map.text("dir", dir);
         }
@@ -260,7 +267,7 @@ impl Import<'_> {
             Some(Format::Json) => Some("json"),
             Some(Format::Lines) => Some("lines"),
             Some(Format::Number) => Some("number"),
-            // The answer of an agent is a text already.
+            // An agent's output is text without `capture`.
             Some(Format::Text | Format::Truth) => (!done.is_agent).then_some("text"),
             None => None,
         };
@@ -270,109 +277,17 @@ impl Import<'_> {
         if tolerates {
             map.raw("continue_on_error", "true");
         }
+        if let Some(evidence) = evidence {
+            map.put("evidence", evidence);
+        }
         hooks.0.into_iter().for_each(|(key, value)| map.put(key, value));
         done.may_lack |= tolerates;
         self.scope.done.push(done);
         Item { comments, map }
     }
-
-    /// Carries the tries of a step over.
-    pub(super) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
-        if let Some(count) = metadata.and_then(|metadata| metadata.word("retries")) {
-            return count.parse::<u64>().ok().filter(|count| (1..=1_000).contains(count)).map(|count| {
-                let mut map = Map::default();
-                map.raw("max", count.to_string());
-                map
-            });
-        }
-        let node = fields.take("retry").or_else(|| fields.take("retries"))?;
-        let retry = Fields::new(node);
-        let attempts = match node.entries() {
-            Some(_) => retry.word("attempts").map_or(Ok(RETRY_ATTEMPTS), str::parse),
-            None => node.spelled().unwrap_or_default().parse::<u64>().map(|count| count + 1),
-        };
-        // Theirs counts the first try, too.
-        let Some(count) =
-            attempts.ok().map(|attempts| attempts.saturating_sub(1)).filter(|count| *count <= 1_000)
-        else {
-            self.note(node, "retry", "it is left out: the number of tries is not known", "write `retry: 3`");
-            return None;
-        };
-        if count == 0 {
-            return None;
-        }
-        let mut map = Map::default();
-        map.raw("max", count.to_string());
-        if node.entries().is_some() {
-            self.waits(&retry, &mut map);
-        }
-        if node.entries().is_some() {
-            map.raw("backoff", self.backoff(&retry));
-            map.raw("jitter", if retry.is_true("jitter") { "true" } else { "false" });
-            retry.pass(&["jitter_factor", "retry_budget", "attempts"]);
-            if let Some(causes) =
-                retry.take("retry_on").and_then(Node::items).filter(|causes| !causes.is_empty())
-            {
-                match causes.iter().all(|cause| cause.spelled() == Some("timeout")) {
-                    true => map.raw("when", "[timeout]"),
-                    false => {
-                        let help = "name exit codes, or `timeout`: `when: [timeout, exit 75]`";
-                        self.note(node, "retry_on", "every failure is tried again", help);
-                    }
-                }
-            }
-            if retry.has("retry_budget") {
-                let help = "the waits come to less with a smaller `max` or `max_delay`";
-                self.note(node, "retry_budget", "it is left out", help);
-            }
-            self.lost_keys(&retry);
-        }
-        Some(map)
-    }
-
-    /// How long is waited between the tries, at first and at most.
-    fn waits(&mut self, retry: &Fields<'_>, map: &mut Map) {
-        let mut least = None;
-        for (theirs, ours, usual) in [("initial_delay", "delay", "1s"), ("max_delay", "max_delay", "30s")] {
-            let text = retry.word(theirs).unwrap_or(usual).replace(' ', "");
-            match parse_duration(&text) {
-                // A longest wait below the first means nothing.
-                Ok(time) if least.is_some_and(|least| time < least) => {}
-                Ok(time) => {
-                    least = Some(time);
-                    map.raw(ours, text);
-                }
-                Err(_) => {
-                    self.note(
-                        retry.node,
-                        theirs,
-                        format!("`{text}` is left out: it is no time"),
-                        "write `10s`",
-                    );
-                }
-            }
-        }
-    }
-
-    fn backoff(&mut self, retry: &Fields<'_>) -> &'static str {
-        let Some(node) = retry.take("backoff") else { return "exponential" };
-        let name = node.entries().and_then(|entries| entries.first()).map(|(key, _)| key.key_text());
-        let name = name.or_else(|| node.spelled()).unwrap_or_default();
-        let (ours, is_same) = match name {
-            "fixed" => ("fixed", true),
-            "linear" => ("linear", node.entries().is_none()),
-            "exponential" => ("exponential", true),
-            _ => ("exponential", false),
-        };
-        if !is_same {
-            let message = format!("waits grow as `{ours}` does here, by the `delay`");
-            self.note(node, "backoff", message, "there is `fixed`, `linear` and `exponential`");
-        }
-        ours
-    }
 }
 
-/// Has a command keep what it prints, so that it can be read when it has failed.
+/// Returns a command that also writes its output where a repair reads it after a failure.
 fn keeping(command: &str) -> String {
     format!(
         "kept=\"$WAYPOST_OUTPUT.kept\" code=0\n\

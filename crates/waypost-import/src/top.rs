@@ -1,22 +1,24 @@
-//! The whole file: what kind it is, what stands beside its steps, and how ours begins.
+//! The whole file: its kind, its keys beside the steps, and the head of the made file.
 
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
+use super::Note;
 use super::fields::Fields;
+use super::git::reads_changes;
+use super::import::Import;
 use super::map::steps_of;
 use super::names::{Captured, Done, Format};
 use super::step::is_variable;
 use super::write::{Item, Map, Value};
-use super::{Import, Imported};
 use crate::draft::plain;
 
-/// Keys of the whole file that say what failures of items mean.
+/// Keys of the file that are part of the policy for failed items.
 const POLICY: [&str; 5] =
     ["on_item_failure", "continue_on_failure", "max_failures", "failure_threshold", "error_collection"];
-/// What a step of ours does, and none of theirs.
+/// Keys of steps of Waypost that Prodigy does not have.
 const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
-/// What a step of theirs does.
-const THEIRS: [&str; 10] = [
+/// Keys that name the work of a step of Prodigy.
+const THEIRS: [&str; 11] = [
     "shell",
     "claude",
     "test",
@@ -25,12 +27,13 @@ const THEIRS: [&str; 10] = [
     "foreach",
     "write_file",
     "handler",
+    "validate",
     "command",
     "name",
 ];
 
-/// Makes a workflow file of one of Prodigy.
-pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Imported, FileError> {
+/// Returns the text of the made file, and the notes.
+pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
     let root = document.root();
     let nodes = check(document)?;
     let fields = Fields::new(root);
@@ -41,6 +44,11 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     let env = import.env(fields.take("env"));
     let secrets = import.secrets(fields.take("secrets"), &env);
     let mut steps = import.computed(&env);
+    if reads_changes(root, "workflow") {
+        let (item, head) = import.head("workflow", None);
+        import.changes.workflow = Some(head);
+        steps.push(item);
+    }
     let env: Vec<(String, String)> =
         env.into_iter().filter_map(|variable| Some((variable.name, variable.value?))).collect();
     match root.get("map") {
@@ -50,9 +58,19 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
             steps.extend(import.steps(nodes));
         }
     }
-    let ((), more) = import.commented(|import| import.beside(&fields));
+    let (retry, more) = import.commented(|import| {
+        let retry = import.retry_of_all(&fields);
+        import.beside(&fields);
+        retry
+    });
+    steps.splice(0..0, import.printed());
     if steps.iter().all(|item| item.map.is_empty()) {
-        import.note(root, "commands", "nothing of it is left to do", "write the steps");
+        import.note(
+            root,
+            "commands",
+            "cannot carry over a step: the file has only keys without an equivalent",
+            "write the steps",
+        );
         steps.push(import.nothing());
     }
     let mut map = Map::default();
@@ -78,6 +96,9 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     }
     let mut defaults = Map::default();
     defaults.raw("shell", "[sh, -c]");
+    if let Some(retry) = retry {
+        defaults.put("retry", Value::Map(retry));
+    }
     map.put("defaults", Value::Map(defaults));
     let mut comments = import.comments.pop().unwrap_or_default();
     comments.extend(more);
@@ -86,35 +107,35 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<Impo
     notes.sort_by_key(|note| note.line);
     let text = head(from, &comments) + &map.written();
     check_size(document, map.steps_max(), text.len())?;
-    Ok(Imported { text, notes })
+    Ok((text, notes))
 }
 
-/// Refuses what is too large for a workflow of ours.
+/// Refuses a file that exceeds a limit of workflow files.
 fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), FileError> {
     let help = "split it into several workflows, or work on a list with `foreach`";
     let message = match () {
         () if steps > STEPS_MAX => {
-            format!("it would have a list of {steps} steps, at most {STEPS_MAX} are allowed")
+            format!("the made file would have a list of {steps} steps, more than {STEPS_MAX}")
         }
         () if bytes > FILE_BYTES_MAX => {
-            format!("it would be a file of {bytes} bytes, at most {} MiB are allowed", FILE_BYTES_MAX >> 20)
+            format!("the made file would have {bytes} bytes, more than {} MiB", FILE_BYTES_MAX >> 20)
         }
         () => return Ok(()),
     };
     Err(document.wrong(document.root(), message, help))
 }
 
-/// Writes what a reader of the file must know.
+/// Returns the comments at the head of the made file.
 fn head(from: &str, comments: &[String]) -> String {
     let mut text = format!(
         "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
          #\n\
-         # It works in the folder where it lies, or in that of `--dir`, and in no git worktree. Values come to\n\
-         # commands in variables, each as one word.\n",
+         # Steps run in the folder of this file, or in that of `--dir`, and not in a git worktree. Commands read\n\
+         # values from variables, each value as one word.\n",
         plain(from)
     );
     if !comments.is_empty() {
-        text.push_str("#\n# What is not as it was there, by its lines, and what to do instead; more stands at the steps:\n");
+        text.push_str("#\n# Differences, by line of the source, each with what to do. Others are comments of their steps.\n");
     }
     for comment in comments {
         text.push_str(&format!("#   {}\n", plain(comment)));
@@ -122,7 +143,7 @@ fn head(from: &str, comments: &[String]) -> String {
     text
 }
 
-/// Finds the steps of a file, if it is a workflow of Prodigy.
+/// Returns the steps of a workflow of Prodigy, and refuses every other file.
 fn check(document: &Document) -> Result<&[Node], FileError> {
     let root = document.root();
     let help = "a workflow of Prodigy is a list of steps, or a map with `commands`, or one with `map`";
@@ -146,8 +167,8 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
     let list = root.get("commands").or_else(|| root.get("steps")).unwrap_or(root);
     let Some(nodes) = list.items() else {
         let message = match root.entries() {
-            Some(_) => "the file is no workflow of Prodigy: it has neither `commands` nor `map`".to_owned(),
-            None => format!("the file is no workflow of Prodigy, but {}", root.described()),
+            Some(_) => "not a workflow of Prodigy: neither `commands` nor `map`".to_owned(),
+            None => format!("not a workflow of Prodigy, but {}", root.described()),
         };
         return Err(document.wrong(list, message, help));
     };
@@ -156,17 +177,13 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
     }
     let is_ours = |node: &&Node| OURS.iter().any(|key| node.get(key).is_some()) || is_our_foreach(node);
     if let Some(node) = nodes.iter().find(is_ours) {
-        let message = "the file is a workflow of Waypost already";
-        return Err(document.wrong(node, message, "`waypost check FILE` says whether it is right"));
+        let message = "already a workflow of Waypost";
+        return Err(document.wrong(node, message, "`waypost check FILE`"));
     }
     let is_theirs =
         |node: &Node| node.spelled().is_some() || THEIRS.iter().any(|key| node.get(key).is_some());
     if !nodes.iter().any(is_theirs) {
-        return Err(document.wrong(
-            &nodes[0],
-            "the file is no workflow of Prodigy: its steps do nothing",
-            help,
-        ));
+        return Err(document.wrong(&nodes[0], "not a workflow of Prodigy: its steps do nothing", help));
     }
     Ok(nodes)
 }
@@ -176,17 +193,17 @@ fn is_our_foreach(node: &Node) -> bool {
         .is_some_and(|foreach| foreach.get("items").is_some() && foreach.get("steps").is_some())
 }
 
-/// A variable of the whole file.
+/// A variable of the file.
 struct Variable<'n> {
     name: String,
-    /// What it is, if that is known.
+    /// The value, if it is a constant.
     value: Option<String>,
-    /// The command that finds it out.
+    /// The command that computes the value.
     command: Option<&'n Node>,
     is_secret: bool,
 }
 
-/// Returns the variable that a value stands for: nothing of any other value may be shown where that is a secret.
+/// Returns the variable that a value refers to. Any other value of a secret is the secret itself, and never shown.
 fn reference(value: &str) -> Option<&str> {
     let name = value.trim().strip_prefix('$')?;
     let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
@@ -198,7 +215,7 @@ impl Import<'_> {
     fn env<'n>(&mut self, node: Option<&'n Node>) -> Vec<Variable<'n>> {
         let mut variables = Vec::new();
         if let Some(node) = node.filter(|node| node.entries().is_none() && !node.is_null()) {
-            let message = "it is left out: it is no map of variables";
+            let message = "cannot carry over `env`: not a map of variables";
             self.note(node, "env", message, "write `env: { NAME: VALUE }`");
         }
         for (key, node) in node.and_then(Node::entries).unwrap_or_default() {
@@ -207,17 +224,20 @@ impl Import<'_> {
                 self.note(
                     key,
                     "env",
-                    format!("`{name}` is left out: it is no name of a variable"),
+                    format!("cannot carry over `{name}`: not the name of a variable"),
                     "rename it",
                 );
                 continue;
             }
             let mut variable = Variable { name: name.clone(), value: None, command: None, is_secret: false };
+            if node.get("secret").is_none() {
+                self.mask(&name, self.line(key));
+            }
             if let Some(text) = node.spelled() {
                 // Variables of one level do not read each other.
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
-                    let help = "set it in the caller's environment, or by a step";
-                    self.note(node, "env", format!("the value of `{name}` stays as it is: `{text}`"), help);
+                    let help = "set the variable for the command: `NAME=… waypost run FILE`";
+                    self.note(node, "env", format!("`{name}` has the text `{text}` as its value: variables of one level do not read each other"), help);
                 }
                 variable.value = Some(crate::draft::literal(text));
                 self.values.insert(name.clone(), text.to_owned());
@@ -230,11 +250,11 @@ impl Import<'_> {
             } else if let Some(command) = node.get("command") {
                 variable.command = Some(command);
             } else {
-                let help = "set it in the caller's environment, or by a step that decides";
+                let help = "set the variable for the command: `NAME=… waypost run FILE`";
                 self.note(
                     node,
                     "env",
-                    format!("the variable `{name}` is left out: it depends on a condition"),
+                    format!("cannot carry over `{name}`: its value depends on a condition"),
                     help,
                 );
             }
@@ -243,7 +263,7 @@ impl Import<'_> {
         variables
     }
 
-    /// Writes a step for each variable that a command finds out.
+    /// Returns a step for each computed variable.
     fn computed(&mut self, env: &[Variable<'_>]) -> Vec<Item> {
         let mut items = Vec::new();
         for (name, node) in env.iter().filter_map(|variable| Some((&variable.name, variable.command?))) {
@@ -255,13 +275,27 @@ impl Import<'_> {
             map.texts("env", &command.env);
             map.raw("capture", "text");
             items.push(Item { comments: Vec::new(), map });
+            self.computed.push((name.clone(), id.clone()));
             let captured = Captured { name: name.clone(), format: Format::Text, below: String::new() };
-            // No command speaks of it as the last one.
+            // It is never the last step of `${last.output}`.
             self.scope
                 .done
                 .insert(0, Done { id, is_agent: false, captured: vec![captured], ..Done::default() });
         }
         items
+    }
+
+    /// Returns a step for each variable of the caller that a text contains.
+    fn printed(&self) -> Vec<Item> {
+        let item = |(name, id): &(String, String)| {
+            let mut map = Map::default();
+            map.text("id", id.clone());
+            let unset = if name.contains(":-") { "" } else { "?" };
+            map.text("run", format!("printf %s \"${{{name}{unset}}}\""));
+            map.raw("capture", "text");
+            Item { comments: Vec::new(), map }
+        };
+        self.printed.iter().map(item).collect()
     }
 
     fn secrets(&mut self, node: Option<&Node>, env: &[Variable<'_>]) -> Vec<String> {
@@ -274,7 +308,9 @@ impl Import<'_> {
             let name = key.key_text();
             if !is_variable(name) || self.scope.env.contains(name) || names.iter().any(|known| known == name)
             {
-                let message = format!("the secret `{name}` is left out: its name is taken, or cannot be one");
+                let message = format!(
+                    "cannot carry over the secret `{name}`: the name is taken, or not that of a variable"
+                );
                 self.note(key, "secrets", message, "rename it");
                 continue;
             }
@@ -286,13 +322,14 @@ impl Import<'_> {
                 }
                 (None, provider) => {
                     let provider = provider.unwrap_or("another place");
-                    let message =
-                        format!("`{name}` comes from the caller's environment, not from {provider}");
+                    let message = format!(
+                        "the secret `{name}` is read from the caller's environment, not from {provider}"
+                    );
                     self.note(
                         node,
                         "secrets",
                         message,
-                        format!("fetch it before: `{name}=$(…) waypost run FILE`"),
+                        format!("set the variable for the command: `{name}=$(…) waypost run FILE`"),
                     );
                 }
             }
@@ -302,7 +339,7 @@ impl Import<'_> {
         names
     }
 
-    /// Takes secrets of which only the names are told, in a list or as one word.
+    /// Adds the secrets of a list of names, or of one name.
     fn listed_secrets(&mut self, node: &Node, names: &mut Vec<String>) {
         let listed = match node.items() {
             Some(items) => items.iter().collect(),
@@ -317,26 +354,27 @@ impl Import<'_> {
                     self.scope.secrets.insert(name.to_owned());
                     names.push(name.to_owned());
                 }
-                // It may be the value itself, which is told nowhere.
+                // The text may be the secret itself, so no note contains it.
                 None => {
-                    let message =
-                        "what stands here is left out: it is no name of a variable, or one that is taken";
-                    self.note(item, "secrets", message, "write the names of variables: `secrets: [NAME]`");
+                    let message = "cannot carry over a secret: its name is taken, or not that of a variable";
+                    self.note(item, "secrets", message, "write names of variables: `secrets: [NAME]`");
                 }
             }
         }
     }
 
-    /// Tells where a secret must come from, if that is not the caller's variable `source` of the same name. Its value
-    /// is told nowhere.
+    /// Adds a note on the source of a secret, unless it is the caller's variable of the same name.
     fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
         let (message, source) = match source {
             Some(source) if source == name => return,
-            Some(source) => (format!("the secret `{name}` comes"), format!("\"${source}\"")),
-            None => (format!("the value of the secret `{name}` is left out: it comes"), "…".to_owned()),
+            Some(source) => (format!("the secret `{name}` is read"), format!("\"${source}\"")),
+            None => (
+                format!("the value of the secret `{name}` is not carried over: a run reads the secret"),
+                "…".to_owned(),
+            ),
         };
         let message = format!("{message} from the caller's variable of that name");
-        self.note(node, "secrets", message, format!("call it so: `{name}={source} waypost run FILE`"));
+        self.note(node, "secrets", message, format!("`{name}={source} waypost run FILE`"));
     }
 
     fn map_reduce(&mut self, fields: &Fields<'_>) -> Vec<Item> {
@@ -345,7 +383,7 @@ impl Import<'_> {
             steps.extend(self.setup(setup));
         }
         let error_policy = fields.take("error_policy");
-        // What stands beside `map` counts before what stands below `error_policy`.
+        // A key beside `map` precedes the same key of `error_policy`.
         let mut policy: Vec<(&Node, &str)> =
             POLICY.iter().filter_map(|key| Some((fields.take(key)?, *key))).collect();
         let below = error_policy.and_then(Node::entries).unwrap_or_default();
@@ -357,8 +395,8 @@ impl Import<'_> {
                 other => self.note(
                     key,
                     other,
-                    "it is not known, and is left out",
-                    "`waypost schema` lists what there is",
+                    "cannot carry over an unknown key",
+                    "`waypost schema` lists the keys",
                 ),
             }
         }
@@ -392,14 +430,14 @@ impl Import<'_> {
         let fields = Fields::new(node);
         fields.pass(&["commands", "capture_outputs"]);
         if let Some(timeout) = fields.take("timeout") {
-            let message = "the time for all steps of `setup` is left out";
-            self.note(timeout, "timeout", message, "give them `timeout`s of their own");
+            let message = "all steps of `setup` together have no timeout";
+            self.note(timeout, "timeout", message, "give each step a `timeout`");
         }
         self.lost_keys(&fields);
         steps
     }
 
-    /// Has the output of a step known by a name that stands apart from it.
+    /// Makes the output of a step known under a name of `capture_outputs`.
     fn capture_output(&mut self, name: &str, value: &Node, before: usize, items: &mut [Item]) {
         let path = value.get("json_path").and_then(Node::spelled);
         let below = path.and_then(|path| path.strip_prefix('$')).unwrap_or_default();
@@ -408,38 +446,58 @@ impl Import<'_> {
             let Some(node) = value.get(key) else { continue };
             if !matches!((key, node.spelled()), ("source", Some("stdout")) | ("multiline", Some("preserve")))
             {
-                let message =
-                    format!("of the output `{name}` this is left out, and all that is printed is taken");
-                self.note(node, key, message, "let the command print just what is wanted");
+                let message = format!("the output `{name}` is all that the command prints");
+                self.note(node, key, message, "have the command print only the value");
             }
         }
         let format = if path.is_some() { Format::Json } else { Format::Text };
         let done = self.scope.done.get_mut(before..).and_then(|done| done.last_mut());
         let (Some(done), Some(item)) = (done.filter(|_| is_path), items.last_mut()) else {
             let help = "give the step a `capture`, and read `steps.ID.outputs.result`";
-            self.note(value, "capture_outputs", format!("the output `{name}` is left out"), help);
+            self.note(
+                value,
+                "capture_outputs",
+                format!("cannot carry over the output `{name}`: no step prints the value"),
+                help,
+            );
             return;
         };
         done.captured.push(Captured { name: name.to_owned(), format, below: below.to_owned() });
         item.map.capture(if format == Format::Json { "json" } else { "text" });
     }
 
-    /// Tells of what stands beside the steps and has no place here.
+    /// Adds the notes on keys of the file without an equivalent.
     fn beside(&mut self, fields: &Fields<'_>) {
+        if let Some(line) = self.masked.values().min().copied() {
+            let names: Vec<String> = self.masked.keys().map(|name| format!("`{name}`")).collect();
+            let message = format!(
+                "values are masked only under `secrets`, not by the name of a variable: {}",
+                names.join(", ")
+            );
+            let help = "list the names under `secrets`, and set the variables for the command: `NAME=… waypost run FILE`";
+            self.note_at(line, "env", message, help);
+        }
         let lost = [
-            ("merge", "nothing is merged: there is no worktree", "merge in steps at the end"),
+            (
+                "merge",
+                "cannot carry over the merge: a run has no worktree",
+                "write the commands as steps at the end",
+            ),
             (
                 "profiles",
-                "there are no profiles",
-                "give variables by params: `-p NAME=VALUE`, or `--params-file`",
+                "cannot carry over profiles: a workflow file has one set of variables",
+                "make the variables params: `waypost run FILE --params-file PROFILE.yaml`",
             ),
             (
                 "env_files",
-                "no file of variables is read",
-                "read it before: `set -a; . ./FILE; set +a; waypost run …`",
+                "a run does not read files of variables",
+                "read the file before: `set -a; . ./.env; set +a; waypost run FILE`",
             ),
-            ("retry_defaults", "it is left out", "write `defaults: { retry: … }`"),
-            ("config", "it is left out", "write `defaults`, or `timeout` and `retry` of steps"),
+            (
+                "config",
+                "cannot carry over the settings: those of Prodigy itself",
+                "write `defaults`, or `timeout` and `retry` of steps",
+            ),
         ];
         for (key, message, help) in lost {
             if let Some(node) = fields.take(key) {
@@ -449,7 +507,16 @@ impl Import<'_> {
         for key in POLICY.iter().chain(&["error_policy", "setup", "reduce"]).filter(|key| fields.has(key)) {
             if !self.is_map_reduce {
                 let node = fields.take(key).unwrap_or(fields.node);
-                self.note(node, key, "it is left out: there is no `map`", "it belongs to `mode: mapreduce`");
+                let keys = node.entries().unwrap_or_default();
+                if *key == "error_policy" && keys.iter().all(|(key, _)| key.key_text() == "retry_config") {
+                    continue;
+                }
+                self.note(
+                    node,
+                    key,
+                    format!("cannot carry over `{key}`: the file has no `map`"),
+                    "add `map`, or delete the key",
+                );
             }
         }
         fields.pass(&["description"]);

@@ -1,4 +1,4 @@
-//! The keys of a map: which of them were understood, and which were not.
+//! The keys of a map, and which of them the import has read.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -17,26 +17,26 @@ impl<'n> Fields<'n> {
         Self { node, understood: RefCell::default() }
     }
 
-    /// Returns what stands under a key, which counts as understood; nothing where it is empty.
+    /// Returns the value of a key and marks the key as read; nothing for null.
     pub(super) fn take(&self, key: &str) -> Option<&'n Node> {
         let (name, value) = self.node.entries()?.iter().find(|(name, _)| name.key_text() == key)?;
         self.understood.borrow_mut().insert(name.key_text());
         (!value.is_null()).then_some(value)
     }
 
-    /// Counts keys as understood: somebody else reads them, or they mean nothing here.
+    /// Marks keys as read: another function reads them, or they have no effect.
     pub(super) fn pass(&self, keys: &[&str]) {
         let names = self.node.entries().unwrap_or_default().iter().map(|(name, _)| name.key_text());
         self.understood.borrow_mut().extend(names.filter(|name| keys.contains(name)));
     }
 
-    /// Counts all keys as understood.
+    /// Marks all keys as read.
     pub(super) fn pass_all(&self) {
         let names = self.node.entries().unwrap_or_default().iter().map(|(name, _)| name.key_text());
         self.understood.borrow_mut().extend(names);
     }
 
-    /// Returns a value as it is spelled.
+    /// Returns the text of a scalar.
     pub(super) fn word(&self, key: &str) -> Option<&'n str> {
         self.take(key)?.spelled()
     }
@@ -55,7 +55,7 @@ impl<'n> Fields<'n> {
         self.node.get(key).is_some_and(|value| !value.is_null())
     }
 
-    /// Returns the keys that nobody has asked for.
+    /// Returns the keys that are not marked as read.
     pub(super) fn rest(&self) -> Vec<(&'n Node, &'n Node)> {
         let understood = self.understood.borrow();
         let entries = self.node.entries().unwrap_or_default().iter();

@@ -1,0 +1,110 @@
+//! Workflow files of other programs as workflow files of Waypost. Today: [Prodigy](https://github.com/iepathos/prodigy).
+//!
+//! Input: the text of a file. Output: the text of a workflow file that passes `waypost check`, and a [`Note`] for each
+//! difference between the two. Every key without an equivalent, and every unknown key, is a note, and also a comment at
+//! its place in the made file.
+//!
+//! ```text
+//!   text -- Document --> top, map, foreach --> steps -- step, validate, after --> text
+//!                              \______ texts: names, shell, condition, git ______/
+//! ```
+//!
+//! It owns the translation and knows nothing of runs, stores and terminals. It reads no file and starts no process.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! let text = b"- shell: make\n- claude: /review\n  retry: { attempts: 3, backoff: fixed }\n";
+//! let imported = waypost_import::prodigy(text, Path::new("build.yml"))?;
+//!
+//! assert!(imported.text.contains("run: make"));
+//! assert_eq!(imported.workflow.steps().len(), 2);
+//! # Ok::<(), waypost_import::Error>(())
+//! ```
+//!
+//! # Source
+//! The format: Prodigy 0.4.4, `src/config`, `src/cook/workflow`, and its book.
+
+mod after;
+mod condition;
+mod draft;
+mod fields;
+mod foreach;
+mod git;
+mod import;
+mod map;
+mod names;
+mod retry;
+mod shell;
+mod state;
+mod step;
+mod texts;
+mod top;
+mod validate;
+mod write;
+
+use std::path::Path;
+
+use waypost_workflow::file::{Document, FileError, Workflow};
+
+pub use state::{State, prodigy_state};
+
+/// One difference between a file and the workflow file that was made of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// The line of the source file, from 1; of several places with the same difference, the first.
+    pub line: usize,
+    /// The lines of the other places.
+    pub also: Vec<usize>,
+    /// The key of the source file.
+    pub key: String,
+    /// The difference.
+    pub message: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+/// A workflow file that was made.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Imported {
+    /// The text of the workflow file.
+    pub text: String,
+    /// The same, read and checked.
+    pub workflow: Workflow,
+    /// The differences, by line.
+    pub notes: Vec<Note>,
+}
+
+/// Why no workflow file was made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text is not a workflow of Prodigy, or too large; the error names the place. Correct the file.
+    #[error("cannot import {}: it is not a workflow of Prodigy", .0.path().display())]
+    Source(#[source] Box<FileError>),
+    /// The made file does not pass the check: a fault of this crate. Report it.
+    #[error("cannot import {}: the made file does not pass the check", .0.path().display())]
+    Made(#[source] Box<FileError>),
+    /// The file is a session or a checkpoint; [`State::hint`] says what to do instead.
+    #[error("cannot import {0}")]
+    State(State),
+}
+
+/// Returns the workflow file made of a workflow of Prodigy; `path` names the source in messages and in the made file.
+///
+/// # Errors
+/// - [`Error::Source`]: `text` is not YAML, not a workflow of Prodigy, or would exceed a limit of a workflow file.
+/// - [`Error::State`]: `text` is a session or a checkpoint of Prodigy.
+/// - [`Error::Made`]: the made file is not a valid workflow file.
+pub fn prodigy(text: &[u8], path: &Path) -> Result<Imported, Error> {
+    if let Some(state) = prodigy_state(text) {
+        return Err(Error::State(state));
+    }
+    let document = Document::parse(text, path).map_err(|error| Error::Source(Box::new(error)))?;
+    let stem = path.file_stem().map_or_else(|| "workflow".into(), |stem| stem.to_string_lossy());
+    let (text, notes) = top::import(&document, &path.display().to_string(), &stem)
+        .map_err(|error| Error::Source(Box::new(error)))?;
+    let workflow = Workflow::parse(&text, path).map_err(|error| Error::Made(Box::new(error)))?;
+    Ok(Imported { text, workflow, notes })
+}

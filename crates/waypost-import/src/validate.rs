@@ -1,0 +1,236 @@
+//! `validate` of a step: a group that is repeated until the check of the step's work holds.
+//!
+//! ```text
+//!   step, then group:  check -- complete? --> done
+//!                        ^         | no, and passes are left
+//!                        `-- on_incomplete
+//! ```
+
+use waypost_workflow::file::Node;
+
+use super::after::AGAIN_MAX;
+use super::fields::Fields;
+use super::import::Import;
+use super::names::Done;
+use super::write::{Item, Map, Value};
+
+/// Repairs where `on_incomplete` names no number.
+const ATTEMPTS: u64 = 2;
+
+/// What a validation asks of a step.
+struct Validation {
+    /// The steps of the check, in order.
+    check: Vec<Item>,
+    /// The condition under which the work is complete.
+    complete: String,
+    /// The report of the check as an expression, if it gives one.
+    report: Option<String>,
+}
+
+/// What is done about incomplete work.
+struct Repair {
+    items: Vec<Item>,
+    passes: u64,
+    fails: bool,
+}
+
+impl Import<'_> {
+    /// Returns the steps that validate the work of the step `done`; none where nothing would follow from the check.
+    pub(super) fn validated(&mut self, node: &Node, done: &Done) -> Vec<Item> {
+        let list = node.items().is_some();
+        let fields = Fields::new(node);
+        let before = self.scope.done.len();
+        let changes = std::mem::take(&mut self.changes);
+        let timeouts = std::mem::take(&mut self.item_timeouts);
+        let made = self.check(node, &fields, done);
+        let items = match made {
+            Some(validation) => self.repeated(&fields, done, validation),
+            None => {
+                let message = "the validation has no command";
+                self.note(node, "validate", message, "write a step that fails where the work is incomplete");
+                Vec::new()
+            }
+        };
+        self.scope.validation = None;
+        self.scope.done.truncate(before);
+        self.changes = changes;
+        self.item_timeouts = timeouts;
+        if !list {
+            self.lost_keys(&fields);
+        }
+        items
+    }
+
+    /// Makes the steps of the check, and the condition that they give.
+    fn check(&mut self, node: &Node, fields: &Fields<'_>, done: &Done) -> Option<Validation> {
+        let commands = if node.items().is_some() { Some(node) } else { fields.take("commands") };
+        let file = fields.take("result_file");
+        let timeout = fields.take("timeout").and_then(|node| self.seconds(node, "timeout"));
+        let mut check = match commands {
+            Some(list) => self.steps(list.items().unwrap_or_default()),
+            None => self.single_check(fields, done, file.is_none()).into_iter().collect(),
+        };
+        check.retain(|item| !item.map.is_empty());
+        let is_reported = file.is_some();
+        check.extend(file.map(|file| self.report(file, done)));
+        let last = check.last()?.map.id()?.to_owned();
+        let mut earlier: Option<String> = None;
+        for item in &mut check {
+            if let Some(id) = earlier.replace(item.map.id().unwrap_or_default().to_owned()) {
+                item.map.guard(&format!("steps.{id}.status == 'completed'"));
+            }
+            item.map.tolerate();
+            if let Some(timeout) = &timeout {
+                item.map.limit(timeout);
+            }
+        }
+        let passed = format!("steps.{last}.status == 'completed'");
+        let report = match (is_reported, commands) {
+            (true, _) => Some(format!("steps.{last}.outputs.validation")),
+            (false, Some(_)) => None,
+            (false, None) => Some(format!("steps.{last}.outputs.result")),
+        };
+        let threshold = self.threshold(fields);
+        let complete = match &report {
+            Some(report) => {
+                format!("{passed} && ({report}.completion_percentage | default(0)) >= {threshold}")
+            }
+            None => passed,
+        };
+        Some(Validation { check, complete, report })
+    }
+
+    fn threshold(&mut self, fields: &Fields<'_>) -> String {
+        let Some(node) = fields.take("threshold") else { return "100".to_owned() };
+        let number = self.constant(node);
+        if number.parse::<f64>().is_ok_and(|number| (0.0..=100.0).contains(&number)) {
+            return number;
+        }
+        self.note(
+            node,
+            "threshold",
+            format!("`{number}` is 100: it is not a number to 100"),
+            "write the number",
+        );
+        "100".to_owned()
+    }
+
+    /// Makes the step that reads the report of a check from its file.
+    fn report(&mut self, file: &Node, done: &Done) -> Item {
+        let mut source = Map::default();
+        source.text("from", self.pasted(file, "result_file", file.spelled().unwrap_or_default()));
+        source.text("json", "$");
+        let mut outputs = Map::default();
+        outputs.put("validation", Value::Map(source));
+        let mut map = Map::default();
+        map.text("id", self.ids.take(&format!("{}-report", done.id), 0));
+        map.text("run", ":");
+        map.put("outputs", Value::Map(outputs));
+        Item { comments: Vec::new(), map }
+    }
+
+    /// Makes the step of a check that is one command; it prints its report unless that is in a file.
+    fn single_check(&mut self, fields: &Fields<'_>, done: &Done, prints: bool) -> Option<Item> {
+        let (key, node) =
+            ["shell", "command", "claude"].iter().find_map(|key| Some((*key, fields.take(key)?)))?;
+        let text = node.spelled()?;
+        let mut map = Map::default();
+        map.text("id", self.ids.take(&format!("{}-check", done.id), 0));
+        if key == "claude" {
+            self.tell_of_agents(node);
+            map.text("agent", "claude");
+            map.text("prompt", self.pasted(node, key, text));
+        } else {
+            let command = self.command(node, key, text, &[]);
+            map.text("run", if prints { reporting(&command.text) } else { command.text });
+            let env = self.with_computed(command.env);
+            map.texts("env", &env);
+        }
+        if prints {
+            map.raw("capture", "json");
+        }
+        Some(Item { comments: Vec::new(), map })
+    }
+
+    /// Writes the group of a check and its repair.
+    fn repeated(&mut self, fields: &Fields<'_>, done: &Done, validation: Validation) -> Vec<Item> {
+        let Validation { check, complete, report } = validation;
+        self.scope.validation = report;
+        let repair = fields.take("on_incomplete").map(|node| self.repair(node));
+        // Without a repair the run goes on, whatever the check says.
+        let Some(Repair { items, passes, fails }) = repair else { return check };
+        let condition = format!("!({complete}) && iteration <= {passes}");
+        let mut steps = check;
+        steps.extend(self.guarded(done, items, &condition, fails));
+        let mut map = Map::default();
+        map.text("id", self.ids.take(&format!("{}-validate", done.id), 0));
+        if done.may_lack {
+            map.text("if", format!("steps.{}.status == 'completed'", done.id));
+        }
+        let mut repeat = Map::default();
+        repeat.text("until", if fails { complete } else { format!("{complete} || iteration > {passes}") });
+        repeat.raw("max", (passes + 1).to_string());
+        map.put("repeat", Value::Map(repeat));
+        map.steps("steps", steps);
+        vec![Item { comments: Vec::new(), map }]
+    }
+
+    /// Has a repair run only where the work is incomplete: one step by its `if`, several as a group.
+    fn guarded(&mut self, done: &Done, mut items: Vec<Item>, condition: &str, fails: bool) -> Vec<Item> {
+        if !fails {
+            items.iter_mut().for_each(|item| item.map.tolerate());
+        }
+        if items.iter().all(|item| item.map.is_empty()) {
+            return items;
+        }
+        match items.as_mut_slice() {
+            [item] => {
+                item.map.guard(condition);
+                items
+            }
+            _ => {
+                let mut map = Map::default();
+                map.text("id", self.ids.take(&format!("{}-repair", done.id), 0));
+                map.text("if", condition);
+                map.steps("steps", items);
+                vec![Item { comments: Vec::new(), map }]
+            }
+        }
+    }
+
+    fn repair(&mut self, node: &Node) -> Repair {
+        let fields = Fields::new(node);
+        let list = if node.items().is_some() { Some(node) } else { fields.take("commands") };
+        let others = ["max_attempts", "fail_workflow", "commands", "prompt"];
+        let items = match list {
+            Some(list) => {
+                fields.pass(&others);
+                self.lost_keys(&fields);
+                self.steps(list.items().unwrap_or_default())
+            }
+            None if fields.has("claude") || fields.has("shell") => self.step(node, &others),
+            None => Vec::new(),
+        };
+        if let Some(prompt) = fields.take("prompt") {
+            let help = "write a step `approve: QUESTION` behind the group";
+            self.note(prompt, "prompt", "nobody is asked when the work stays incomplete", help);
+        }
+        let passes = fields.word("max_attempts").and_then(|count| count.parse().ok()).unwrap_or(ATTEMPTS);
+        let fails = fields.take("fail_workflow").and_then(Node::truth) != Some(false);
+        Repair { items, passes: passes.min(AGAIN_MAX), fails }
+    }
+}
+
+/// Makes a command print a report: its own JSON, else that the work is complete, as its exit code says.
+fn reporting(command: &str) -> String {
+    format!(
+        "printed=\"$WAYPOST_OUTPUT.printed\"\n\
+         (\n\
+         {}\n\
+         ) > \"$printed\" || exit\n\
+         if grep -q '\"completion_percentage\"' \"$printed\"; then cat \"$printed\"; exit; fi\n\
+         cat \"$printed\" >&2\n\
+         echo '{{\"completion_percentage\": 100}}'\n",
+        command.trim_end_matches('\n')
+    )
+}
