@@ -4,8 +4,6 @@
 //! at in every append, keeps apart those that only believe to live. `leased` in the table says whether a lease was
 //! given back: where it was not, the lock file tells whether its holder lives.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -67,16 +65,6 @@ pub(crate) fn holder(place: &Place, run: &RunId) -> Result<Option<Holder>, Store
 pub(crate) fn remove_lock(lock: RunLock) -> Result<(), StoreError> {
     let path = lock.path().display().to_string();
     lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))
-}
-
-/// Removes what people look at of a run; that nothing is there is no error.
-pub(crate) fn remove_folder(folder: &std::path::Path) -> Result<(), StoreError> {
-    match fs::remove_dir_all(folder) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StoreError::of_write("remove", folder.display().to_string(), source))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Gives the lease to the caller, who holds the kernel lock; returns its token.

@@ -21,6 +21,7 @@ mod choices;
 mod config;
 mod cuts;
 mod database;
+mod deleting;
 mod demo;
 mod displaced;
 mod dry;
