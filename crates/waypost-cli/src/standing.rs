@@ -8,7 +8,7 @@ use waypost::engine::Snapshot;
 use waypost::events::Cursor;
 use waypost::record::{Durability, RunStatus, Status};
 use waypost::shape::Unfinished;
-use waypost::store::{Heads, Page, RunSummary, Store, StoreError};
+use waypost::store::{Damage, Heads, Page, RunSummary, Scan, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
@@ -140,6 +140,28 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     let lost = !lost_steps.is_empty();
     if lost || started.into_iter().any(|entry| chosen.shape.must_ask(&position, &entry.step)) {
         summary.status = RunStatus::InDoubt;
+    }
+}
+
+/// Returns the damaged and missing records of child scopes that `snapshot` does not name: those below the newest one of a
+/// scope that is open, and all of a scope that has ended.
+///
+/// # Errors
+/// As [`Store::scan`].
+pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Result<Vec<Damage>, StoreError> {
+    let mut found = Vec::new();
+    let mut scan = Scan::of(&snapshot.entry.record.record().run);
+    loop {
+        let page = store.scan(&scan).await?;
+        let is_new = |damage: &Damage| {
+            let is_known = |known: &Damage| known.branch == damage.branch && known.seq == damage.seq;
+            !damage.branch.is_main() && !snapshot.damaged().any(is_known)
+        };
+        found.extend(page.damaged.into_iter().filter(is_new));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(found),
+        }
     }
 }
 

@@ -44,6 +44,7 @@ mod letters;
 mod limits;
 mod looking;
 mod lost;
+mod lost_items;
 mod marking;
 mod mistrust;
 mod naming;
