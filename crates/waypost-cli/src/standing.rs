@@ -13,7 +13,7 @@ use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
 use crate::error::Error;
-use crate::{place, reference};
+use crate::{place, reference, staying};
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -60,6 +60,7 @@ pub(crate) enum Corrected {
 ///
 /// A run that is under way is left as it is: its holder knows better.
 pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
+    staying::tell_of_commands(store, summary);
     if summary.holder.is_some() || summary.status == RunStatus::Running {
         return Ok(Corrected::Right);
     }
@@ -116,6 +117,7 @@ async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<
 
 /// Does the same to what was read of a run.
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
+    staying::tell_of_commands(store, &mut snapshot.entry.summary);
     let summary = &snapshot.entry.summary;
     let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
     if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {

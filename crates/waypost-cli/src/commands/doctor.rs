@@ -22,6 +22,7 @@ use crate::exit::Exit;
 use crate::place::{Access, StoreUrl};
 use crate::size;
 use crate::standing::{self, Corrected};
+use crate::staying;
 use crate::surroundings::Local;
 use crate::time;
 use crate::view::{CheckupView, DoctorView, VERSION};
@@ -311,6 +312,7 @@ async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
             None => break,
         }
     }
+    listed.iter_mut().for_each(|run| staying::tell_of_commands(store, run));
     let runs = Runs { listed, unreadable };
     readable(store, &runs, checkup).await;
     Some(runs)

@@ -53,6 +53,7 @@ mod new;
 mod newer;
 mod newest_run;
 mod once;
+mod once_together;
 mod paper;
 mod passes_again;
 mod printing;

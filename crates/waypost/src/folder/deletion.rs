@@ -77,7 +77,7 @@ pub fn end_deletion(disk: &dyn Disk, home: &Path, run: &RunId, lock: Option<RunL
         remove_folder(disk, &tombstone.join(&entry.name))?;
     }
     // Of processes that worked for the run without its lease.
-    for end in ["waits"] {
+    for end in ["waits", "once"] {
         remove_folder(disk, &home.join("locks").join(format!("{run}.{end}")))?;
     }
     if let Some(lock) = lock {
