@@ -126,14 +126,20 @@ pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> R
         .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
     let digest = Digest::of(&message);
     let known = connection
-        .prepare_cached("SELECT id, digest, message FROM signals WHERE run = ?1 AND name = ?2")?
+        .prepare_cached("SELECT id, digest, message, consumed FROM signals WHERE run = ?1 AND name = ?2")?
         .query_row((id, &signal.id), |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+            Ok((
+                (row.get::<_, i64>(0)?, row.get::<_, bool>(3)?),
+                row.get::<_, Vec<u8>>(1)?,
+                row.get::<_, Vec<u8>>(2)?,
+            ))
         })
         .optional()?;
     match known {
-        Some((_, digest, message)) if open(&digest, &message).is_some() => return Ok(Signalled::Before),
-        Some((row, ..)) => connection
+        Some(((_, consumed), digest, message)) if consumed || open(&digest, &message).is_some() => {
+            return Ok(Signalled::Before);
+        }
+        Some(((row, _), ..)) => connection
             .prepare_cached("UPDATE signals SET digest = ?2, message = ?3 WHERE id = ?1")?
             .execute((row, digest.as_bytes(), &message))?,
         None => connection
