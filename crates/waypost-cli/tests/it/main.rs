@@ -23,6 +23,7 @@ mod cuts;
 mod database;
 mod deleting;
 mod demo;
+mod descriptors;
 mod displaced;
 mod dry;
 mod early;
