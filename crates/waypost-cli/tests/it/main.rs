@@ -25,6 +25,7 @@ mod deleting;
 mod demo;
 mod descriptors;
 mod displaced;
+mod docs;
 mod dry;
 mod early;
 mod everywhere;
