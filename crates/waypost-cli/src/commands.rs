@@ -63,7 +63,7 @@ pub(crate) use cancel::BY as CANCEL;
 pub(crate) use checkpoints::reference_of as damaged_reference;
 pub(crate) use dead_letters::letters as dead_letters_of;
 pub(crate) use events::line as event_line;
-pub(crate) use once::{OnceError, SCRIPT};
+pub(crate) use once::{OnceError, SCRIPT, SCRIPT_WORKFLOW};
 pub(crate) use resume::near_here;
 pub(crate) use show::waits::{self, gives};
 

@@ -24,6 +24,7 @@ mod run;
 mod store;
 mod words;
 
+use causes::is_without_descriptors;
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use run::of_run;
 use store::of_store;
@@ -324,7 +325,13 @@ impl Error {
 
     /// Returns what is told of it.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
-        let (code, exit, hint) = self.kind();
+        let (code, exit, hint) = match self.kind() {
+            (_, exit, _) if exit != Exit::NoResources && is_without_descriptors(self) => {
+                let hint = "too few descriptors (`ulimit -n`): raise that limit and call it again".to_owned();
+                ("no_resources", Exit::NoResources, Some(hint))
+            }
+            kind => kind,
+        };
         let causes = std::iter::successors(self.source(), |error| (*error).source());
         let mut causes: Vec<String> = causes.map(ToString::to_string).collect();
         causes.dedup();

@@ -1,7 +1,8 @@
-//! The user's list of stores for `list --everywhere`: one address a line, newest last.
+//! The user's list of stores for `list --everywhere`, newest last: a line is `ADDRESS<TAB>FOLDER`, where a command was called
+//! that wrote to the store.
 //!
 //! Best effort: a failed write of the list is ignored, and addresses of deleted stores are dropped. The search for a
-//! store reads the list last, for stores below the current folder. Stores in the system's temporary folder are left out.
+//! store reads the list last, for stores used from the current folder. Stores in the system's temporary folder are left out.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -14,34 +15,56 @@ use crate::place::{StoreUrl, open_regular};
 
 /// Most stores that are remembered: a listing opens each of them.
 const STORES_MAX: usize = 200;
-/// Longest file that is taken for such a list: every address may be as long as a path.
-const FILE_BYTES_MAX: u64 = (STORES_MAX * 4200) as u64;
+/// Longest file that is taken for such a list: every address and folder may be as long as a path.
+const FILE_BYTES_MAX: u64 = (STORES_MAX * 8400) as u64;
 
 /// Remembers a store that is written to.
 pub(crate) fn remember(store: &dyn Store) {
     let Some((file, address)) = file().zip(lasting_address(store)) else { return };
-    let mut addresses = read(&file).unwrap_or_default();
-    if addresses.contains(&address) {
+    let here = std::env::current_dir().ok().and_then(|here| here.to_str().map(str::to_owned));
+    let here = here.filter(|here| !here.contains(['\n', '\t'])).unwrap_or_default();
+    let line = format!("{address}\t{here}");
+    let mut lines = read(&file).unwrap_or_default();
+    if lines.contains(&line) {
         return;
     }
-    addresses.retain(|known| is_there(known));
-    addresses.push(address);
-    let older = addresses.len().saturating_sub(STORES_MAX);
+    lines.retain(|known| is_there(address_of(known)));
+    lines.push(line);
+    let older = lines.len().saturating_sub(STORES_MAX);
     // Whoever writes at the same moment may win; what is lost so is noted the next time.
-    let _ = write(&file, &addresses[older..]);
+    let _ = write(&file, &lines[older..]);
 }
 
 /// Returns the addresses of the stores that are remembered and there, newest first.
 pub(crate) fn remembered() -> Vec<String> {
-    let mut addresses = file().and_then(|file| read(&file).ok()).unwrap_or_default();
-    addresses.retain(|address| is_there(address));
-    addresses.reverse();
+    let mut addresses: Vec<String> = Vec::new();
+    for line in newest_first() {
+        let address = address_of(&line).to_owned();
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
     addresses
 }
 
-/// Returns the address of the newest store in a folder or below.
-pub(crate) fn below(folder: &Path) -> Option<String> {
-    remembered().into_iter().find(|address| is_below(address, folder))
+/// Returns the address of the newest store that was used from a folder, or that is below it.
+pub(crate) fn used_from(folder: &Path) -> Option<String> {
+    let is_it = |line: &&String| {
+        let (address, used) = line.split_once('\t').unwrap_or((line, ""));
+        Path::new(used) == folder || is_below(address, folder)
+    };
+    newest_first().iter().find(is_it).map(|line| address_of(line).to_owned())
+}
+
+fn newest_first() -> Vec<String> {
+    let mut lines = file().and_then(|file| read(&file).ok()).unwrap_or_default();
+    lines.retain(|line| is_there(address_of(line)));
+    lines.reverse();
+    lines
+}
+
+fn address_of(line: &str) -> &str {
+    line.split('\t').next().unwrap_or_default()
 }
 
 /// Returns the address by which a store is found from anywhere; none if it does not last.
@@ -51,7 +74,7 @@ pub(crate) fn address(store: &dyn Store) -> Option<String> {
 }
 
 fn lasting_address(store: &dyn Store) -> Option<String> {
-    let address = address(store).filter(|address| !address.contains('\n'))?;
+    let address = address(store).filter(|address| !address.contains(['\n', '\t']))?;
     let temporary = std::env::temp_dir().canonicalize().ok();
     let is_temporary = temporary.is_some_and(|folder| is_below(&address, &folder));
     (!is_temporary).then_some(address)

@@ -1,4 +1,5 @@
-//! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository.
+//! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository, else the
+//! newest of the user's list that was used from here.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -140,17 +141,25 @@ pub(crate) fn open(
         return Ok(store);
     }
     let from = start_of_search(near)?;
-    let folder = match nearest(&from) {
+    let found = nearest(&from);
+    if let Some(folder) = &found {
+        refuse_of_others(folder)?;
+        refuse_ruin(&folder.join(DATABASE), access)?;
+    }
+    let has_runs = found.as_ref().is_some_and(|folder| folder.join(DATABASE).exists());
+    if access != Access::Create
+        && near.is_none()
+        && !has_runs
+        && let Some(address) = everywhere::used_from(&from)
+    {
+        return open(Some(&address), None, access);
+    }
+    let folder = match found {
         Some(folder) => folder,
         None if access == Access::Create => search::new_folder(&from),
-        None => match everywhere::below(&from).filter(|_| near.is_none()) {
-            Some(address) => return open(Some(&address), None, access),
-            None => return Err(Error::NoStore { from }),
-        },
+        None => return Err(Error::NoStore { from }),
     };
-    refuse_of_others(&folder)?;
     let database = folder.join(DATABASE);
-    refuse_ruin(&database, access)?;
     if access == Access::Create {
         make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
     } else if !is_there(&database)? {

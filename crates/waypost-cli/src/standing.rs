@@ -8,12 +8,12 @@ use waypost::engine::Snapshot;
 use waypost::events::Cursor;
 use waypost::record::{Durability, RunStatus, Status};
 use waypost::shape::Unfinished;
-use waypost::store::{Heads, Page, RunSummary, Store, StoreError};
+use waypost::store::{Damage, Heads, Page, RunSummary, Scan, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
 use crate::error::Error;
-use crate::{place, reference};
+use crate::{place, reference, staying};
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -60,6 +60,7 @@ pub(crate) enum Corrected {
 ///
 /// A run that is under way is left as it is: its holder knows better.
 pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
+    staying::tell_of_commands(store, summary);
     if summary.holder.is_some() || summary.status == RunStatus::Running {
         return Ok(Corrected::Right);
     }
@@ -116,6 +117,7 @@ async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<
 
 /// Does the same to what was read of a run.
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
+    staying::tell_of_commands(store, &mut snapshot.entry.summary);
     let summary = &snapshot.entry.summary;
     let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
     if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {
@@ -140,6 +142,28 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     let lost = !lost_steps.is_empty();
     if lost || started.into_iter().any(|entry| chosen.shape.must_ask(&position, &entry.step)) {
         summary.status = RunStatus::InDoubt;
+    }
+}
+
+/// Returns the damaged and missing records of child scopes that `snapshot` does not name: those below the newest one of a
+/// scope that is open, and all of a scope that has ended.
+///
+/// # Errors
+/// As [`Store::scan`].
+pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Result<Vec<Damage>, StoreError> {
+    let mut found = Vec::new();
+    let mut scan = Scan::of(&snapshot.entry.record.record().run);
+    loop {
+        let page = store.scan(&scan).await?;
+        let is_new = |damage: &Damage| {
+            let is_known = |known: &Damage| known.branch == damage.branch && known.seq == damage.seq;
+            !damage.branch.is_main() && !snapshot.damaged().any(is_known)
+        };
+        found.extend(page.damaged.into_iter().filter(is_new));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(found),
+        }
     }
 }
 

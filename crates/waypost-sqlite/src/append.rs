@@ -326,13 +326,26 @@ fn write(
             end = Some(End { branch: id, newest: chain.newest, record });
         }
     }
-    for signal in &batch.consumed {
-        connection
-            .prepare_cached("UPDATE signals SET consumed = 1 WHERE run = ?1 AND name = ?2")?
-            .execute((run, signal))?;
-    }
+    take_in(connection, run, &batch.consumed)?;
     summarise(connection, run, batch, bytes, opened, main)?;
     Ok((as_packed, end))
+}
+
+/// Marks messages as taken in, and drops what they say: it may hold a secret, which only the session that took them in
+/// knows and masks.
+fn take_in(connection: &Connection, run: i64, consumed: &[String]) -> Result<(), Failure> {
+    if consumed.is_empty() {
+        return Ok(());
+    }
+    connection.pragma_update(None, "secure_delete", true)?;
+    for signal in consumed {
+        connection
+            .prepare_cached(
+                "UPDATE signals SET consumed = 1, digest = x'', message = x'' WHERE run = ?1 AND name = ?2",
+            )?
+            .execute((run, signal))?;
+    }
+    Ok(connection.pragma_update(None, "secure_delete", "FAST")?)
 }
 
 /// Opens a branch; `end` is whether it is open, its newest seq and its bodies, if they are to stand in its own row.

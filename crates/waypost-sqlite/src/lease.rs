@@ -4,8 +4,6 @@
 //! at in every append, keeps apart those that only believe to live. `leased` in the table says whether a lease was
 //! given back: where it was not, the lock file tells whether its holder lives.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -69,16 +67,6 @@ pub(crate) fn remove_lock(lock: RunLock) -> Result<(), StoreError> {
     lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))
 }
 
-/// Removes what people look at of a run; that nothing is there is no error.
-pub(crate) fn remove_folder(folder: &std::path::Path) -> Result<(), StoreError> {
-    match fs::remove_dir_all(folder) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StoreError::of_write("remove", folder.display().to_string(), source))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Gives the lease to the caller, who holds the kernel lock; returns its token.
 pub(crate) fn acquire(
     connection: &Connection,
@@ -138,14 +126,20 @@ pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> R
         .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
     let digest = Digest::of(&message);
     let known = connection
-        .prepare_cached("SELECT id, digest, message FROM signals WHERE run = ?1 AND name = ?2")?
+        .prepare_cached("SELECT id, digest, message, consumed FROM signals WHERE run = ?1 AND name = ?2")?
         .query_row((id, &signal.id), |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, Vec<u8>>(2)?))
+            Ok((
+                (row.get::<_, i64>(0)?, row.get::<_, bool>(3)?),
+                row.get::<_, Vec<u8>>(1)?,
+                row.get::<_, Vec<u8>>(2)?,
+            ))
         })
         .optional()?;
     match known {
-        Some((_, digest, message)) if open(&digest, &message).is_some() => return Ok(Signalled::Before),
-        Some((row, ..)) => connection
+        Some(((_, consumed), digest, message)) if consumed || open(&digest, &message).is_some() => {
+            return Ok(Signalled::Before);
+        }
+        Some(((row, _), ..)) => connection
             .prepare_cached("UPDATE signals SET digest = ?2, message = ?3 WHERE id = ?1")?
             .execute((row, digest.as_bytes(), &message))?,
         None => connection

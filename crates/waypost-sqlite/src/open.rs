@@ -200,6 +200,8 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+    // What is deleted from a page that is written anyway is zeroed.
+    connection.pragma_update(None, "secure_delete", "FAST").map_err(failed)?;
     let frames = FramesSeen::default();
     watch_checkpoints(&mut connection, Arc::clone(&frames)).map_err(failed)?;
     Ok((connection, Room::new(frames)))

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use rustix::io::Errno;
 use waypost::store::StoreError;
 
 use crate::open::Place;
@@ -104,7 +105,7 @@ impl Watched {
     fn file(&self) -> Option<&system::File> {
         match self.file.get() {
             Some(file) => Some(file),
-            None => system::File::find(&self.path).map(|found| self.file.get_or_init(|| found)),
+            None => system::File::find(&self.path).ok().map(|found| self.file.get_or_init(|| found)),
         }
     }
 
@@ -119,7 +120,11 @@ impl Missing<'_> {
     /// Says that nothing may be written any more.
     pub(crate) fn to_store_error(&self) -> StoreError {
         let why = "it was removed or replaced while it was in use";
-        let source = io::Error::new(io::ErrorKind::NotFound, why);
+        let source = match system::File::find(self.0) {
+            // It could not be looked at.
+            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) => error,
+            _ => io::Error::new(io::ErrorKind::NotFound, why),
+        };
         StoreError::Io { action: "write", place: self.0.display().to_string(), source }
     }
 }
@@ -145,10 +150,10 @@ mod system {
     }
 
     impl File {
-        pub(super) fn find(path: &Path) -> Option<Self> {
-            let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-            let found = statx(&held, "", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
-            Some(Self { held, identity: of(&found) })
+        pub(super) fn find(path: &Path) -> std::io::Result<Self> {
+            let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            let found = statx(&held, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
+            Ok(Self { held, identity: of(&found) })
         }
 
         pub(super) fn identity(&self) -> Identity {
@@ -192,8 +197,9 @@ mod system {
     }
 
     impl File {
-        pub(super) fn find(path: &Path) -> Option<Self> {
-            identity(path).map(|identity| Self { path: path.to_owned(), identity })
+        pub(super) fn find(path: &Path) -> std::io::Result<Self> {
+            let identity = identity(path).ok_or(std::io::ErrorKind::NotFound)?;
+            Ok(Self { path: path.to_owned(), identity })
         }
 
         pub(super) fn identity(&self) -> Identity {

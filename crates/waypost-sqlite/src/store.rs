@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, sync_blob};
+use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, remove_folder, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -29,6 +29,8 @@ use crate::shrink::{self, Shrink};
 use crate::teller::{RunFiles, Teller};
 use crate::witness::{self, Lost};
 use crate::{append, inspect, lease, pack, schema, tidy, trim};
+
+mod deletion;
 
 /// Transactions of this store after which reading gets a connection of its own: one takes the lease of a run.
 const COMMITS_BEFORE_READER: u64 = 1;
@@ -301,6 +303,7 @@ impl fmt::Debug for SqliteStore {
 impl Store for SqliteStore {
     async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
+        self.end_deletions().await?;
         let id = run.record().run.clone();
         match self.read(|view| RunRow::get(view.connection, &id).map(drop)) {
             Ok(()) => return Err(StoreError::Exists { run: id }),
@@ -309,6 +312,9 @@ impl Store for SqliteStore {
             Err(error) => return Err(error),
         }
         let kernel_lock = self.take_lock(&id, holder)?;
+        if self.is_deleting(&id)? {
+            return Err(StoreError::Exists { run: id });
+        }
         let first = Arc::new(first);
         let (packed, learned) = pack::pack(&self.place.frames, &first.records);
         let job = (run.clone(), Arc::clone(&first));
@@ -325,8 +331,8 @@ impl Store for SqliteStore {
             return Err(error);
         }
         learned.keep(&self.place.frames, &first.records);
-        // What a deletion left that was cut short. The run is made all the same if that cannot be removed.
-        let _ = lease::remove_folder(&self.folder_of(&id));
+        // Files of a run without rows and log. The run is made all the same if they cannot be removed.
+        let _ = remove_folder(self.disk.as_ref(), &self.folder_of(&id));
         let folder = self.run_folder(run.record());
         folder.committed(&first.records);
         self.hold(&id, FIRST_TOKEN, run.record().durability, Some(folder));
@@ -338,13 +344,16 @@ impl Store for SqliteStore {
     }
 
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
+        self.refuse_deleting(run)?;
         self.read(|view| view.run(run))
     }
 
     async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
+        self.end_deletions().await?;
         self.read(|view| RunRow::get(view.connection, run).map(drop))?;
         let kernel_lock = self.take_lock(run, holder)?;
+        self.refuse_deleting(run)?;
         let (id, now) = (run.clone(), self.options.clock.now());
         // A power cut ends all who have a lease. What this one appends is synced behind the token, in the same log: no token
         // that anything was written or started with is given again.
@@ -439,13 +448,15 @@ impl Store for SqliteStore {
             // The system may have no thread left to give.
             (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
         });
-        let (found, known) = found?;
-        if folders <= known {
-            return Ok(found);
+        let (mut found, known) = found?;
+        if folders > known {
+            // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
+            let told = inspect::told_runs(&self.place);
+            found = self.read(|view| view.runs(query, Some(told)))?.0;
         }
-        // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
-        let told = inspect::told_runs(&self.place);
-        Ok(self.read(|view| view.runs(query, Some(told)))?.0)
+        let deleting = self.begun_deletions()?;
+        found.runs.retain(|summary| !deleting.contains(&summary.run));
+        Ok(found)
     }
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
@@ -500,32 +511,12 @@ impl Store for SqliteStore {
     }
 
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
-        self.writer()?;
-        let folder = self.folder_of(run);
-        match self.read(|view| RunRow::get(view.connection, run)) {
-            // A deletion that was cut short is brought to its end.
-            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) if folder.exists() => {}
-            Err(error) => return Err(error),
-            Ok(_) => {}
-        }
-        let holder = Holder::here(self.options.clock.now()).map_err(|source| StoreError::Io {
-            action: "read",
-            place: "/proc".to_owned(),
-            source,
-        })?;
-        let kernel_lock = self.take_lock(run, &holder)?;
-        self.teller.finish();
-        // In this order: a log without records would be one of a run that was lost, and what a crash leaves is found and
-        // removed by the next deletion or by a new run of that name.
-        witness::forget(self.disk.as_ref(), &folder)
-            .map_err(|source| StoreError::of_write("remove", folder.display().to_string(), source))?;
-        let id = run.clone();
-        self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
-        lease::remove_folder(&folder)?;
-        lease::remove_lock(kernel_lock)?;
-        self.place.frames.forget_run(run);
-        self.shrink(Shrink::All).await;
-        Ok(())
+        self.delete_run(run).await
+    }
+
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        self.check_open()?;
+        self.begun_deletions()
     }
 
     async fn close(&self) -> Result<(), StoreError> {

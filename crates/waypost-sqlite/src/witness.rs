@@ -16,12 +16,11 @@
 //! Branches that the database does not know are left out: what opened them is lost too, on a branch that it knows.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rusqlite::Connection;
-use waypost::disk::{Disk, RealDisk};
+use waypost::disk::RealDisk;
 use waypost::folder::{self, Told};
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
@@ -57,15 +56,6 @@ pub(crate) fn told(place: &Place, run: &RunId) -> Testimony {
     // In this order: what is taken out of the first is in the second by then.
     let recent = recent::told(&recent_path, run);
     Testimony { recent, recent_path, log: Told::newest_first(&RealDisk, &folder, run) }
-}
-
-/// Takes away for good what would miss the records of a run, before they are deleted.
-pub(crate) fn forget(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
-    match recent::remove(&recent::path_in(folder)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        removed => removed.and_then(|()| disk.sync_dir(folder))?,
-    }
-    folder::forget_told(disk, folder)
 }
 
 /// Says whether a run has left its log beside the database.

@@ -271,6 +271,10 @@ impl Store for FaultyStore {
         self.through(Call::Other("delete"), self.inner.delete(run)).await
     }
 
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        self.through(Call::Other("deletions"), self.inner.deletions()).await
+    }
+
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
         self.through(Call::Other("inspect"), self.inner.inspect(run)).await
     }

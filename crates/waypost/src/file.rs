@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/ordinal.json                        gives runs their order
 //!     locks/RUN.lock                      kernel locks
+//!     deleting/RUN                        a run whose deletion has begun (`crate::folder`)
 //!     runs/RUN/run.json, run.copy.json    the frozen run record, twice
 //!              history/checkpoint_0000000003.json, and .sha256 beside it
 //!              checkpoint.json            the newest commit, for people
@@ -35,7 +36,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::disk::{Disk, Kind, RealDisk};
-use crate::folder::{Trouble, append_blob, read_blob, sync_blob};
+use crate::folder::{Trouble, append_blob, deletions, read_blob, sync_blob};
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
@@ -64,7 +65,7 @@ mod write;
 use lease::{Locking, Seats, locked};
 use near::{IndexSource, Remembered};
 use paths::RunPaths;
-use read::RunReader;
+use read::{RunReader, read_error};
 
 /// How many step boundaries keep their states where neither run nor store says otherwise: enough to go back a little,
 /// few enough that a person finds the newest at a glance.
@@ -337,6 +338,11 @@ impl Store for FileStore {
     async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
         self.check_writable()?;
         self.delete_run(run)
+    }
+
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        self.check_open()?;
+        deletions(self.disk.as_ref(), &self.dir).map_err(|source| read_error(&self.dir, source))
     }
 
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {

@@ -26,12 +26,14 @@ use crate::disk::{Disk, DiskFile, Kind, Metadata};
 use crate::record::{Record, RunRecord};
 
 mod blobs;
+mod deletion;
 mod events;
 mod report;
 mod told;
 
 pub use blobs::{append_blob, read_blob, sync_blob};
-pub use told::{Told, forget_told, has_told};
+pub use deletion::{begin_deletion, deletions, end_deletion, is_deleting};
+pub use told::{Told, has_told};
 
 /// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
 pub const TEMP_PREFIX: &str = ".tmp-";

@@ -188,11 +188,20 @@ pub trait Store: Debug + Display + Send + Sync {
 
     /// Removes a run with everything that belongs to it.
     ///
+    /// A deletion that was cut short is ended by the next call, or by the next [`create`](Self::create) or
+    /// [`acquire`](Self::acquire) of any run.
+    ///
     /// # Errors
     /// - [`StoreError::Held`]: it is running. Nothing changed.
     /// - [`StoreError::NotFound`]: no such run.
     /// - [`StoreError::Version`]: a newer version wrote its record, which tells what belongs to it. Nothing changed.
     async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
+
+    /// Returns the runs whose deletion was cut short: not there any more, with files that are.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError>;
 
     /// Looks over what is kept beside records, such as indexes and counts, and says what is wrong, a sentence each: of one
     /// run, or of the store as a whole. That records are sound, [`scan`](Self::scan) and [`load`](Self::load) tell.

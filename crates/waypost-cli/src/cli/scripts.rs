@@ -31,7 +31,7 @@ pub(crate) struct OnceArgs {
     /// Give what is remembered although the command is another one now
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Wait so long while another command of the same run is under way [default: until it has ended]
+    /// Wait so long while another call of the same key is under way [default: until it has ended]
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     pub(crate) wait: Option<Duration>,
     /// End the run: what it remembers stays, and nothing is added

@@ -29,6 +29,10 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
         let run = match found {
             // What is left of it, goes.
             Err(Error::Lost { run, .. }) => run,
+            Err(error @ Error::NotFound { .. }) => {
+                let cut_short = store.deletions().await?;
+                cut_short.into_iter().find(|run| run.as_str() == name).ok_or(error)?
+            }
             found => found?,
         };
         if !runs.contains(&run) {

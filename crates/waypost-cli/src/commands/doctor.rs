@@ -1,4 +1,5 @@
-//! `waypost doctor`: looks for what could go wrong, changes nothing, and says what to do about each thing.
+//! `waypost doctor`: looks for what could go wrong, and says what to do about each thing. It ends the deletions that were cut
+//! short, and changes nothing else.
 //!
 //! Every check is made whatever the others found, as far as it can be. The exit code is that of the first that failed.
 
@@ -21,6 +22,7 @@ use crate::exit::Exit;
 use crate::place::{Access, StoreUrl};
 use crate::size;
 use crate::standing::{self, Corrected};
+use crate::staying;
 use crate::surroundings::Local;
 use crate::time;
 use crate::view::{CheckupView, DoctorView, VERSION};
@@ -83,6 +85,7 @@ pub(crate) async fn doctor(context: &Context) -> Result<Exit, Error> {
     machine(context, &mut checkup)?;
     if let Some(store) = open(context, &mut checkup) {
         medium(store.as_ref(), &mut checkup);
+        deletions(context, store.as_ref(), &mut checkup).await;
         if let Some(runs) = contents(store.as_ref(), &mut checkup).await {
             locks(&runs, &mut checkup);
             processes(store.as_ref(), &runs, &mut checkup);
@@ -256,6 +259,30 @@ fn room(home: &Path, checkup: &mut Checkup) {
     }
 }
 
+/// Ends the deletions of runs that were cut short.
+async fn deletions(context: &Context, store: &dyn Store, checkup: &mut Checkup) {
+    const NAME: &str = "deletions";
+    let begun = match store.deletions().await {
+        Ok(begun) if begun.is_empty() => return,
+        Ok(begun) => begun,
+        Err(error) => return checkup.error(NAME, &error.into()),
+    };
+    let writing = match context.store(None, Access::Write) {
+        Ok(writing) => writing,
+        Err(error) => return checkup.error(NAME, &error),
+    };
+    for run in begun {
+        match writing.delete(&run).await {
+            // Another process was faster.
+            Ok(()) | Err(StoreError::NotFound { .. }) => {
+                checkup.ok(NAME, format!("the deletion of run {run} was cut short, and is ended now"));
+            }
+            Err(StoreError::Held { .. }) => checkup.ok(NAME, format!("run {run} is being deleted")),
+            Err(error) => checkup.error(NAME, &error.into()),
+        }
+    }
+}
+
 /// Reads what the store keeps of its runs, and has it look over itself.
 async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
     match store.inspect(None).await {
@@ -285,6 +312,7 @@ async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
             None => break,
         }
     }
+    listed.iter_mut().for_each(|run| staying::tell_of_commands(store, run));
     let runs = Runs { listed, unreadable };
     readable(store, &runs, checkup).await;
     Some(runs)

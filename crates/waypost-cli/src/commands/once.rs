@@ -3,18 +3,26 @@
 //! Each is a step of a run that the recorder drives, and that run's state has what is remembered. The command begins
 //! after its start is durable, and what it came to is told after that is durable; so whatever is killed when, a command
 //! that was told as done is never done again, and one that was not is done from its beginning.
+//!
+//! ```text
+//! lock of the key    |--------------------------------------|   held by `once`, then by the supervisor
+//! lease of the run    |start|                        |end|      only while a record is appended
+//! command                    |----------------------|
+//! ```
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use waypost::engine::Snapshot;
+use waypost::lock::{Holder, LockError, RunLock};
 use waypost::record::{Ending, Failure, FailureKind, RunRecord};
 use waypost::recorder::{self, Begin, Begun, Commit, Label, Options, Recorder, run_record};
 use waypost::store::{Store, StoreError};
 use waypost::{Digest, RunId};
-use waypost_workflow::program::kill_processes_of;
-use waypost_workflow::supervisor::{Exit as Ended, Supervisor};
+use waypost_workflow::program::run_mark;
+use waypost_workflow::supervisor::{Exit as Ended, Supervisor, kill_leftovers};
 
 use super::Context;
 use crate::cli::OnceArgs;
@@ -25,6 +33,7 @@ use crate::ladder;
 use crate::place::{self, Access};
 use crate::reference;
 use crate::standing;
+use crate::staying;
 use crate::surroundings::{self, Local};
 use crate::view::{FinishedView, OnceView, VERSION};
 
@@ -42,9 +51,15 @@ const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
 /// What has all commands of a script done again that failed.
 const RETRY_FAILED: &str = "WAYPOST_RETRY_FAILED";
 /// What such runs are called where workflows are named.
-const WORKFLOW: &str = "script";
-/// How often is looked whether the run has become free.
+pub(crate) const SCRIPT_WORKFLOW: &str = "script";
+/// What tells a command which step it is.
+const STEP_VARIABLE: &str = "WAYPOST_STEP";
+/// How often is looked whether the key has become free.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often is looked whether the run has become free: another command appends a record, which takes milliseconds.
+const LEASE_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the run may be held by others. A trim of a large run takes seconds.
+const LEASE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How much of each stream the JSON document has; as much as a step may make its result.
 const DOCUMENT_BYTES_MAX: usize = waypost_workflow::log::CAPTURE_BYTES_MAX;
 /// Longest command kept in a record, as of a step.
@@ -200,7 +215,7 @@ impl Call<'_> {
         if !is_within {
             return Ok(());
         }
-        let outer = std::env::var("WAYPOST_STEP").unwrap_or_default();
+        let outer = std::env::var(STEP_VARIABLE).unwrap_or_default();
         Err(OnceError::Nested { run: self.run.clone(), outer }.into())
     }
 
@@ -218,7 +233,7 @@ impl Call<'_> {
         Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
     }
 
-    /// Takes the run, and does the command unless another did while this one waited.
+    /// Takes the lock of the key, and does the command unless another did while this one waited.
     async fn work_on(&self, store: Arc<dyn Store>) -> Result<Exit, Error> {
         // The screen is the command's: nothing moves on it.
         let mut plain = self.context.clone();
@@ -226,21 +241,46 @@ impl Call<'_> {
         plain.output.json = false;
         plain.output.actions = false;
         let session = Session::begin(&plain, None)?;
-        let Some(recorder) = self.take(&store, &session).await? else {
+        let Some(lock) = self.lock(store.as_ref(), &session).await? else {
             return Ok(self.stopped(&session));
         };
-        let exit = self.work_with(&store, &recorder, &session).await;
-        // The error that matters is the one above.
-        let closed = recorder.close().await;
-        let exit = exit?;
-        closed?;
-        Ok(exit.unwrap_or_else(|| self.stopped(&session)))
+        let exit = self.work_with(&store, &lock, &session).await;
+        // The file alone says nothing.
+        let _ = lock.remove_file();
+        Ok(exit?.unwrap_or_else(|| self.stopped(&session)))
     }
 
-    /// Waits until nobody else has the run, and takes it; none if it was told to stop meanwhile.
-    async fn take(&self, store: &Arc<dyn Store>, session: &Session<'_>) -> Result<Option<Recorder>, Error> {
-        let waited_until = self.args.wait.map(|wait| tokio::time::Instant::now() + wait);
+    /// Waits until nobody else has the key, and takes it; none if it was told to stop meanwhile.
+    async fn lock(&self, store: &dyn Store, session: &Session<'_>) -> Result<Option<RunLock>, Error> {
+        let path = staying::lock_of_key(store, &self.run, &self.key.step).ok_or(OnceError::NoFolder)?;
+        let waited_until = self.args.wait.map(|wait| Instant::now() + wait);
         let mut told = false;
+        loop {
+            let holder = Holder::here(self.context.now()).map_err(Error::Runtime)?;
+            let holder = match RunLock::take(&path, &holder, true) {
+                Ok(lock) => return Ok(Some(lock)),
+                Err(LockError::Held { holder, .. }) => *holder,
+                Err(source) => return Err(OnceError::Lock { key: self.key.text.clone(), source }.into()),
+            };
+            let key = self.key.text.clone();
+            if waited_until.is_some_and(|until| until <= Instant::now()) {
+                return Err(
+                    OnceError::UnderWay { run: self.run.clone(), key, holder: Box::new(holder) }.into()
+                );
+            }
+            if !std::mem::replace(&mut told, true) {
+                self.context.output.detail(&format!("{key} is under way, by {holder}; waiting for its end."));
+            }
+            tokio::select! {
+                _ = session.stop.stopped() => return Ok(None),
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+        }
+    }
+
+    /// Takes the lease of the run to append a record. Another command has it for moments only.
+    async fn take(&self, store: &Arc<dyn Store>) -> Result<Recorder, Error> {
+        let until = Instant::now() + LEASE_WAIT_MAX;
         loop {
             let options = Options::new().with_schema(SCHEMA);
             let taken = match reference::is_there(store.as_ref(), &self.run).await? {
@@ -251,39 +291,28 @@ impl Call<'_> {
                 }
             };
             match taken {
-                Ok(recorder) => return self.taken(recorder).map(Some),
+                Ok(recorder) => return Ok(self.taken(recorder)),
                 // Another was first.
                 Err(recorder::Error::Store(StoreError::Exists { .. })) => {}
                 Err(recorder::Error::Ended(_)) => {
-                    // Perhaps it was done just now.
                     let (run, key) = (self.run.clone(), self.key.text.clone());
                     return Err(OnceError::Finished { run, key }.into());
                 }
-                Err(recorder::Error::Store(error @ StoreError::Held { .. })) => {
-                    if waited_until.is_some_and(|until| until <= tokio::time::Instant::now()) {
-                        return Err(error.into());
-                    }
-                    if !std::mem::replace(&mut told, true) {
-                        self.context.output.detail(&format!("{}: {error}; waiting for it.", self.key.text));
-                    }
-                    tokio::select! {
-                        _ = session.stop.stopped() => return Ok(None),
-                        () = tokio::time::sleep(LOOK_INTERVAL) => {}
-                    }
-                }
+                Err(recorder::Error::Store(StoreError::Held { .. })) if Instant::now() < until => {}
                 Err(error) => return Err(error.into()),
             }
+            tokio::time::sleep(LEASE_LOOK_INTERVAL).await;
         }
     }
 
-    fn taken(&self, recorder: Recorder) -> Result<Recorder, Error> {
+    fn taken(&self, recorder: Recorder) -> Recorder {
         for damage in recorder.repaired() {
             self.context.output.warn(&format!(
                 "checkpoint {}@{} was damaged ({}) and is in quarantine; what it alone remembered is done again",
                 self.run, damage.seq, damage.flaw
             ));
         }
-        Ok(recorder)
+        recorder
     }
 
     fn record(&self, store: &dyn Store) -> Result<RunRecord, Error> {
@@ -294,37 +323,31 @@ impl Call<'_> {
             settings: surroundings::settings(serde_json::json!({ SETTING: SCHEMA })),
             actor: Local::look()?.actor(),
             created_at: self.context.now(),
-            ..run_record(self.run.clone(), WORKFLOW)
+            ..run_record(self.run.clone(), SCRIPT_WORKFLOW)
         })
     }
 
-    /// Does the command under the lease of the run; none if it was stopped.
+    /// Does the command under the lock of its key; none if it was stopped.
     async fn work_with(
         &self,
         store: &Arc<dyn Store>,
-        recorder: &Recorder,
+        lock: &RunLock,
         session: &Session<'_>,
     ) -> Result<Option<Exit>, Error> {
         if let Some(exit) = self.remembered(store.as_ref()).await? {
             return Ok(Some(exit));
         }
-        let mut memos = memo::read(store.as_ref(), &self.run).await?.unwrap_or_default();
-        if memos.memos.len() >= MEMOS_MAX {
-            return Err(OnceError::TooMany { run: self.run.clone(), count: memos.memos.len() }.into());
-        }
         // What outlived its supervisor must not be beside what begins now.
-        kill_processes_of(store.as_ref(), &self.run)
+        let (mark, value) = run_mark(store.as_ref(), &self.run);
+        kill_leftovers(&[(mark, &value), (STEP_VARIABLE, self.key.step.as_str())])
             .map_err(|source| OnceError::Leftovers { run: self.run.clone(), source })?;
-        let lease = recorder.lease().await?;
-        let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
-        let supervisor = Local::look()?.supervisor();
-        let supervisor = Supervisor::start(supervisor, lock.map_err(Error::Runtime)?).await;
+        let begun = self.begin(store).await?;
+        let held = lock.try_clone_fd().map_err(Error::Runtime)?;
+        let supervisor = Supervisor::start(Local::look()?.supervisor(), Some(held)).await;
         let supervisor = supervisor.map_err(OnceError::from)?;
-        let begin = Begin::new(self.key.step.clone(), Label::ToolExecuted).label("key", &self.key.text);
-        let begun = recorder.begin_step(begin).await?;
         let work = Work {
             store,
-            lease,
+            run: &self.run,
             supervisor: &supervisor,
             stop: &session.stop,
             begun: &begun,
@@ -334,7 +357,28 @@ impl Call<'_> {
         let came = work::work(work).await?;
         // An error means that it is gone already, and then its processes are, too.
         let _ = supervisor.shutdown().await;
-        self.ended(store.as_ref(), recorder, &begun, &mut memos, came).await
+        let recorder = self.take(store).await?;
+        let ended = self.ended(store.as_ref(), &recorder, &begun, came).await;
+        // The error that matters is the one above.
+        let closed = recorder.close().await;
+        let exit = ended?;
+        closed?;
+        Ok(exit)
+    }
+
+    /// Records that the command begins.
+    async fn begin(&self, store: &Arc<dyn Store>) -> Result<Begun, Error> {
+        let recorder = self.take(store).await?;
+        let count = memo::read(store.as_ref(), &self.run).await?.unwrap_or_default().memos.len();
+        let begin = Begin::new(self.key.step.clone(), Label::ToolExecuted).label("key", &self.key.text);
+        let begun = match count {
+            count if count >= MEMOS_MAX => Err(OnceError::TooMany { run: self.run.clone(), count }.into()),
+            _ => recorder.begin_step(begin).await.map_err(Error::from),
+        };
+        let closed = recorder.close().await;
+        let begun = begun?;
+        closed?;
+        Ok(begun)
     }
 
     /// Records what came of it, then tells.
@@ -343,7 +387,6 @@ impl Call<'_> {
         store: &dyn Store,
         recorder: &Recorder,
         begun: &Begun,
-        memos: &mut Memos,
         came: Came,
     ) -> Result<Option<Exit>, Error> {
         let Came { life, streams, printed } = came;
@@ -383,8 +426,10 @@ impl Call<'_> {
             let digest = memo::digest_of(&self.args.command);
             let memo =
                 Memo { command: digest, exit_code: code, stdout: stdout.clone(), stderr: stderr.clone() };
+            // Others may have been added while the command ran.
+            let mut memos = memo::read(store, &self.run).await?.unwrap_or_default();
             memos.memos.insert(self.key.text.clone(), memo);
-            let commit = Commit::without_evidence().state(memos).exit_code(i32::from(code)).printed(printed);
+            let commit = Commit::without_evidence().state(&memos).exit_code(i32::from(code)).printed(printed);
             let commit = command.into_iter().fold(commit, Commit::command);
             recorder.commit_step(begun, commit).await?;
         } else {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record};
-use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
+use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
@@ -72,7 +72,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     };
     let newest = newest.header();
     let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
-    history.damaged.iter().for_each(|damage| super::show::tell_of_gap(context, damage));
+    tell_of_gaps(context, &history);
     let about = |record: &&Record| {
         let header = record.header();
         header.step.as_ref() == Some(&decision.step)
@@ -209,9 +209,15 @@ async fn tell_of_unnamed(
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended).map(Record::header);
     for head in heads.filter(|head| branches.contains(&head.branch)) {
         let history = store.effective_history(&head.run, &head.branch, head.seq).await?;
-        history.damaged.iter().for_each(|damage| super::show::tell_of_gap(context, damage));
+        tell_of_gaps(context, &history);
     }
     Ok(())
+}
+
+/// Warns of the damage in a history of the main branch; of other branches, [`planned`] does.
+fn tell_of_gaps(context: &Context, history: &History) {
+    let of_main = history.damaged.iter().filter(|damage| damage.branch.is_main());
+    of_main.for_each(|damage| super::show::tell_of_gap(context, damage));
 }
 
 fn sentence(decision: &Decision) -> String {
@@ -269,6 +275,9 @@ pub(super) async fn planned(
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = checkpoints::reference_of(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
+    }
+    for damage in standing::damaged_items(store, snapshot).await? {
+        super::show::tell_of_gap(context, &damage);
     }
     let stops = stops(store, snapshot, &chosen.workflow).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));

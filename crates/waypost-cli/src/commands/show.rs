@@ -113,6 +113,8 @@ struct Shown {
     branches: Vec<Branch>,
     /// The checkpoint asked for; none for how the run stands now.
     at: Option<Record>,
+    /// Damaged records of child scopes that are not among `snapshot`.
+    damaged_items: Vec<Damage>,
     /// The last checkpoint that the log tells of, if the store has lost it.
     lost: Option<CheckpointRef>,
     /// What was given to it, and no session has taken in.
@@ -214,9 +216,13 @@ impl Shown {
             // First the main branch, whose steps say why a run does not go on.
             branches.sort_by_key(|branch| !branch.name.is_main());
         }
+        let damaged_items = match asked {
+            None => standing::damaged_items(store, &snapshot).await?,
+            Some(_) => Vec::new(),
+        };
         let lost = standing::told_and_lost(store, &snapshot).await;
         let given = store.signals(run).await?;
-        Ok(Self { snapshot, branches, at: asked, lost, given })
+        Ok(Self { snapshot, branches, at: asked, damaged_items, lost, given })
     }
 
     /// Returns the params that steps read there.
@@ -228,7 +234,9 @@ impl Shown {
 
     /// Returns what is damaged of the history, but for what is newer than the records shown.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
-        self.branches.iter().flat_map(|branch| &branch.history.damaged)
+        let of_branches = self.branches.iter().flat_map(|branch| &branch.history.damaged);
+        let is_other = |damage: &&Damage| self.at.is_some() || damage.branch.is_main();
+        of_branches.filter(is_other).chain(&self.damaged_items)
     }
 
     /// Says whether a resume would go on with the run.

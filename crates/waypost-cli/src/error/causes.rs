@@ -20,6 +20,13 @@ pub(super) fn is_full(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
+/// Says whether an error comes from a process or a system without descriptors.
+pub(super) fn is_without_descriptors(error: &(dyn StdError + 'static)) -> bool {
+    let number = |error: &(dyn StdError + 'static)| error.downcast_ref::<io::Error>()?.raw_os_error();
+    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
+    chain.any(|error| matches!(number(error), Some(libc::EMFILE | libc::ENFILE)))
+}
+
 /// Says whether the supervisor of a run was killed while it started.
 pub(super) fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());

@@ -75,6 +75,24 @@ fn without_a_store_upward_the_newest_one_below_is_used() {
     assert_eq!(runs(&rig, ("nowhere", "other")), Some(0), "a folder without stores below");
 }
 
+// What happened: a run of a file elsewhere could not be named from the folder where it was started. What stops it now: the
+// user's list says which store was used from which folder.
+#[test]
+fn the_store_of_a_run_that_was_started_from_this_folder_is_found() {
+    let rig = rig();
+    fs::create_dir(rig.path("here")).unwrap();
+    let at = ("nowhere", "here");
+    let run = ["run", "../below/deep/flow.yaml", "--id", "r", "-q"];
+    assert_eq!(call(&rig, at, &run).status.code(), Some(0));
+    // A configuration alone has no runs.
+    fs::create_dir(rig.path("here/.waypost")).unwrap();
+
+    assert_eq!(runs(&rig, at), Some(1));
+    assert_eq!(call(&rig, at, &["show", "@"]).status.code(), Some(0));
+    fs::create_dir(rig.path("other")).unwrap();
+    assert_eq!(runs(&rig, ("nowhere", "other")), Some(0), "no run was started there");
+}
+
 // Only root can make files of another user.
 #[test]
 fn a_store_or_configuration_of_another_user_is_not_used() {

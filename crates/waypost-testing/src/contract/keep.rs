@@ -280,6 +280,7 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let old = stale(&lease);
     store.release(lease, None).await.unwrap();
     store.delete(&run).await.unwrap();
+    assert_eq!(store.deletions().await.unwrap(), [], "it has ended");
 
     let gone = |store| async move { gone(store, &run_id("r-1"), "r-2").await };
     gone(store.clone()).await;

@@ -383,6 +383,10 @@ impl Store for Planted {
         self.inner.delete(run).await
     }
 
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        self.inner.deletions().await
+    }
+
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
         self.inner.inspect(run).await
     }

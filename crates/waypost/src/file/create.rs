@@ -1,23 +1,25 @@
 //! The beginning and the end of a run's folder: there as a whole, or not at all.
 //!
-//! A run is built as `runs/.tmp-RUN`, synced, and renamed into its place. It is removed the other way round: renamed to
-//! `runs/.tmp-RUN`, then emptied. Both under the lock of the run, so whoever has that lock removes what a crash left
-//! under that name.
+//! A run is built as `runs/.tmp-RUN`, synced, and renamed into its place. The holder of its lock removes what a crash left
+//! under that name. Its deletion begins with a rename to `deleting/RUN`, and the next writer ends what a crash left of it.
 
 use std::io;
 use std::path::Path;
 
 use crate::disk::{Disk, write_whole};
-use crate::folder::{TEMP_PREFIX, create_temp, remove_folder, remove_leftovers};
+use crate::folder::{
+    TEMP_PREFIX, begin_deletion, create_temp, deletions, end_deletion, is_deleting, remove_folder,
+    remove_leftovers,
+};
 use crate::id::RunId;
-use crate::lock::Holder;
+use crate::lock::{Holder, RunLock};
 use crate::record::SealedRun;
 use crate::store::{Batch, FIRST_TOKEN, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
 use super::frozen::{self, read_run};
-use super::lease::{locked, sync_new_folder};
+use super::lease::{Seat, locked, sync_new_folder};
 use super::paths::{NEWEST_FILE, RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
 use super::write::{Writer, seal, write_sidecar};
@@ -32,6 +34,7 @@ impl FileStore {
         holder: &Holder,
     ) -> Result<Lease, StoreError> {
         let name = &run.record().run;
+        self.end_deletions()?;
         let seat = self.seat(name);
         let mut seat = locked(&seat);
         if self.is_there(name)? {
@@ -39,7 +42,7 @@ impl FileStore {
         }
         self.make_folders()?;
         let lock = self.lock_run(name, &seat, holder)?;
-        if self.is_there(name)? {
+        if self.is_there(name)? || self.is_deleting(name)? {
             return Err(StoreError::Exists { run: name.clone() });
         }
         let mut writer = Writer::new(self.disk.clone(), name.clone(), self.run_paths(name), FIRST_TOKEN);
@@ -80,14 +83,19 @@ impl FileStore {
         if self.is_there(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
     }
 
-    /// Checks that there is something of a run, be it only its log.
-    fn check_left(&self, run: &RunId) -> Result<(), StoreError> {
+    /// Says whether a run has a folder, be it only with a log.
+    fn is_left(&self, run: &RunId) -> Result<bool, StoreError> {
         let root = self.run_paths(run).root;
         match self.disk.metadata(&root) {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::no_run(self, run)),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(source) => Err(read_error(&root, source)),
         }
+    }
+
+    /// Checks that there is something to delete: the folder of a run, or its tombstone.
+    fn check_left(&self, run: &RunId) -> Result<(), StoreError> {
+        if self.is_left(run)? || self.is_deleting(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
     }
 
     fn make_folders(&self) -> Result<(), StoreError> {
@@ -187,26 +195,53 @@ impl FileStore {
         self.check_left(run)?;
         let seat = self.seat(run);
         let mut seat = locked(&seat);
-        let holder = Holder::here(jiff::Timestamp::UNIX_EPOCH)
-            .map_err(|source| read_error(Path::new("the process table"), source))?;
-        let lock = self.lock_run(run, &seat, &holder)?;
+        let lock = self.lock_to_delete(run, &seat)?;
         self.check_left(run)?;
         self.refuse_newer(run)?;
-        seat.release();
-        let (disk, root, runs) = (self.disk.as_ref(), self.run_paths(run).root, self.runs_folder());
-        let temp = self.temp_folder(run);
-        let failed = |source| StoreError::of_write("remove", root.display().to_string(), source);
-        remove_folder(disk, &temp).map_err(failed)?;
-        disk.rename(&root, &temp).map_err(failed)?;
-        disk.sync_dir(&runs).map_err(failed)?;
-        remove_folder(disk, &temp).map_err(failed)?;
-        self.remembered.forget(run);
-        *seat = super::lease::Seat::default();
-        if let Some(lock) = lock {
-            let path = lock.path().display().to_string();
-            lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))?;
+        if self.is_left(run)? {
+            begin_deletion(self.disk.as_ref(), &self.dir, run)
+                .map_err(|source| self.not_removed(run, source))?;
+        }
+        self.remove_files(run, &mut seat, lock)
+    }
+
+    /// Ends the deletions that were cut short. One that cannot be ended now is left to the next writer.
+    pub(super) fn end_deletions(&self) -> Result<(), StoreError> {
+        let begun =
+            deletions(self.disk.as_ref(), &self.dir).map_err(|source| read_error(&self.dir, source))?;
+        for run in begun {
+            let seat = self.seat(&run);
+            let mut seat = locked(&seat);
+            let Ok(lock) = self.lock_to_delete(&run, &seat) else { continue };
+            // Another writer may have ended it before the lock was ours.
+            if self.is_deleting(&run)? {
+                let _ = self.remove_files(&run, &mut seat, lock);
+            }
         }
         Ok(())
+    }
+
+    fn lock_to_delete(&self, run: &RunId, seat: &Seat) -> Result<Option<RunLock>, StoreError> {
+        let holder = Holder::here(jiff::Timestamp::UNIX_EPOCH)
+            .map_err(|source| read_error(Path::new("the process table"), source))?;
+        self.lock_run(run, seat, &holder)
+    }
+
+    fn remove_files(&self, run: &RunId, seat: &mut Seat, lock: Option<RunLock>) -> Result<(), StoreError> {
+        seat.release();
+        end_deletion(self.disk.as_ref(), &self.dir, run, lock)
+            .map_err(|source| self.not_removed(run, source))?;
+        self.remembered.forget(run);
+        *seat = Seat::default();
+        Ok(())
+    }
+
+    fn is_deleting(&self, run: &RunId) -> Result<bool, StoreError> {
+        is_deleting(self.disk.as_ref(), &self.dir, run).map_err(|source| read_error(&self.dir, source))
+    }
+
+    fn not_removed(&self, run: &RunId, source: io::Error) -> StoreError {
+        StoreError::of_write("remove", self.run_paths(run).root.display().to_string(), source)
     }
 }
 

@@ -127,6 +127,7 @@ impl FileStore {
 
     pub(super) fn acquire_run(&self, run: &RunId, holder: &Holder) -> Result<Lease, StoreError> {
         let paths = self.run_paths(run);
+        self.end_deletions()?;
         self.check_there(run)?;
         let seat = self.seat(run);
         let mut seat = locked(&seat);

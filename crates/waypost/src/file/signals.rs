@@ -1,7 +1,8 @@
-//! Signals as files: `signals/HASH.json` is a message, `signals/HASH.done` beside it says that it was taken in.
+//! Signals as files: `signals/HASH.json` is a message, `signals/HASH.done` in its place says that it was taken in.
 //!
 //! The name is a hash of the signal's id, so one id is one file for ever. That a signal was taken in stands first of
-//! all in the commit file that did it; the mark is made after that commit, and again before that file is removed.
+//! all in the commit file that did it; the mark is made after that commit, and again before that file is removed. The
+//! message is removed with it: it may hold a secret, which only the session that took it in knows and masks.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -31,11 +32,13 @@ pub(super) fn leave(disk: &dyn Disk, paths: &RunPaths, signal: &Signal) -> Resul
     remove_leftovers(disk, &folder).map_err(failed)?;
     let names = files_in(disk, &folder).map_err(failed)?;
     let name = format!("{}{MESSAGE_SUFFIX}", stem(&signal.id));
-    if names.contains(&name) {
+    let stem_of = |name: &'_ str| name.split_once('.').map(|(stem, _)| stem.to_owned());
+    let known: BTreeSet<String> = names.iter().filter_map(|name| stem_of(name)).collect();
+    if known.contains(&stem(&signal.id)) {
         return Ok(Signalled::Before);
     }
-    // Messages are never removed, so their count goes up with each.
-    let ordinal = names.iter().filter(|name| name.ends_with(MESSAGE_SUFFIX)).count() as u64 + 1;
+    // A message or its mark stays, so their count goes up with each.
+    let ordinal = known.len() as u64 + 1;
     let text = SignalFile { ordinal, signal: signal.clone() }.seal();
     let (temp, mut file) = create_temp(disk, &folder).map_err(failed)?;
     let written = write_whole(file.as_mut(), &text).and_then(|()| file.sync());
@@ -49,12 +52,16 @@ pub(super) fn leave(disk: &dyn Disk, paths: &RunPaths, signal: &Signal) -> Resul
     Ok(Signalled::Now)
 }
 
-/// Marks signals as taken in. Not synced.
+/// Marks signals as taken in, and removes the messages. Not synced.
 pub(super) fn mark(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> io::Result<()> {
     for id in ids {
         match disk.create_new(&paths.signals().join(format!("{}{DONE_SUFFIX}", stem(id)))) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             file => drop(file?),
+        }
+        match disk.remove(&paths.signals().join(format!("{}{MESSAGE_SUFFIX}", stem(id)))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed?,
         }
     }
     Ok(())

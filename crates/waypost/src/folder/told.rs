@@ -19,7 +19,6 @@
 //!
 //! Nothing but the loss is learnt from it: what the lost records held is not in the log.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -39,17 +38,6 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 pub fn has_told(disk: &dyn Disk, folder: &Path) -> bool {
     let found = disk.metadata(&folder.join(EVENTS_FILE));
     found.is_ok_and(|file| file.kind == Kind::File && file.len > 0)
-}
-
-/// Takes the log away for good, before the records that it tells of are deleted: otherwise it would miss them.
-///
-/// # Errors
-/// As [`Disk::remove`] and [`Disk::sync_dir`]; a log that is not there is none.
-pub fn forget_told(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
-    match disk.remove(&folder.join(EVENTS_FILE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.and_then(|()| disk.sync_dir(folder)),
-    }
 }
 
 /// The records that the log of a run tells of, newest first, each once as long as its lines stand together.

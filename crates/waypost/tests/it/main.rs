@@ -21,6 +21,7 @@ mod faulty;
 mod file;
 mod file_cost;
 mod file_crash;
+mod file_deletion;
 mod file_rig;
 mod folder;
 mod from_branch;

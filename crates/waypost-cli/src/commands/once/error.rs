@@ -1,6 +1,7 @@
 //! What a remembered command cannot do.
 
 use waypost::RunId;
+use waypost::lock::{Holder, LockError};
 use waypost::recorder;
 use waypost_workflow::supervisor::{SpawnError, SupervisorError};
 
@@ -30,6 +31,27 @@ pub(crate) enum OnceError {
         run: RunId,
         /// The step that is under way.
         outer: String,
+    },
+    /// The store keeps nothing beside its records.
+    #[error("the store cannot keep what a command prints: it has no folder")]
+    NoFolder,
+    /// Another process does the command of the same key.
+    #[error("`{key}` of run {run} is under way, by {holder}")]
+    UnderWay {
+        /// The run.
+        run: RunId,
+        /// The key.
+        key: String,
+        /// Who does it.
+        holder: Box<Holder>,
+    },
+    /// The lock of the key cannot be made.
+    #[error("cannot lock `{key}`")]
+    Lock {
+        /// The key.
+        key: String,
+        /// Why.
+        source: LockError,
     },
     /// The key stands for another command.
     #[error("`{key}` of run {run} is done, by another command than this one")]
@@ -113,6 +135,13 @@ impl OnceError {
                 Exit::Locked,
                 hint("give the inner one a run of its own with `--id`, or leave the outer one away"),
             ),
+            Self::NoFolder => {
+                ("usage", Exit::Usage, hint("name one that lasts: `sqlite:PATH` or `file:DIR`"))
+            }
+            Self::UnderWay { .. } => {
+                ("locked", Exit::Locked, hint("wait for its end: call it without `--wait`"))
+            }
+            Self::Lock { .. } => ("cannot_write", Exit::CannotWrite, None),
             Self::Changed { .. } => (
                 "changed",
                 Exit::Changed,

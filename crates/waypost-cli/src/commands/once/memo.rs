@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use waypost::disk::RealDisk;
 use waypost::engine::Snapshot;
+use waypost::folder::{append_blob, read_blob, sync_blob};
 use waypost::id::Digester;
-use waypost::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
+use waypost::store::{BLOB_CHUNK_BYTES, Store, StoreError};
 use waypost::{Digest, RunId, StepId};
 
 use super::OnceError;
@@ -161,10 +163,15 @@ async fn chunk(store: &dyn Store, run: &RunId, blob: &str, at: u64) -> Result<Op
     Ok((!chunk.is_empty()).then_some(chunk))
 }
 
+/// Appends to a blob of the run with this folder. The lock of the key keeps others from it.
+pub(super) fn append(folder: &Path, blob: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    bytes.chunks(BLOB_CHUNK_BYTES).try_for_each(|chunk| append_blob(&RealDisk, folder, blob, chunk))
+}
+
 /// A stream while it is printed.
 pub(super) struct Keeping {
-    store: Arc<dyn Store>,
-    lease: Lease,
+    /// That of the run.
+    folder: PathBuf,
     /// Where it goes once it is too large for the record.
     blob: String,
     head: Vec<u8>,
@@ -175,15 +182,15 @@ pub(super) struct Keeping {
 
 impl Keeping {
     /// Begins with nothing. A blob that an earlier try has left is not added to.
-    pub(super) async fn new(store: Arc<dyn Store>, lease: Lease, name: &str) -> Result<Self, StoreError> {
+    pub(super) fn new(folder: PathBuf, name: &str) -> Result<Self, StoreError> {
         let mut blob = name.to_owned();
         let mut count = 1;
-        while !store.blobs().read(lease.run(), &blob, 0).await?.is_empty() {
+        while !read_blob(&RealDisk, &folder, &blob, 0)?.is_empty() {
             count += 1;
             blob = format!("{name}.{count}");
         }
         let (head, digester) = (Vec::new(), Digester::default());
-        Ok(Self { store, lease, blob, head, spilled: false, bytes: 0, digester })
+        Ok(Self { folder, blob, head, spilled: false, bytes: 0, digester })
     }
 
     /// Says how much there was.
@@ -192,44 +199,37 @@ impl Keeping {
     }
 
     /// Takes what was printed next.
-    pub(super) async fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.digester.update(bytes);
         self.bytes += bytes.len() as u64;
         if !self.spilled && self.head.len() + bytes.len() <= INLINE_BYTES_MAX {
             self.head.extend_from_slice(bytes);
             return Ok(());
         }
-        self.spill().await?;
-        self.append(bytes).await
+        self.spill()?;
+        append(&self.folder, &self.blob, bytes)
     }
 
-    async fn spill(&mut self) -> Result<(), StoreError> {
+    fn spill(&mut self) -> Result<(), StoreError> {
         let head = std::mem::take(&mut self.head);
         self.spilled = true;
-        self.append(&head).await
-    }
-
-    async fn append(&self, bytes: &[u8]) -> Result<(), StoreError> {
-        for chunk in bytes.chunks(BLOB_CHUNK_BYTES) {
-            self.store.blobs().append(&self.lease, &self.blob, chunk).await?;
-        }
-        Ok(())
+        append(&self.folder, &self.blob, &head)
     }
 
     /// Ends it; what it returns can be relied on when this returns.
-    pub(super) async fn finish(mut self) -> Result<Kept, StoreError> {
+    pub(super) fn finish(mut self) -> Result<Kept, StoreError> {
         let mut text = None;
         if !self.spilled {
             match String::from_utf8(std::mem::take(&mut self.head)) {
                 Ok(head) => text = Some(head),
                 Err(error) => {
                     self.head = error.into_bytes();
-                    self.spill().await?;
+                    self.spill()?;
                 }
             }
         }
         if self.spilled {
-            self.store.blobs().sync(&self.lease, &self.blob).await?;
+            sync_blob(&RealDisk, &self.folder, &self.blob)?;
         }
         let blob = self.spilled.then_some(self.blob);
         Ok(Kept { bytes: self.bytes, sha256: self.digester.finish(), text, blob })

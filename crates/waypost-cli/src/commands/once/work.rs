@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,15 +17,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 use waypost::engine::{StopHandle, StopLevel};
 use waypost::record::Printed;
 use waypost::recorder::Begun;
-use waypost::store::{BLOB_CHUNK_BYTES, Lease, SignalKind, Store, StoreError};
-use waypost::{BranchPath, Digest};
+use waypost::store::{SignalKind, Store, StoreError};
+use waypost::{BranchPath, Digest, RunId};
 use waypost_workflow::log::{Log, LogLimits, LogSink};
 use waypost_workflow::program::{log_name, run_mark};
 use waypost_workflow::supervisor::{
     Child, Exit as Ended, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError,
 };
 
-use super::memo::{Keeping, Kept, OUTPUT_BYTES_MAX};
+use super::memo::{Keeping, Kept, OUTPUT_BYTES_MAX, append};
 
 /// How long a command that is to stop may take to end by itself: that of a step.
 const GRACE: Duration = Duration::from_secs(10);
@@ -40,7 +41,7 @@ const TAIL: (usize, usize) = (20, 2 * 1024);
 /// What a try is made with.
 pub(super) struct Work<'a> {
     pub(super) store: &'a Arc<dyn Store>,
-    pub(super) lease: Lease,
+    pub(super) run: &'a RunId,
     pub(super) supervisor: &'a Supervisor,
     pub(super) stop: &'a StopHandle,
     pub(super) begun: &'a Begun,
@@ -74,18 +75,14 @@ pub(super) struct Came {
 
 /// Puts the log into the blobs of the run.
 struct BlobSink {
-    store: Arc<dyn Store>,
-    lease: Lease,
+    folder: PathBuf,
     name: String,
 }
 
 #[async_trait]
 impl LogSink for BlobSink {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        for chunk in bytes.chunks(BLOB_CHUNK_BYTES) {
-            self.store.blobs().append(&self.lease, &self.name, chunk).await.map_err(io::Error::other)?;
-        }
-        Ok(())
+        append(&self.folder, &self.name, bytes).map_err(io::Error::other)
     }
 }
 
@@ -94,17 +91,16 @@ pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
     let log_name = log_name(&BranchPath::main(), work.begun.step(), work.begun.at());
     let name = log_name.strip_prefix("logs/").unwrap_or(&log_name);
     let name = name.strip_suffix(".log").unwrap_or(name);
-    let keep = async |stream: &str| {
-        Keeping::new(Arc::clone(work.store), work.lease.clone(), &format!("once/{name}.{stream}")).await
-    };
-    let (stdout, stderr) = (keep("stdout").await?, keep("stderr").await?);
+    let folder = work.store.folder(work.run).expect("a key is locked in a folder");
+    let keep = |stream: &str| Keeping::new(folder.clone(), &format!("once/{name}.{stream}"));
+    let (stdout, stderr) = (keep("stdout")?, keep("stderr")?);
     let mut child = match work.supervisor.spawn(process(&work)).await {
         Ok(child) => child,
         Err(error) => {
             return Ok(Came { life: Life::NotStarted(error), streams: None, printed: None });
         }
     };
-    let sink = BlobSink { store: Arc::clone(work.store), lease: work.lease.clone(), name: log_name };
+    let sink = BlobSink { folder, name: log_name };
     let mut pump = Pump {
         streams: [
             Stream { pipe: child.stdout.take(), keeping: stdout, echo: !work.silent },
@@ -133,7 +129,7 @@ pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
     });
     let (life, streams) = match life {
         life @ (Life::NotKept(_) | Life::TooLarge) => (life, None),
-        life => match (stdout.keeping.finish().await, stderr.keeping.finish().await) {
+        life => match (stdout.keeping.finish(), stderr.keeping.finish()) {
             (Ok(stdout), Ok(stderr)) => (life, Some((stdout, stderr))),
             (Err(error), _) | (_, Err(error)) => (Life::NotKept(error), None),
         },
@@ -143,11 +139,11 @@ pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
 
 fn process(work: &Work<'_>) -> StepProcess {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-    let (mark, value) = run_mark(work.store.as_ref(), work.lease.run());
+    let (mark, value) = run_mark(work.store.as_ref(), work.run);
     let own: [(&str, OsString); 6] = [
-        ("WAYPOST_RUN_ID", work.lease.run().as_str().into()),
+        ("WAYPOST_RUN_ID", work.run.as_str().into()),
         ("WAYPOST_SCOPE", BranchPath::main().as_str().into()),
-        ("WAYPOST_STEP", work.begun.step().as_str().into()),
+        (super::STEP_VARIABLE, work.begun.step().as_str().into()),
         ("WAYPOST_ATTEMPT", work.begun.at().attempt.to_string().into()),
         ("WAYPOST_IDEMPOTENCY_KEY", work.begun.idempotency_key().into()),
         (mark, value.into()),
@@ -182,7 +178,7 @@ impl Signs {
 /// Looks whether somebody asks from afar that it stops, and passes that on. What was left before it began is not for it.
 async fn hear(work: &Work<'_>) -> Infallible {
     let asked = async || {
-        let signals = work.store.signals(work.lease.run()).await.unwrap_or_default();
+        let signals = work.store.signals(work.run).await.unwrap_or_default();
         let stops = signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop);
         stops.map(|signal| (signal.id, signal.sender)).collect::<Vec<_>>()
     };
@@ -303,7 +299,7 @@ impl Pump {
         if stream.keeping.bytes() + count as u64 > OUTPUT_BYTES_MAX {
             return Err(Life::TooLarge);
         }
-        stream.keeping.push(bytes).await.map_err(Life::NotKept)?;
+        stream.keeping.push(bytes).map_err(Life::NotKept)?;
         self.log.write(bytes).await;
         if stream.echo && !signs.mute.get() {
             let passed_on = tokio::select! {

@@ -192,6 +192,10 @@ impl Store for Overlay {
         self.read_only()
     }
 
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        self.base.deletions().await
+    }
+
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
         self.base.inspect(run).await
     }

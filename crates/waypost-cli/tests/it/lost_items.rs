@@ -1,0 +1,123 @@
+//! Damaged and missing records of items are told by every command that tells of those of the main scope.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rusqlite::Connection;
+use serde_json::Value;
+
+use crate::rig::{Rig, code_of};
+
+/// Two items of two steps, the second of which fails on `y` until there is a file `go`.
+const ITEMS: &str = r#"steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      on_item_failure: stop
+      steps:
+        - { id: p, run: 'true' }
+        - { id: s, run: '[ $I = x ] || test -e go', env: { I: "${{ item }}" } }
+"#;
+
+const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Harm {
+    Damaged,
+    Missing,
+}
+
+/// Makes a run that has failed on item `y`, and harms one of its records.
+fn harmed(url: &str, (item, seq): (&str, u64), harm: Harm) -> Rig {
+    let rig = Rig::with(ITEMS).at(url);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    if url.starts_with("file:") {
+        harm_file(&rig, (item, seq), harm);
+    } else {
+        let database = Connection::open(rig.path("kept/waypost.db")).unwrap();
+        let sql = match harm {
+            Harm::Damaged => {
+                "UPDATE records SET header = zeroblob(length(header)) WHERE key = ?2 + (SELECT id << 32 FROM branches WHERE path = ?1)"
+            }
+            Harm::Missing => {
+                "DELETE FROM records WHERE key = ?2 + (SELECT id << 32 FROM branches WHERE path = ?1)"
+            }
+        };
+        assert_eq!(database.execute(sql, (item, i64::try_from(seq).unwrap())).unwrap(), 1);
+    }
+    rig
+}
+
+fn harm_file(rig: &Rig, (item, seq): (&str, u64), harm: Harm) {
+    let has_it = |path: &PathBuf| {
+        let commit: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let is_it = |record: &Value| record["header"]["branch"] == item && record["header"]["seq"] == seq;
+        commit["records"].as_array().unwrap().iter().any(is_it)
+    };
+    let files = fs::read_dir(rig.path("kept/runs/r/history")).unwrap().map(|entry| entry.unwrap().path());
+    let path = files.filter(|path| path.extension().is_some_and(|end| end == "json")).find(has_it).unwrap();
+    match harm {
+        Harm::Damaged => {
+            let bytes = fs::read(&path).unwrap();
+            fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        }
+        Harm::Missing => fs::remove_file(path).unwrap(),
+    }
+}
+
+/// Checks that a command ends so and says this.
+fn expect(rig: &Rig, args: &[&str], code: i32, words: &str) {
+    let output = rig.call(args);
+    let told = rig.told(&output);
+    assert!(output.status.code() == Some(code) && told.contains(words), "{args:?} without `{words}`: {told}");
+}
+
+fn every_harm(mut check: impl FnMut(&str, Harm)) {
+    for url in STORES {
+        for harm in [Harm::Damaged, Harm::Missing] {
+            check(url, harm);
+        }
+    }
+}
+
+#[test]
+fn list_doctor_and_check_see_the_newest_record_of_an_item() {
+    every_harm(|url, harm| {
+        for at in [("f:x", 3), ("f:y", 4)] {
+            let rig = harmed(url, at, harm);
+
+            expect(&rig, &["list"], 0, "newer checkpoints of run r are damaged or missing");
+            expect(&rig, &["doctor"], 7, "newer checkpoints of run r are damaged or missing");
+            expect(&rig, &["store", "check"], 7, "run r: newer checkpoints are damaged or missing");
+            for args in [&["show", "r"], &["why", "r"], &["plan", "r"]] {
+                expect(&rig, args, 0, &format!("checkpoint r/{}@{} is ", at.0, at.1));
+            }
+        }
+    });
+}
+
+// What happened: `show`, `why` and `plan` named a damaged record of the main branch, and not one of an item that had ended.
+// Why: only the history of branches that were open was read. What stops it now: they read the records of all items.
+#[test]
+fn show_why_and_plan_name_any_damaged_record_of_an_item() {
+    every_harm(|url, harm| {
+        let rig = harmed(url, ("f:x", 2), harm);
+
+        for args in [&["show", "r"][..], &["why", "r"], &["plan", "r"], &["why", "r", "f:x/p"]] {
+            let told = rig.waypost(args);
+            assert_eq!(told.matches("warning: checkpoint r/f:x@2 is ").count(), 1, "{url}: {args:?}: {told}");
+        }
+        assert_eq!(rig.json(&["show", "r", "--json"])["damaged"], serde_json::json!(["r/f:x@2"]), "{url}");
+        expect(&rig, &["verify", "r"], 7, "r/f:x@2");
+    });
+}
+
+#[test]
+fn a_resume_stops_where_a_file_with_the_end_of_an_item_is_gone() {
+    let rig = harmed("file:kept", ("f:x", 3), Harm::Missing);
+    rig.write("go", "");
+
+    expect(&rig, &["resume", "r"], 7, "checkpoint r/f:x@3 is damaged");
+    expect(&rig, &["resume", "r", "--from", "f"], 0, "is completed");
+}
