@@ -207,7 +207,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Returns the parent of a scope; none for the main scope.
+    /// Returns the parent of a scope; `None` for the main scope.
     pub fn of(scope: &str) -> Option<Self> {
         let (up, part) = scope.rsplit_once('/')?;
         if let Some((opener, item)) = part.split_once(':') {

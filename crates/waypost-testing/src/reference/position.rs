@@ -27,9 +27,9 @@ impl Digest {
 pub enum Content {
     /// The content written by a completed step.
     Number(i64),
-    /// What a failed step left.
+    /// The content left by a failed step.
     Half,
-    /// In a plan: what a step that would run leaves.
+    /// In a plan: the content after a step that would run.
     Unknown,
 }
 
@@ -237,11 +237,11 @@ impl Activity {
 /// A result out of force.
 #[derive(Debug, Clone)]
 pub enum Reusable {
-    /// An end that counts again if its step is given the same.
+    /// An end that counts again if the step's inputs are unchanged.
     Ended(Arc<End>),
-    /// An end of a step that is not idempotent, for a person to confirm.
+    /// An end of a non-idempotent step, for a person to confirm.
     Confirm(Arc<End>),
-    /// A step that is not idempotent was started.
+    /// A non-idempotent step was started.
     Started,
 }
 
