@@ -152,7 +152,7 @@ pub(super) fn path(thread: Pid, address: u64) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// Waits up to `longest` until a traced thread stops or ends. Returns why nothing was reported otherwise.
+/// Waits up to `longest` until a traced thread stops or ends. On idle, returns the reason.
 pub(super) fn wait(longest: Duration) -> io::Result<Result<(Pid, Stop), Idle>> {
     let mut waited = false;
     loop {
