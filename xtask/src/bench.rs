@@ -1,9 +1,8 @@
 //! `cargo xtask bench`: measures Waypost against the raw limits of the same machine.
 //!
-//! A [`Topic`] has subjects, which do their work in rounds, and demands on the ratio of two subjects. Rounds
-//! of all subjects alternate, so that a slow phase of the machine affects all of them. The report shows
-//! medians. Nothing here is a timed test: `--short` runs everything once with small counts, checks only the
-//! results, and reports missed targets without failing.
+//! A [`Topic`] has subjects, which do their work in rounds, and demands on the ratio of two subjects. Rounds of
+//! all subjects alternate, so that a slow phase of the machine affects all of them. The report shows medians.
+//! Nothing here is a timed test: `--short` runs everything once with small counts, and checks only the results.
 
 mod append;
 mod command;

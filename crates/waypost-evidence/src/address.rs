@@ -49,7 +49,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match first {
-        // An embedded IPv4 address, mapped or behind a NAT64 gateway, decides.
+        // An embedded IPv4 address, mapped or translated (NAT64), decides.
         0 if (second, third, fourth, fifth, sixth) == (0, 0, 0, 0, 0xffff) => within(seventh, eighth),
         0x64 if (second, third, fourth, fifth, sixth) == (0xff9b, 0, 0, 0, 0) => within(seventh, eighth),
         // 6to4.

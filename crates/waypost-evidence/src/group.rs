@@ -1,9 +1,9 @@
 //! Runs the program of a claim in its own process group, which is killed when the caller stops waiting.
 //!
 //! ```text
-//!   waypost --- a pipe that is never closed while somebody waits ---> watcher: at its end, kill -9 the group
-//!           \-- the group's first process, which becomes the program; killed with all that is left in the group
-//!               when it has ended, when its time is over, and when the check is dropped
+//!   waypost --- pipe, open while a caller waits ---> watcher: at its end, kill -9 the group
+//!           \-- the group's first process, becomes the program; killed with the rest of the group
+//!               at its end, on a timeout, and when the check is dropped
 //! ```
 //!
 //! The watcher covers the death of waypost, by Ctrl-C or `kill -9`, where a drop handler cannot run. A daemon

@@ -287,7 +287,7 @@ fn write(
     let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
-        // Of the main branch, the row of the run says it.
+        // The row of the run has the end of the main branch.
         let own = (!path.is_main()).then(|| (chain.open, int(chain.newest), int(chain.bodies)));
         if chain.id.is_none() {
             chain.id = Some(open_branch(connection, run, path, own)?);

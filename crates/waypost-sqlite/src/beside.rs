@@ -5,7 +5,7 @@
 //! report the records of the other run as lost. So every database has its own folder:
 //!
 //! ```text
-//!   .waypost/waypost.db    .waypost/{locks,runs}                the usual one: its folder is its own anyway
+//!   .waypost/waypost.db    .waypost/{locks,runs}                usual name: the parent folder
 //!   reports/sales.db       reports/sales.db.waypost/{locks,runs}
 //! ```
 

@@ -3,9 +3,9 @@
 //! ```text
 //!   frame = check (8 bytes) | head | zstd
 //!   full:   head = position length                                  zstd = the body
-//!   delta:  head = distance, position length, hunks of the          zstd = what comes, of all hunks
+//!   delta:  head = distance, position length, hunks of the          zstd = added bytes of all hunks
 //!                  position, state length, hunks of the state
-//!   hunks:  count, and for each: bytes that stay before it, bytes that go, bytes that come
+//!   hunks:  count, and for each: unchanged bytes before it, removed bytes, added bytes
 //! ```
 //!
 //! Numbers are LEB128. Most steps change a few bytes of the position and a few places of the state. Unchanged

@@ -21,7 +21,7 @@ use crate::open::Place;
 use crate::read::View;
 use crate::rows::{RunRow, count, int, time_text};
 
-/// Returns where the lock of a run lies. Run ids are safe names.
+/// Returns the path of the lock file of a run. Run ids are safe file names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
     place.folder.join("locks").join(format!("{run}.lock"))
 }
@@ -53,7 +53,7 @@ fn not_taken(run: &RunId, error: LockError) -> StoreError {
     }
 }
 
-/// Says who holds the lock of a run now.
+/// Returns the current holder of the lock of a run.
 pub(crate) fn holder(place: &Place, run: &RunId) -> Result<Option<Holder>, StoreError> {
     let path = lock_path(place, run);
     RunLock::probe(&path).map_err(|source| StoreError::Io {

@@ -1,4 +1,4 @@
-//! How the database is found, made and opened: files, modes, settings.
+//! Finds, creates and opens the database: files, modes, settings.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -36,7 +36,7 @@ const CHECKPOINT_PAGES: i32 = 192;
 const CHECKPOINT_PAGES_SHARED: i32 = 2_048;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
-/// Pause before the journal mode is asked for again while another process makes the same store.
+/// Delay between attempts to set the journal mode while another process creates the store.
 const MODE_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// How a store is opened.
@@ -107,7 +107,7 @@ impl Place {
         Ok(())
     }
 
-    /// Returns the path of a file that SQLite keeps beside the database.
+    /// Returns the path of a sidecar file of the database.
     pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
         let mut path = self.file.clone().into_os_string();
         path.push(suffix);
@@ -123,7 +123,7 @@ fn cannot_open(path: &Path, source: io::Error) -> StoreError {
     StoreError::Io { action: "open", place: path.display().to_string(), source }
 }
 
-/// Finds or makes the database file and its folder.
+/// Finds or creates the database file and its folder.
 pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let cannot_create = |path: &Path, source| StoreError::Create { path: path.to_owned(), source };
@@ -143,7 +143,7 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
             folder.display()
         )));
     }
-    // SQLite gives its companions the mode of the database.
+    // SQLite creates sidecar files with the mode of the database.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => sync_folder(folder).map_err(|source| cannot_create(path, source))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

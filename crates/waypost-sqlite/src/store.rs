@@ -437,7 +437,7 @@ impl Store for SqliteStore {
         let (found, folders) = std::thread::scope(|scope| {
             let counting = std::thread::Builder::new().spawn_scoped(scope, count);
             let found = look();
-            // The system may have no thread left to give.
+            // The system may be out of threads.
             (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
         });
         let (found, known) = found?;

@@ -37,7 +37,7 @@ use crate::rows::key;
 const NOT_YET_SYNCED: &str =
     "it is not there; a run with durability `async` may lose its last moments when the power fails";
 
-/// Returns the folder of a run, beside the database.
+/// Returns the folder of a run, next to the database.
 pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
     place.folder.join("runs").join(run.as_str())
 }
@@ -67,7 +67,7 @@ pub(crate) fn forget(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     folder::forget_told(disk, folder)
 }
 
-/// Says whether a run has left its log beside the database.
+/// Returns whether a log of the run exists.
 pub(crate) fn has_told(place: &Place, run: &RunId) -> bool {
     folder::has_told(&RealDisk, &folder_of(place, run))
 }
@@ -159,7 +159,7 @@ impl Lost {
         }
     }
 
-    /// Says whether nothing is missed.
+    /// Returns whether every acknowledged record exists.
     pub(crate) fn is_empty(&self) -> bool {
         self.newest.is_empty()
     }

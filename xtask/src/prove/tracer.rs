@@ -114,7 +114,7 @@ struct Tracer {
     kill: Option<Kill>,
     threads: BTreeSet<Pid>,
     calls: Vec<Seen>,
-    /// The thread that is killed at the end of its call.
+    /// The thread whose pending call is followed by the kill.
     due: Option<Pid>,
     killed_at: Option<Seen>,
     code: Option<i32>,

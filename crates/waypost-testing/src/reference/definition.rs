@@ -61,7 +61,7 @@ pub enum When {
 }
 
 impl When {
-    /// Says whether the step is a hook.
+    /// Returns whether the condition makes the step a hook.
     pub const fn is_hook(self) -> bool {
         matches!(self, Self::OnSuccess | Self::OnFailure)
     }

@@ -25,7 +25,7 @@ use super::run::{ChainRun, LENGTH_MAX, Node};
 use crate::faulty::FaultyStore;
 use crate::seed::Seeded;
 
-/// A round without rest after so many sessions is a defect.
+/// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 30;
 
 /// A step in an iteration.
@@ -59,7 +59,7 @@ struct World {
     counts: BTreeMap<Visit, usize>,
     allowed: BTreeMap<String, usize>,
     twice: Vec<String>,
-    /// A person said that all steps in doubt run again in this resume.
+    /// Whether a person decided to rerun all steps in doubt in this resume.
     retries_all: bool,
 }
 
