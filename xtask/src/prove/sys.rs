@@ -1,4 +1,4 @@
-//! The system calls of a tracer behind safe functions. This module contains all unsafe code of the rig.
+//! The system calls of a tracer, wrapped in safe functions. This module contains all unsafe code of the rig.
 //!
 //! A tracer belongs to the attaching thread: all functions must be called from the same thread.
 
