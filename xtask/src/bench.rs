@@ -1,9 +1,8 @@
-//! `cargo xtask bench`: our figures beside the raw limits of the same machine, from the same run.
+//! `cargo xtask bench`: measures Waypost against the raw limits of the same machine.
 //!
-//! A [`Topic`] has subjects, of which each does its work once a round, and demands, each a ratio of two subjects.
-//! The rounds of all subjects take turns, so that a disk or a processor that slows down for a while slows all of
-//! them; what is reported is the median. Nothing here is a timed test: `--short` runs everything once, small, for
-//! its assertions only, and misses no target.
+//! A [`Topic`] has subjects, which do their work in rounds, and demands on the ratio of two subjects. Rounds of
+//! all subjects alternate, so that a slow phase of the machine affects all of them. The report shows medians.
+//! Nothing here is a timed test: `--short` runs everything once with small counts, and checks only the results.
 
 mod append;
 mod command;
@@ -34,40 +33,40 @@ use crate::{output, repo};
 use measure::{Bench, Form, Topic};
 pub(crate) use part::{Options as PartOptions, run as part};
 
-/// What to measure, and how well.
+/// Options of `cargo xtask bench`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Run everything once with small counts: shows that it works, not how fast
+    /// Run everything once with small counts: checks the results, not the speed
     #[arg(long)]
     short: bool,
-    /// Measure also what takes many minutes a round: a `foreach` over 100,000 items
+    /// Also measure topics with many minutes per round: a `foreach` over 100,000 items
     #[arg(long, conflicts_with = "short")]
     long: bool,
-    /// Rounds, of which the median counts [default: 5]
+    /// Number of rounds; the median counts [default: 5]
     #[arg(long)]
     rounds: Option<usize>,
-    /// Only the topics whose name contains this text, or one of several with commas between them
+    /// Only the topics with this text in the name; several texts are separated by commas
     #[arg(long)]
     only: Option<String>,
-    /// The folder to write in, on the disk to be measured [default: bench in the target folder]
+    /// The folder for the files, on the disk to be measured [default: bench in the target folder]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Measure this build of xtask, even if it is not an optimised one
+    /// Measure this build of xtask, even without optimisation
     #[arg(long)]
     any_build: bool,
 }
 
 impl Options {
-    /// Everything once, for its assertions only.
+    /// Returns the options of the short form.
     pub(crate) fn short() -> Self {
         Self { short: true, ..Self::default() }
     }
 }
 
-/// Enough for a median that one disturbed round cannot move.
+/// Enough rounds for a median that a single disturbed round cannot change.
 const ROUNDS: usize = 5;
 
-/// Every topic, in the order of the table.
+/// All topics, in the order of the table.
 const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     append::topic,
     sqlite::topic,
@@ -88,10 +87,10 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     items::topic,
 ];
 
-/// Measures, prints the tables, and leaves them as `results.md` and `results.json` in the folder.
+/// Measures all topics, prints the tables, and writes `results.md` and `results.json` to the folder.
 ///
 /// # Errors
-/// When a benchmark cannot run, or an assertion about its result does not hold. A missed target is no error.
+/// If a benchmark cannot run or its result is wrong. A missed target is not an error.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !options.short && !options.any_build {
         return repo::run(&mut optimised(options));
@@ -126,7 +125,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     report(&dir, &topics)
 }
 
-/// The same benchmarks by an optimised build.
+/// Returns the command for the same benchmarks in an optimised build.
 fn optimised(options: &Options) -> std::process::Command {
     let mut command = repo::cargo(&["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
     if let Some(rounds) = options.rounds {

@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `cargo xtask ci`: all tests, and everything else that a change must pass.
+//! `cargo xtask test` and `cargo xtask ci`: all tests, and all checks of a change.
 
 use std::process::Command;
 use std::time::Instant;
@@ -7,28 +7,28 @@ use anyhow::bail;
 
 use crate::{bench, machine, output, repo, tidy};
 
-/// Runs every test of the workspace, after making sure that the machine has what they need.
+/// Runs every test of the workspace, after installing missing programs.
 ///
-/// Ignored tests are included: each is ignored because it needs a program of [`machine::NEEDS`], and those are
-/// all there when cargo starts. `args` go to the test programs, as after `--` of `cargo test`.
+/// Ignored tests are included: each needs a program of [`machine::NEEDS`], which is installed before the
+/// tests start. `args` are passed to the test programs, as after `--` of `cargo test`.
 ///
 /// # Errors
-/// When a program is missing or a test failed.
+/// If a program is missing or a test failed.
 pub(crate) fn test(args: &[String]) -> anyhow::Result<()> {
     machine::prepare(machine::NEEDS)?;
     let mut command = repo::cargo(&["test", "--workspace", "--no-fail-fast", "--", "--include-ignored"]);
     repo::run(command.args(args))
 }
 
-/// Something that a change must pass.
+/// A check of a change.
 type Check = fn() -> anyhow::Result<()>;
 
-/// Runs every check in turn, the quick ones first; the kills come last, since they take longest.
+/// Runs every check in sequence, quick checks first; the kill tests take longest and come last.
 ///
-/// A failed check does not stop the others: one run shows all that is wrong.
+/// A failed check does not stop the others, so that a run shows all problems.
 ///
 /// # Errors
-/// When a check failed; the message names each.
+/// If a check failed; the message names each.
 pub(crate) fn ci() -> anyhow::Result<()> {
     machine::prepare(machine::NEEDS)?;
     let checks: &[(&str, Check)] = &[
@@ -38,7 +38,7 @@ pub(crate) fn ci() -> anyhow::Result<()> {
         ("docs", || repo::run(&mut docs())),
         ("bench --short", || bench::run(&bench::Options::short())),
         ("test", || test(&[])),
-        // It needs the tracing and the mounts of this system.
+        // Needs ptrace and the mounts of Linux.
         #[cfg(target_os = "linux")]
         ("prove --short", || crate::prove::run(&crate::prove::Options::short())),
     ];

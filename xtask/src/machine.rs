@@ -1,7 +1,7 @@
-//! What the tests need from the machine beside Rust, and how to get it from the system's packages.
+//! Programs that the tests need besides Rust, and their system packages.
 //!
-//! Deciding is apart from doing: [`steps`] says which commands would install what is missing, [`prepare`] looks
-//! at the machine and runs them. Nothing is installed when that would need a password.
+//! Decisions are pure: [`steps`] returns the install commands for missing programs, and [`prepare`] examines
+//! the machine and runs the commands. Nothing is installed if a password would be required.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use anyhow::bail;
 
 use crate::{output, repo};
 
-/// A program that tests call, why, and the package that has it for each [`Installer`].
+/// A program that tests call, the reason, and its package for each [`Installer`].
 #[derive(Debug)]
 pub(crate) struct Need {
     program: &'static str,
@@ -20,7 +20,7 @@ pub(crate) struct Need {
     brew: &'static str,
 }
 
-/// Everything that `cargo xtask test` needs. A test that needs more adds its row here.
+/// All programs for `cargo xtask test`. A test with a new need adds a row here.
 pub(crate) const NEEDS: &[Need] = &[
     Need {
         program: "cc",
@@ -81,8 +81,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
 ];
 
-/// Where packages put the programs of PostgreSQL, of which a machine may have several versions: a folder, and how the names in
-/// it begin. The tests look there, too.
+/// Install locations of PostgreSQL packages, possibly with several versions: a folder and the prefix of its
+/// version folders. The tests search them too.
 const VERSIONS: &[(&str, &str)] = &[
     ("/usr/lib/postgresql", ""),
     ("/usr", "pgsql"),
@@ -90,7 +90,7 @@ const VERSIONS: &[(&str, &str)] = &[
     ("/usr/local/opt", "postgresql"),
 ];
 
-/// The program that installs the system's packages.
+/// The package manager of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Installer {
     Apt,
@@ -98,7 +98,7 @@ enum Installer {
     Brew,
 }
 
-/// What we may do without asking a person for a password.
+/// Permissions without a password prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     Root,
@@ -107,7 +107,7 @@ enum Rights {
 }
 
 impl Installer {
-    /// In order of preference: a machine that has two of them has its system packages in the first.
+    /// In order of preference: on a machine with two of them, system packages are in the first.
     const ALL: [Self; 3] = [Self::Apt, Self::Dnf, Self::Brew];
 
     fn program(self) -> &'static str {
@@ -135,10 +135,11 @@ impl Installer {
     }
 }
 
-/// Makes sure that every program of `needs` is there, installing what is missing where that needs no password.
+/// Checks that every program of `needs` exists, and installs missing programs if no password is required.
 ///
 /// # Errors
-/// When something is still missing: each program, why it is needed, and the command that installs it.
+/// If a program is still missing. The message lists each missing program, the reason, and the install
+/// command.
 pub(crate) fn prepare(needs: &[Need]) -> anyhow::Result<()> {
     let missing = missing(needs);
     if missing.is_empty() {
@@ -150,7 +151,7 @@ pub(crate) fn prepare(needs: &[Need]) -> anyhow::Result<()> {
     {
         for step in steps(installer, rights(), &missing) {
             let mut command = Command::new(&step[0]);
-            // Asks nothing, and starts no server that a package brings along.
+            // Never prompts, and does not start servers of the packages.
             command.args(&step[1..]).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
             repo::run(&mut command).unwrap_or_else(output::note);
         }
@@ -166,7 +167,7 @@ fn missing(needs: &[Need]) -> Vec<&Need> {
     needs.iter().filter(|need| find(need.program).is_none()).collect()
 }
 
-/// The commands that install what is missing, in order.
+/// Returns the install commands for missing programs, in order.
 fn steps(installer: Installer, rights: Rights, missing: &[&Need]) -> Vec<Vec<String>> {
     let command = |args: &[&str]| -> Vec<String> {
         let sudo: &[&str] =
@@ -188,7 +189,7 @@ fn steps(installer: Installer, rights: Rights, missing: &[&Need]) -> Vec<Vec<Str
     }
 }
 
-/// What a person has to do.
+/// Returns the instructions for a person.
 fn advice(installer: Option<Installer>, missing: &[&Need]) -> String {
     let mut text = String::from("the tests need programs that this machine does not have:");
     for need in missing {
@@ -225,7 +226,7 @@ fn rights() -> Rights {
     }
 }
 
-/// The first file of that name that may be executed, on the `PATH` or where packages put programs of several versions.
+/// Returns the first executable file with this name, on the `PATH` or in a version folder.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -234,7 +235,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|file| is_executable(file))
 }
 
-/// The folders of programs below the entries of `places` whose names begin as given.
+/// Returns the program folders below `places`, for entries with the given prefix.
 fn versions(places: &[(&str, &str)]) -> Vec<PathBuf> {
     let below = |(above, begins): &(&str, &str)| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(above).into_iter().flatten().flatten();

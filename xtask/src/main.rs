@@ -1,7 +1,7 @@
 //! Repository chores: test set-up, benchmarks, proof rigs, tidy checks.
 //!
-//! `cargo xtask test` is the one command that runs every test on a machine that has only Rust; `cargo xtask ci`
-//! adds what a change must pass beside them. Nothing here is part of what users install.
+//! `cargo xtask test` runs every test on a machine with only Rust installed. `cargo xtask ci` adds the other
+//! checks of a change. Nothing here is installed for users.
 
 mod bench;
 mod ci;
@@ -28,13 +28,14 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Set up what the tests need and run them all
+    /// Set up the machine for the tests and run them all
     Test {
         /// Arguments for the test programs, such as part of a test's name
         #[arg(last = true)]
         args: Vec<String>,
     },
-    /// Run all that a change must pass: tidy, format, clippy, docs, benchmarks in short form, tests, kills in short form
+    /// Run all checks of a change: tidy, format, clippy, docs, benchmarks in short form, tests, kills in
+    /// short form
     Ci,
     /// Check the rules of the repository that a tool can check
     Tidy {
@@ -42,9 +43,9 @@ enum Command {
         #[arg(long)]
         root: Option<PathBuf>,
     },
-    /// Measure speed and size beside the raw limits of this machine
+    /// Measure speed and size against the raw limits of this machine
     Bench(bench::Options),
-    /// Be a process that is measured; for `bench` only
+    /// Be a measured process; for `bench` only
     #[command(hide = true)]
     BenchPart(bench::PartOptions),
     /// Kill `waypost` at every system call and check its promises
@@ -62,7 +63,7 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
     ProveStep(prove::StepOptions),
-    /// Behave as `waypost` does, with a planted mistake; for `prove` only
+    /// Imitate `waypost` with a planted mistake; for `prove` only
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
     Toy(prove::ToyOptions),

@@ -1,8 +1,8 @@
-//! `cargo xtask prove`: kills the real `waypost` before and after every system call, again while it recovers, and
-//! checks that nothing is lost, nothing repeated, nothing skipped and nothing left behind.
+//! `cargo xtask prove`: kills the real `waypost` before and after every system call, and again during
+//! recovery. Checks that nothing is lost, repeated, skipped or left over.
 //!
-//! The rig proves itself first: a toy with planted mistakes takes the place of `waypost`, and each mistake must be
-//! seen. What a kill cannot show (a missing sync) is the business of the simulated disk in `waypost-testing`.
+//! The rig is tested first on a toy with planted mistakes, each of which must be found. Kills cannot show a
+//! missing sync; the simulated disk in `waypost-testing` does.
 
 mod calls;
 mod command;
@@ -32,32 +32,32 @@ pub(crate) use command::{StepOptions, step};
 pub(crate) use toy::{Options as ToyOptions, run as toy};
 pub(crate) use tracer::trace_me;
 
-/// What is killed.
+/// The operation to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Operation {
     /// A run from its creation to its end.
     Save,
-    /// The same with a retention of 2: states are dropped on the way.
+    /// A run with a retention of 2, which prunes states.
     Rotation,
     /// A resume of a run that was killed half-way.
     Resume,
     /// A run and then its resume.
     Twice,
-    /// Runs on disks that are too small for them, and resumes once there is room. Nobody is killed.
+    /// Runs on disks that are too small, and resumes after the disk grows, without kills.
     Full,
 }
 
-/// Which store is put to the proof.
+/// The store to test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Store {
     Sqlite,
     File,
-    /// That of the toy, which proves the rig.
+    /// The store of the toy, which tests the rig.
     Toy,
 }
 
 impl Store {
-    /// A disk that holds a run with all that is written about it.
+    /// Returns the KiB of a disk that holds a complete run.
     fn kib(self) -> u64 {
         match self {
             Self::Sqlite => 640,
@@ -65,10 +65,10 @@ impl Store {
         }
     }
 
-    /// Those of `waypost`.
+    /// The stores of `waypost`.
     const REAL: [Self; 2] = [Self::Sqlite, Self::File];
 
-    /// What comes before a folder in its URL, and after it.
+    /// Returns the parts of the store URL before and after a folder.
     fn url(self) -> (String, String) {
         let (scheme, rest) = match self {
             Self::Sqlite => ("sqlite:", "waypost.db"),
@@ -79,7 +79,7 @@ impl Store {
     }
 }
 
-/// A rig with options of its own.
+/// A rig with its own options.
 #[derive(Debug, clap::Subcommand)]
 enum Rig {
     /// Compare resumes of generated workflows with the reference model
@@ -100,31 +100,31 @@ pub(crate) struct Options {
     /// Kill before and after every call
     #[arg(long)]
     full: bool,
-    /// Only show that planted mistakes are seen
+    /// Only check that planted mistakes are found
     #[arg(long = "self")]
     itself: bool,
-    /// Only that store
+    /// Only this store
     #[arg(long)]
     store: Vec<Store>,
-    /// Only that operation
+    /// Only this operation
     #[arg(long = "op")]
     operation: Vec<Operation>,
-    /// Only kill there, such as `12:before` or `7:after` (calls are counted from 1); a second one kills the resume
+    /// Only kill at this call, such as `12:before` or `7:after` (counted from 1); the second kills the resume
     #[arg(long, requires = "store", requires = "operation")]
     kill: Vec<Moment>,
-    /// Who is killed [default: the engine, and in full form also everything at once]
+    /// The process to kill [default: the engine, and in full form also everything at once]
     #[arg(long)]
     victim: Option<Victim>,
-    /// What is wrong in the toy, of `--store toy`
+    /// The planted mistake of the toy, for `--store toy`
     #[arg(long, default_value = "none")]
     mistake: toy::Mistake,
-    /// Another `waypost` than the one of this workspace
+    /// The `waypost` program to test instead of this workspace's
     #[arg(long)]
     program: Option<PathBuf>,
 }
 
 impl Options {
-    /// The short form of everything.
+    /// Returns the short form of everything.
     pub(crate) fn short() -> Self {
         Self {
             rig: None,
@@ -149,7 +149,7 @@ impl Options {
     }
 }
 
-/// A moment of a run, as it is written on the command line.
+/// A moment of a run, as on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     at: u64,
@@ -168,40 +168,40 @@ impl FromStr for Moment {
     }
 }
 
-/// How many calls of each start are killed at; the rest lies evenly between them.
+/// Number of kills per start, spread evenly.
 #[derive(Debug, Clone, Copy)]
 struct Counts {
     once: u64,
-    /// How many first kills are followed by a second one.
+    /// Number of first kills that are followed by a second kill.
     twice: u64,
 }
 
-/// Under three minutes on two cores, all stores and the rig's own proof together.
+/// Under three minutes on two cores, for all stores and the test of the rig.
 const SHORT: Counts = Counts { once: 36, twice: 4 };
 
-/// A trace of the longest run has far fewer calls than that, so this is all of them.
+/// Every call: a trace of the longest run has far fewer.
 const FULL: Counts = Counts { once: u64::MAX, twice: 40 };
 
-/// An operation that acknowledges fewer checkpoints than this before all its kills together shows nothing.
+/// Fewest checkpoints that an operation must acknowledge before its kills; fewer prove nothing.
 const ACKNOWLEDGED_MIN: usize = 10;
 
-/// The unit of a small disk: a page of memory.
+/// The size unit of a small disk: a memory page.
 const FULL_KIB: u64 = 4;
 
-/// In short form, a disk is larger than the one before by so many units.
+/// Units between two disk sizes in the short form.
 const FULL_STEPS: u64 = 4;
 
-/// The steps of a run: enough for an output to be handed on, and for something to come before and after it.
+/// Steps of a run: enough to pass an output on, with steps before and after.
 const STEPS: usize = 4;
 
-/// With a retention of 2 some states must go.
+/// With a retention of 2, some states are pruned.
 const STEPS_OF_ROTATION: usize = 6;
 
-/// The rigs that are tests, by package: of all that they could try, tests try a share, and the full form everything.
+/// The rigs that are tests, by package: the tests try a sample, the full form everything.
 const RIGS: [(&str, &str); 3] =
     [("waypost", "file_rig::"), ("waypost", "recorder::crash"), ("waypost-sqlite", "damage::")];
 
-/// Runs the proof.
+/// Runs the rig.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match &options.rig {
         Some(Rig::Resume(options)) => return resume::run(options),
@@ -257,7 +257,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The program to put to the proof, built if it is ours.
+/// Returns the program to test, and builds it unless given.
 fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
     if let Some(program) = &options.program {
         return Ok(vec![program.canonicalize().context("no such program")?.into()]);
@@ -265,7 +265,7 @@ fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
     Ok(vec![built_waypost()?.into()])
 }
 
-/// Builds `waypost`, and returns the path of the program.
+/// Builds `waypost` and returns the path of the program.
 fn built_waypost() -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo).args(["build", "--quiet", "--package", "waypost-cli"]).status()?;
@@ -276,7 +276,7 @@ fn built_waypost() -> anyhow::Result<PathBuf> {
     Ok(this.with_file_name("waypost"))
 }
 
-/// Shows that the rig sees each planted mistake, and nothing where there is none.
+/// Checks that the rig finds each planted mistake, and nothing in the toy without a mistake.
 fn prove_rig(counts: Counts) -> anyhow::Result<()> {
     let of = |mistake| -> anyhow::Result<Proof> {
         let subject = Subject { program: toy::command(mistake)?, store: Store::Toy.url() };
@@ -292,16 +292,16 @@ fn prove_rig(counts: Counts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One operation of one program.
+/// An operation of a program.
 struct Proof {
     subject: Subject,
     operation: Operation,
     victim: Victim,
-    /// What is planted, if the subject is the toy.
+    /// The planted mistake, if the subject is the toy.
     mistake: toy::Mistake,
 }
 
-/// What a proof has looked at.
+/// The coverage of a proof.
 #[derive(Debug, Default)]
 struct Tally {
     what: String,
@@ -334,7 +334,7 @@ impl Proof {
         Kill { at, when, victim: self.victim }
     }
 
-    /// Kills at as many calls as asked for.
+    /// Kills at the requested number of calls.
     fn run(&self, counts: Counts) -> anyhow::Result<Tally> {
         let workflow = self.workflow();
         let whole = play(&self.subject, &workflow, &[]).context("it does not even run unharmed")?;
@@ -359,7 +359,8 @@ impl Proof {
                 self.one(&workflow, &whole, &[first], &mut tally)?;
                 continue;
             }
-            // A resume makes no more calls than the run: where it makes fewer, the last kills miss it.
+            // A resume makes at most as many calls as the run; if it makes fewer, the last kills do not
+            // happen.
             let length =
                 self.one(&workflow, &whole, &[first, self.kill(u64::MAX, When::Before)], &mut tally)?;
             for second in self.kills(length, seconds) {
@@ -372,7 +373,7 @@ impl Proof {
         Ok(tally)
     }
 
-    /// Runs on disks of rising sizes, from one that holds nothing to one that holds all.
+    /// Runs on disks of increasing size, from too small for anything to large enough for everything.
     fn fill(&self, store: Store, counts: Counts) -> anyhow::Result<String> {
         let step = if counts.once == u64::MAX { 1 } else { FULL_STEPS };
         let sizes = (1..=store.kib()).filter(|kib| kib.is_multiple_of(FULL_KIB * step));
@@ -393,7 +394,7 @@ impl Proof {
         Ok(format!("{what}, nothing lost"))
     }
 
-    /// Plays one run, and returns how many calls its last traced start made.
+    /// Plays a run and returns the number of calls in its last traced start.
     fn one(
         &self,
         workflow: &Workflow,
@@ -419,7 +420,7 @@ impl Proof {
         Ok(played.calls.last().map_or(0, Vec::len) as u64)
     }
 
-    /// Plays one run again that broke a promise, and prints all about it.
+    /// Replays a run that broke a promise, and prints its story.
     fn repeat(&self, moments: &[Moment]) -> anyhow::Result<()> {
         let kills: Vec<Kill> = moments.iter().map(|moment| self.kill(moment.at, moment.when)).collect();
         let whole = play(&self.subject, &self.workflow(), &[])?;
@@ -431,8 +432,8 @@ impl Proof {
         Ok(())
     }
 
-    /// So many kills, spread evenly over `total` calls, before and after in turn; all of them, both before and after,
-    /// if there are no more than that.
+    /// Returns `count` kills spread evenly over `total` calls, alternating before and after. Returns all
+    /// kills, before and after each call, if `count` suffices.
     fn kills(&self, total: u64, count: u64) -> Vec<Kill> {
         if total * 2 <= count {
             return (1..=total)
@@ -444,7 +445,7 @@ impl Proof {
         (0..count).map(|index| self.kill(at(index), when(index))).collect()
     }
 
-    /// The command line that plays that run again.
+    /// Returns the command that replays a run.
     fn command(&self, kills: &[Kill]) -> String {
         let name =
             |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().to_owned());
@@ -464,7 +465,7 @@ impl Proof {
     }
 }
 
-/// All about a run that was played again: every call that counted, where it was killed, and what was then there.
+/// Formats a replayed run: every counted call, the kills, and the observations after each start.
 fn story(played: &Played, kills: &[Kill]) -> String {
     let mut text = String::new();
     for (index, start) in played.starts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Where the repository is, and how its tools are started.
+//! The location of the repository, and the start of its tools.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,12 +7,12 @@ use anyhow::{Context as _, bail};
 
 use crate::output;
 
-/// The folder of the workspace this xtask was built from.
+/// Returns the folder of the workspace that this xtask was built from.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
-/// The folder cargo builds into: `CARGO_TARGET_DIR` if set, else `target` of the workspace.
+/// Returns cargo's target folder: `CARGO_TARGET_DIR` if set, else `target` of the workspace.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -20,13 +20,12 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
-/// How this very program is started again, for as long as it runs.
+/// Returns the path for restarting this program, valid while it runs.
 ///
-/// On Linux that is the file it was started from even after cargo has built another one in its place, which a
-/// `cargo test` in the midst of it may do; elsewhere it is its path.
+/// On Linux, the path refers to the running file even after cargo replaces it, as a `cargo test` may do.
 ///
 /// # Errors
-/// When the system does not say which program this is.
+/// If the system does not report the path of this program.
 pub(crate) fn this_program() -> anyhow::Result<PathBuf> {
     if cfg!(target_os = "linux") {
         return Ok(format!("/proc/{}/exe", std::process::id()).into());
@@ -34,17 +33,17 @@ pub(crate) fn this_program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot tell which program this is")
 }
 
-/// A cargo command in the workspace, by the cargo that runs this xtask.
+/// Returns a cargo command in the workspace, with the cargo that runs this xtask.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs `command` with the terminal's own output, after saying what it is.
+/// Prints and runs `command` with inherited output.
 ///
 /// # Errors
-/// When it cannot be started or does not end with 0; the message shows the command.
+/// If the command cannot be started or does not exit with 0; the message shows the command.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let shown = shown(command);
     output::note(format!("+ {shown}"));
@@ -55,7 +54,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command as a person would type it; a program's folder is left out.
+/// Formats a command as typed in a shell, without the folder of the program.
 fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut text = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();

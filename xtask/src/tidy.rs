@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of the repository that a tool can check, so that no review has to.
+//! `cargo xtask tidy`: checks the mechanical rules of the repository, so that reviews need not.
 //!
-//! Each check is a pure function over the [`Tree`] of text files. What clippy or rustdoc can check is left to
-//! them.
+//! Each check is a pure function over the [`Tree`] of text files. Rules that clippy or rustdoc can check are
+//! left to them.
 
 mod links;
 mod manifests;
@@ -19,11 +19,11 @@ use anyhow::{Context as _, bail};
 use crate::output;
 use tree::Tree;
 
-/// One place that breaks a rule.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     path: String,
-    /// 1-based; 0 speaks of the file as a whole.
+    /// 1-based; 0 for the whole file.
     line: usize,
     message: String,
 }
@@ -43,7 +43,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A rule: what it finds in the files.
+/// A rule: returns its violations in the files.
 type Check = fn(&Tree) -> Vec<Finding>;
 
 /// All rules.
@@ -62,10 +62,10 @@ const CHECKS: &[Check] = &[
     links::decision_pages,
 ];
 
-/// Checks the files beneath `root` and prints each finding as `path:line: message`.
+/// Checks the files below `root` and prints each finding as `path:line: message`.
 ///
 /// # Errors
-/// When a rule is broken, or the files cannot be read.
+/// If a rule is broken, or the files cannot be read.
 pub(crate) fn run(root: &Path) -> anyhow::Result<()> {
     let tree = Tree::read(root).with_context(|| format!("cannot read {}", root.display()))?;
     let findings = findings(&tree);

@@ -1,6 +1,6 @@
-//! Where a connection goes: the addresses of a host, looked at before any of them is called.
+//! Resolves hosts and connects to them, after a check of the addresses.
 //!
-//! What was looked at is what is called: a name is resolved once, and nobody asks for it again.
+//! A name is resolved only once: the checked addresses are the addresses that get connected.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use waypost::evidence::Finding;
 
-/// How long one address is called. A machine that is there answers within a second; without this, an address that answers
-/// nothing would take the time of the check from those after it.
+/// Connect timeout per address. A live machine answers within a second. Without a timeout, a silent address
+/// would use up the time of the check before the next address.
 const CALL: Duration = Duration::from_secs(3);
 
-/// Says whether an address is one of the internet, and not of a machine, a network, or nobody.
+/// Returns whether an address is public: not loopback, private, link-local or reserved.
 ///
 /// # Source
 /// The IANA registries of special-purpose addresses for IPv4 and IPv6.
@@ -49,7 +49,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match first {
-        // An address of IPv4, as it is or behind a gateway (NAT64), is what that is.
+        // An embedded IPv4 address, mapped or translated (NAT64), decides.
         0 if (second, third, fourth, fifth, sixth) == (0, 0, 0, 0, 0xffff) => within(seventh, eighth),
         0x64 if (second, third, fourth, fifth, sixth) == (0xff9b, 0, 0, 0, 0) => within(seventh, eighth),
         // 6to4.
@@ -61,14 +61,14 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// What stands for a machine in a URL.
+/// The host part of a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// An address; whoever wrote it named it.
+    /// A literal address.
     Address(IpAddr),
     /// This machine.
     Localhost,
-    /// A name that others give addresses to.
+    /// A name to resolve.
     Name(String),
 }
 
@@ -82,7 +82,7 @@ impl Host {
         if name == "localhost" || name.ends_with(".localhost") { Self::Localhost } else { Self::Name(name) }
     }
 
-    /// Says whether it is this machine.
+    /// Returns whether the host is this machine.
     pub(crate) fn is_here(&self) -> bool {
         match self {
             Self::Address(address) => address.to_canonical().is_loopback(),
@@ -91,7 +91,7 @@ impl Host {
         }
     }
 
-    /// Says whether it is written down as an address, or name, of a private network.
+    /// Returns whether the host is a literal private address or `localhost`.
     pub(crate) fn is_private(&self) -> bool {
         match self {
             Self::Address(address) => !is_public(*address),
@@ -100,7 +100,7 @@ impl Host {
         }
     }
 
-    /// Finds its addresses. Those of a name may be private only if that `may_be_private`.
+    /// Resolves the host. A name that resolves to a private address is an error unless `may_be_private`.
     async fn addresses(&self, may_be_private: bool) -> Result<Vec<IpAddr>, Finding> {
         let name = match self {
             Self::Address(address) => return Ok(vec![*address]),
@@ -118,7 +118,7 @@ impl Host {
         }
     }
 
-    /// Connects to one of its addresses, in their order.
+    /// Connects to the first address that accepts, in resolver order.
     pub(crate) async fn connect(&self, port: u16, may_be_private: bool) -> Result<TcpStream, Finding> {
         let mut last = Finding::unknown("it has no address");
         for address in self.addresses(may_be_private).await? {
@@ -194,7 +194,7 @@ mod tests {
         for here in ["localhost", "LOCALHOST.", "api.localhost", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"] {
             assert!(Host::read(here).is_here() && Host::read(here).is_private(), "{here}");
         }
-        // Spellings that only a resolver understands are names: what they lead to is looked at.
+        // Spellings that only a resolver understands are names; the resolved addresses get checked.
         for name in ["localhost.example", "0x7f.1", "2130706433", "127.1"] {
             assert!(matches!(Host::read(name), Host::Name(_)), "{name}");
         }

@@ -1,8 +1,9 @@
-//! Claims in Rust: one function a kind, and what is expected of it after that.
+//! Builders for claims: one function per kind, followed by the expectations.
 //!
-//! Nothing is checked while a claim is written: what makes no sense does not hold, and its finding says why.
+//! A builder does not validate. A malformed claim fails when it is checked, and its finding says why.
 //!
-//! What every claim may have follows what it says: `named`, `not`, `warns`, `within`, `timeout`, `at`, `sensitive`.
+//! The terms that every kind supports come last and return a [`Claim`]: `named`, `not`, `warns`, `within`,
+//! `timeout`, `at`, `sensitive`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -34,76 +35,78 @@ use waypost::record::{Claim, Occasion, Pack};
 use crate::{API_RESPONSE, COMMAND, CONTAINER_RUNNING, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE};
 use crate::{PROCESS_EXISTS, recorded_connection};
 
-/// Begins a pack; its claims follow by [`and`](PackBuilder::and).
+/// Starts an empty pack; add claims with [`and`](PackBuilder::and).
 pub fn pack() -> PackBuilder {
     PackBuilder::default()
 }
 
-/// Claims that a file is there; what is in it may follow. Its path begins at the base folder.
+/// Claims that a file exists; expectations of its content may follow. `path` is relative to the base folder.
 pub fn file(path: impl Into<String>) -> File {
     File(Draft::of(ARTIFACT_EXISTS, path.into()))
 }
 
-/// Claims that a JSON file has a `value` at a `path` such as `$.items[0].name`.
+/// Claims that a JSON file has `value` at `path`, such as `$.items[0].name`.
 #[must_use]
 pub fn json(file: impl Into<String>, path: &str, value: impl Into<Value>) -> Claim {
     Claim::new(JSON_VALUE, file).expecting(json!({ "path": path, "value": value.into() }))
 }
 
-/// Claims that a file, a folder or what a pattern names stays as it is when the step ends: its digest is pinned then, unless
-/// it is said.
+/// Claims that a file, a folder or the files of a pattern do not change after the step. The digest is pinned
+/// when the step commits, unless [`is`](Sha256::is) sets it.
 pub fn sha256(path: impl Into<String>) -> Sha256 {
     Sha256(Draft::pinned(FILE_SHA256, path.into()))
 }
 
-/// Claims that a command, run by `sh -eu`, ends with exit code 0; another code, and what it prints, may follow.
+/// Claims that a command, run by `sh -eu`, exits with 0; another code and expectations of the output may
+/// follow.
 pub fn command(code: impl Into<String>) -> Command {
     Command(Draft::of(COMMAND, code.into()))
 }
 
-/// Claims that a program says so, by exit code 0; what it is told may follow.
+/// Claims that a program confirms the claim with exit code 0; its arguments may follow.
 pub fn exec(program: impl Into<String>) -> Exec {
     Exec(Draft::of(EXEC, program.into()))
 }
 
-/// Claims that a repository has the commit checked out that it has when the step ends: that is pinned then, unless something
-/// else is said.
+/// Claims that a repository keeps its checked-out commit. The commit is pinned when the step commits, unless
+/// [`head`](Git::head) or [`clean`](Git::clean) follows.
 pub fn git(folder: impl Into<String>) -> Git {
     Git(Draft::pinned(GIT, folder.into()))
 }
 
-/// Claims that a program of a name runs on this machine, or the process of a number.
+/// Claims that a process with this program name or process id runs on this machine.
 pub fn process(name: impl Into<String>) -> Process {
     Process(Draft::of(PROCESS_EXISTS, name.into()))
 }
 
-/// Claims that something listens at a port of this machine.
+/// Claims that a process listens on a port of this machine.
 #[must_use]
 pub fn port(port: u16) -> Claim {
     Claim::new(NETWORK_REACHABLE, port.to_string())
 }
 
-/// Claims that a URL answers with 2xx; what else it answers may follow.
+/// Claims that a URL answers with 2xx; expectations of the answer may follow.
 pub fn http(url: impl Into<String>) -> Http {
     Http(Draft::of(API_RESPONSE, url.into()))
 }
 
-/// Claims that a container runs, by its name or id.
+/// Claims that a container, given by name or id, is running.
 pub fn container(name: impl Into<String>) -> Container {
     Container(Draft::of(CONTAINER_RUNNING, name.into()))
 }
 
-/// Claims that the table of an SQLite file has rows; which, and what stands in them, may follow.
+/// Claims that a table of an SQLite file has rows; conditions and expected values may follow.
 pub fn sqlite(path: impl Into<String>, table: impl Into<String>) -> Rows {
     Rows(Draft::of(DB_ROW, path.into()).with("table", table.into()))
 }
 
-/// The same of a PostgreSQL database: a URL or `key=value` pairs without a password, or `env:NAME`.
+/// Claims that a table of a PostgreSQL database has rows. `connection` is a URL, `key=value` pairs without a
+/// password, or `env:NAME`.
 pub fn postgres(connection: &str, table: impl Into<String>) -> Rows {
     Rows(Draft::of(DB_ROW, recorded_connection(connection)).with("table", table.into()))
 }
 
-/// Claims, and how many of them must hold.
+/// A builder for a pack: claims, then the number that must hold.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct PackBuilder {
@@ -117,28 +120,28 @@ impl PackBuilder {
         self
     }
 
-    /// Makes the pack of which every claim must hold.
+    /// Returns a pack in which every claim must hold.
     #[must_use]
     pub fn all(self) -> Pack {
         Pack::all(self.claims)
     }
 
-    /// Makes the pack of which one claim must hold.
+    /// Returns a pack in which at least one claim must hold.
     #[must_use]
     pub fn any(self) -> Pack {
         Pack::any(self.claims)
     }
 
-    /// Makes the pack of which so many claims must hold.
+    /// Returns a pack in which at least `count` claims must hold.
     ///
     /// # Errors
-    /// [`InvalidPack`] if that is none of them, or more than there are that say something different.
+    /// [`InvalidPack`] if `count` is 0 or exceeds the number of distinct claims.
     pub fn at_least(self, count: u32) -> Result<Pack, InvalidPack> {
         Pack::at_least(count, self.claims)
     }
 }
 
-/// A claim with what is expected so far.
+/// A claim under construction, with the expectations so far.
 #[derive(Debug, Clone)]
 struct Draft {
     claim: Claim,
@@ -159,7 +162,7 @@ impl Draft {
         self
     }
 
-    /// Adds an entry to a map.
+    /// Adds an entry to the map `name`.
     fn with_entry(mut self, name: &str, key: impl Into<String>, value: impl Into<Value>) -> Self {
         let map = self.expect.entry(name).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(map) = map {
@@ -168,7 +171,7 @@ impl Draft {
         self
     }
 
-    /// Adds a text to a list.
+    /// Appends a text to the list `name`.
     fn with_item(mut self, name: &str, item: impl Into<String>) -> Self {
         let list = self.expect.entry(name).or_insert_with(|| Value::Array(Vec::new()));
         if let Value::Array(list) = list {
@@ -184,75 +187,75 @@ impl From<Draft> for Claim {
     }
 }
 
-/// What is claimed of a file.
+/// A claim about a file.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct File(Draft);
 
-/// What is claimed of bytes.
+/// A claim about the digest of files.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Sha256(Draft);
 
-/// What is claimed of a command.
+/// A claim about a command.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Command(Draft);
 
-/// What a program is told.
+/// A claim that a program checks.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Exec(Draft);
 
-/// What is claimed of a repository.
+/// A claim about a git repository.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Git(Draft);
 
-/// What is claimed of processes.
+/// A claim about processes.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Process(Draft);
 
-/// What is claimed of an answer.
+/// A claim about an HTTP answer.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Http(Draft);
 
-/// What is claimed of a container.
+/// A claim about a container.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Container(Draft);
 
-/// What is claimed of rows.
+/// A claim about database rows.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Rows(Draft);
 
 impl File {
-    /// It contains a text; all of them, if several are named.
+    /// Expects the file to contain `text`. After several calls, every text must occur.
     pub fn contains(self, text: impl Into<String>) -> Self {
         Self(self.0.with_item("contains", text))
     }
 
-    /// A regular expression matches something in it.
+    /// Expects a regular expression to match somewhere in the file.
     pub fn matches(self, pattern: impl Into<String>) -> Self {
         Self(self.0.with("matches", pattern.into()))
     }
 
-    /// It has so many lines.
+    /// Expects this number of lines.
     pub fn lines(self, count: impl Into<Value>) -> Self {
         Self(self.0.with("lines", count))
     }
 
-    /// It has this size in bytes: `12`, `"> 0"`, `">= 2 KiB"`.
+    /// Expects this size in bytes: `12`, `"> 0"`, `">= 2 KiB"`.
     pub fn size(self, size: impl Into<Value>) -> Self {
         Self(self.0.with("size", size))
     }
 }
 
 impl Sha256 {
-    /// It has this digest.
+    /// Expects this digest instead of pinning the current digest.
     pub fn is(mut self, digest: Digest) -> Self {
         self.0.claim = self.0.claim.expecting(digest.to_string());
         self
@@ -260,140 +263,140 @@ impl Sha256 {
 }
 
 impl Command {
-    /// It ends with this code, instead of 0.
+    /// Expects this exit code instead of 0.
     pub fn exit(self, code: impl Into<Value>) -> Self {
         Self(self.0.with("exit", code))
     }
 
-    /// What it prints, white space around that aside.
+    /// Expects this standard output; leading and trailing white space is ignored.
     pub fn stdout(self, text: impl Into<Value>) -> Self {
         Self(self.0.with("stdout", text))
     }
 
-    /// What it prints to standard error.
+    /// Expects this standard error; leading and trailing white space is ignored.
     pub fn stderr(self, text: impl Into<Value>) -> Self {
         Self(self.0.with("stderr", text))
     }
 }
 
 impl Exec {
-    /// It is told this value.
+    /// Passes a named value to the program.
     pub fn with(self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         Self(self.0.with_entry("with", name, value))
     }
 }
 
 impl Git {
-    /// It has this branch checked out, or a commit of which these are at least the first 7 digits.
+    /// Expects this branch to be checked out, or the commit with this prefix of at least 7 digits.
     pub fn head(self, head: impl Into<String>) -> Self {
         Self(self.0.with("head", head.into()))
     }
 
-    /// Nothing in it is changed, staged or untracked.
+    /// Expects a clean work tree: no changed, staged or untracked file.
     pub fn clean(self) -> Self {
         Self(self.0.with("clean", true))
     }
 }
 
 impl Process {
-    /// Its number stands in this file.
+    /// Expects the process id in this file.
     pub fn pid_file(self, path: impl Into<String>) -> Self {
         Self(self.0.with("pid_file", path.into()))
     }
 
-    /// Its arguments, with blanks between them.
+    /// Expects these arguments, joined by blanks.
     pub fn args(self, args: impl Into<Value>) -> Self {
         Self(self.0.with("args", args))
     }
 
-    /// Whose it is.
+    /// Expects this user as the owner.
     pub fn user(self, user: impl Into<String>) -> Self {
         Self(self.0.with("user", user.into()))
     }
 
-    /// How many such processes there are.
+    /// Expects this number of matching processes.
     pub fn count(self, count: impl Into<Value>) -> Self {
         Self(self.0.with("count", count))
     }
 }
 
 impl Http {
-    /// The status of the answer, instead of 2xx.
+    /// Expects this status instead of 2xx.
     pub fn status(self, status: impl Into<Value>) -> Self {
         Self(self.0.with("status", status))
     }
 
-    /// It is asked by another [method](crate::METHODS) than GET.
+    /// Sends the request with another [method](crate::METHODS) than GET.
     pub fn method(self, method: impl Into<String>) -> Self {
         Self(self.0.with("method", method.into()))
     }
 
-    /// What a header says; null if it must not be there.
+    /// Expects this value of a header; null expects the header to be absent.
     pub fn header(self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         Self(self.0.with_entry("headers", name, value))
     }
 
-    /// What stands in the body at a path such as `$.items[0].name`.
+    /// Expects this value in the JSON body, at a path such as `$.items[0].name`.
     pub fn json(self, path: impl Into<String>, value: impl Into<Value>) -> Self {
         Self(self.0.with_entry("json", path, value))
     }
 
-    /// All of the body, without the end of its last line.
+    /// Expects this body, without its last line end.
     pub fn body(self, body: impl Into<Value>) -> Self {
         Self(self.0.with("body", body))
     }
 
-    /// The body contains a text; all of them, if several are named.
+    /// Expects the body to contain `text`. After several calls, every text must occur.
     pub fn contains(self, text: impl Into<String>) -> Self {
         Self(self.0.with_item("contains", text))
     }
 
-    /// Its name may lead to an address that is not of the internet.
+    /// Allows the host name to resolve to a private address.
     pub fn private(self) -> Self {
         Self(self.0.with("private", true))
     }
 }
 
 impl Container {
-    /// It is there, and does not run.
+    /// Expects the container to exist and not to run.
     pub fn stopped(self) -> Self {
         Self(self.0.with("running", false))
     }
 
-    /// Its health check says that it is healthy.
+    /// Expects the health check to report healthy.
     pub fn healthy(self) -> Self {
         Self(self.0.with("healthy", true))
     }
 
-    /// What it was started from.
+    /// Expects this image, by name or digest.
     pub fn image(self, image: impl Into<Value>) -> Self {
         Self(self.0.with("image", image))
     }
 
-    /// Which [engine](crate::ENGINES) has it.
+    /// Restricts the claim to one [engine](crate::ENGINES).
     pub fn engine(self, engine: impl Into<String>) -> Self {
         Self(self.0.with("engine", engine.into()))
     }
 }
 
 impl Rows {
-    /// Rows are meant that have this value in a column.
+    /// Selects the rows with this value in a column.
     pub fn whose(self, column: impl Into<String>, value: impl Into<Value>) -> Self {
         Self(self.0.with_entry("where", column, value))
     }
 
-    /// What stands in another column of such a row.
+    /// Expects this value in another column of a selected row.
     pub fn value(self, column: impl Into<String>, value: impl Into<Value>) -> Self {
         Self(self.0.with_entry("values", column, value))
     }
 
-    /// How many such rows there are.
+    /// Expects this number of selected rows.
     pub fn count(self, count: impl Into<Value>) -> Self {
         Self(self.0.with("count", count))
     }
 }
 
-/// Ends what is said of a claim: what every claim may have makes one of it.
+/// Implements `From` into [`Claim`] for the builders, and the terms of every kind, which finish a builder.
 macro_rules! ends_in_a_claim {
     ($($draft:ident),+) => {
         $(impl From<$draft> for Claim {
@@ -403,44 +406,44 @@ macro_rules! ends_in_a_claim {
         }
 
         impl $draft {
-            /// As [`Claim::named`].
+            /// See [`Claim::named`].
             #[must_use]
             pub fn named(self, name: impl Into<String>) -> Claim {
                 Claim::from(self).named(name)
             }
 
-            /// As [`Claim::not`].
+            /// See [`Claim::not`].
             #[must_use]
             #[expect(clippy::should_implement_trait, reason = "it is the word of workflow files")]
             pub fn not(self) -> Claim {
                 Claim::from(self).not()
             }
 
-            /// As [`Claim::warns`].
+            /// See [`Claim::warns`].
             #[must_use]
             pub fn warns(self) -> Claim {
                 Claim::from(self).warns()
             }
 
-            /// As [`Claim::within`].
+            /// See [`Claim::within`].
             #[must_use]
             pub fn within(self, time: Duration) -> Claim {
                 Claim::from(self).within(time)
             }
 
-            /// As [`Claim::timeout`].
+            /// See [`Claim::timeout`].
             #[must_use]
             pub fn timeout(self, time: Duration) -> Claim {
                 Claim::from(self).timeout(time)
             }
 
-            /// As [`Claim::at`].
+            /// See [`Claim::at`].
             #[must_use]
             pub fn at(self, occasions: impl IntoIterator<Item = Occasion>) -> Claim {
                 Claim::from(self).at(occasions)
             }
 
-            /// As [`Claim::sensitive`].
+            /// See [`Claim::sensitive`].
             #[must_use]
             pub fn sensitive(self) -> Claim {
                 Claim::from(self).sensitive()

@@ -1,4 +1,4 @@
-//! `command`: a shell command comes to what is expected, each time that it is checked.
+//! `command`: the exit code and output of a shell command, run at every check.
 
 use std::path::PathBuf;
 
@@ -11,32 +11,32 @@ use crate::environment::Environment;
 use crate::group::{End, PRINTED_BYTES_MAX, Printed, Program};
 use crate::{check, fits};
 
-/// Recorded kind of claims about what a command comes to.
+/// Recorded kind of claims about a command.
 pub const COMMAND: &str = "command";
-/// Exit codes by which a shell says that it could not run what it was to run: not executable, not there.
+/// Exit codes of a shell for a command that is not executable or not found.
 const NOT_RUN: [i32; 2] = [126, 127];
-/// Most characters of what a program printed that are told.
+/// Longest program output in a finding, in characters.
 const TOLD_CHARS_MAX: usize = 500;
 
-/// Checks `command`: run by `sh -eu -c` in the base folder, the subject ends with the code `exit`, which is 0 if nothing else
-/// is said, and prints what is expected of `stdout` and `stderr`, white space around it aside.
+/// Checks `command`: runs the subject with `sh -eu -c` in the base folder, and compares `exit` (default 0),
+/// `stdout` and `stderr`. White space around the output is ignored.
 ///
-/// It is run again at each check, without input, with the variables of the [`Environment`] that are not withheld and those
-/// that `env` names, and its process group is killed when it has ended and when the check is dropped. `dir` is where it runs
-/// beneath the base folder.
+/// Every check runs the command again, without input. The command gets the variables of the [`Environment`]
+/// that are not withheld, plus those of `env`. `dir` sets a working folder below the base folder. The process
+/// group is killed when the command ends, and when the check is dropped.
 ///
-/// - `ok`: it came to what is expected.
-/// - `failed`: it ended with another code, printed something else, or died of its own fault, as by a segmentation fault;
-///   the opposite does not hold of the last.
-/// - `unknown`: it could not be started (codes 126 and 127 of the shell), did not end in time, was
-///   killed by somebody, or printed more than 1 MiB where that is compared; a variable that it needs is not set.
+/// - `ok`: every expectation fits.
+/// - `failed`: the exit code or output differs, or the command died of a fault such as SIGSEGV. A fault fails
+///   the opposite too.
+/// - `unknown`: the command could not be started (exit codes 126 and 127), timed out, was killed from
+///   outside, or printed more than 1 MiB to a compared stream. A missing variable of `env` is `unknown` too.
 #[derive(Debug, Clone)]
 pub struct CommandProbe {
     environment: Environment,
 }
 
 impl CommandProbe {
-    /// Makes a probe that gives commands these variables.
+    /// Returns a probe that starts commands with the variables of `environment`.
     #[must_use]
     pub fn new(environment: Environment) -> Self {
         Self { environment }
@@ -127,8 +127,8 @@ impl CommandProbe {
     }
 }
 
-/// Sees before anything is run that the values of all these keys can be compared with, and that there are no others than
-/// those and what a program is given.
+/// Checks the expectations before the start of the program: every compared value is valid, and other keys are
+/// only `env` and `dir`.
 pub(crate) fn understood(expect: &Map<String, Value>, compared: &[&str]) -> Result<(), Finding> {
     for (name, wanted) in expect {
         if compared.contains(&name.as_str()) {
@@ -143,7 +143,7 @@ pub(crate) fn understood(expect: &Map<String, Value>, compared: &[&str]) -> Resu
     Ok(())
 }
 
-/// Returns where a program runs: the base folder, or `dir` in it.
+/// Returns the working folder of a program: the base folder, or `dir` below the base folder.
 pub(crate) fn folder_of(expect: &Map<String, Value>, site: &Site) -> Result<PathBuf, Finding> {
     let base = site.base().ok_or_else(|| Finding::unknown("there is no base folder to run it in"))?;
     match expect.get("dir") {
@@ -153,7 +153,8 @@ pub(crate) fn folder_of(expect: &Map<String, Value>, site: &Site) -> Result<Path
     }
 }
 
-/// Says of a program that it was killed. A fault is its own; everything else came from somebody.
+/// Returns the finding for a killed program. A fault signal fails the claim; any other signal came from
+/// outside.
 fn killed(signal: i32, said: Option<String>) -> Finding {
     use rustix::process::Signal;
     const FAULTS: [(Signal, &str); 7] = [
@@ -175,7 +176,7 @@ fn killed(signal: i32, said: Option<String>) -> Finding {
     }
 }
 
-/// Returns the last line that a program wrote to standard error, without secrets.
+/// Returns the last line of standard error, with secrets masked.
 pub(crate) fn said(stderr: &Printed, environment: &Environment) -> Option<String> {
     let text = stderr.whole()?;
     let text = environment.mask(&text);
@@ -183,7 +184,7 @@ pub(crate) fn said(stderr: &Printed, environment: &Environment) -> Option<String
     Some(clipped(line.trim()))
 }
 
-/// Shows no more of a text than a person reads.
+/// Shortens a text for a message.
 pub(crate) fn clipped(text: &str) -> String {
     match text.char_indices().nth(TOLD_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! `container_running`: a container runs, is healthy, and is of an image.
+//! `container_running`: state, health and image of a container.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -16,55 +16,55 @@ use crate::{check, fits};
 
 /// Recorded kind of claims about containers.
 pub const CONTAINER_RUNNING: &str = "container_running";
-/// What a claim may say of which engine has the container.
+/// Accepted values of `engine`.
 pub const ENGINES: [&str; 3] = ["auto", "docker", "podman"];
-/// How the digest of an image begins.
+/// Prefix of an image digest.
 const DIGEST: &str = "sha256:";
-/// Longest name: engines take more, people do not.
+/// Longest name. Engines accept longer names; in practice nothing needs them.
 const NAME_CHARS_MAX: usize = 255;
-/// Digits of an id that engines list.
+/// Digits of a container id in engine listings.
 const SHORT_ID_DIGITS: usize = 12;
 
-/// Checks `container_running`: a container, by name or id, is `running` (if nothing else is said), `healthy`, and of an
-/// `image`. Which `engine` is asked: `docker`, `podman`, or `auto`, which is all that are there.
+/// Checks `container_running`: a container, by name or id, is `running` (the default), `healthy`, and uses an
+/// `image`. `engine` is `docker`, `podman`, or `auto` for all engines present.
 ///
-/// With `running: false`, it is there and does not run. An image is compared by the name that the container was started
-/// with, or by its digest if a `sha256:` is expected.
+/// With `running: false`, the container must exist and not run. An image is compared with the name at
+/// container start, or with its digest if the expectation starts with `sha256:`.
 ///
-/// - `ok`: an engine knows it so.
-/// - `failed`: an engine knows it otherwise, or every engine that is there knows no such container. One whose id only begins
-///   so is another one.
-/// - `unknown`: there is no engine, or one of them may not be asked or gives no answer, and no other knows the container. One
-///   is not there where its socket is not; one that a variable names is there. While a health check is only beginning, nobody
-///   knows that it is not `healthy`.
+/// - `ok`: an engine reports the expected state.
+/// - `failed`: an engine reports another state, or every engine present reports no container with the name.
+///   An id prefix of fewer than 12 digits does not match.
+/// - `unknown`: no engine is present, or an engine denies access or does not answer and the others do not
+///   know the container. An engine is absent if its socket file is missing; an engine named by a variable
+///   counts as present. `healthy: false` is unknown while the health check is starting.
 ///
-/// Engines are asked over their Unix sockets, and only for what they know of the container: nothing is started.
+/// The probe only queries Unix sockets for the container; it starts nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerProbe {
     docker: Sockets,
     podman: Sockets,
 }
 
-/// Where an engine is asked.
+/// The sockets of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Sockets {
-    /// At the places where it usually is, in this order.
+    /// The usual socket paths, in query order.
     Usual(Vec<PathBuf>),
-    /// Where a variable says that it is.
+    /// The socket that a variable names.
     Named(PathBuf),
-    /// Nowhere, as a variable names what is no socket of this machine.
+    /// The variable does not name a local socket; the text says why.
     Elsewhere(String),
 }
 
 impl Default for ContainerProbe {
-    /// Asks the engines of this machine: where `DOCKER_HOST` and `CONTAINER_HOST` say, if they are set, otherwise at the
-    /// usual sockets of the system and of the user.
+    /// Returns a probe for the engines of this machine: at `DOCKER_HOST` and `CONTAINER_HOST` if set, else at
+    /// the usual sockets of user and system.
     fn default() -> Self {
         Self::by(|name| std::env::var(name).ok())
     }
 }
 
-/// Returns where an engine is: where its variable says, otherwise at its usual sockets of the user and of the system.
+/// Returns the sockets of an engine: from its variable if set, else the usual sockets of user and system.
 fn sockets(
     variable: impl Fn(&str) -> Option<String>,
     named_by: &str,
@@ -82,24 +82,24 @@ fn sockets(
     Sockets::Usual(of_user.into_iter().chain([PathBuf::from(of_system)]).collect())
 }
 
-/// What an engine says of a container.
+/// The answer of an engine.
 enum Said {
-    /// All that it knows of it.
+    /// The inspection result of the container.
     Known(Value),
-    /// It has no such container.
+    /// The engine has no container with the name.
     None,
-    /// Where it might be, there is no socket.
+    /// The socket does not exist.
     NoEngine,
 }
 
 impl ContainerProbe {
-    /// Makes a probe that asks engines at these sockets, in their order, as far as they are there.
+    /// Returns a probe that queries these sockets in order and skips missing socket files.
     pub fn at(docker: impl IntoIterator<Item = PathBuf>, podman: impl IntoIterator<Item = PathBuf>) -> Self {
         let usual = Sockets::Usual;
         Self { docker: usual(docker.into_iter().collect()), podman: usual(podman.into_iter().collect()) }
     }
 
-    /// Makes a probe with these variables in the place of those of the process.
+    /// Returns a probe that reads these variables instead of the process environment.
     pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let variables: BTreeMap<String, String> = variables.into_iter().collect();
         Self::by(|name| variables.get(name).cloned())
@@ -114,7 +114,7 @@ impl ContainerProbe {
         }
     }
 
-    /// Asks one engine after the other, until one knows the container.
+    /// Queries the engines in order until an engine knows the container.
     async fn inspect(&self, name: &str, engine: &str) -> Result<Value, Finding> {
         let both = [("docker", &self.docker), ("podman", &self.podman)];
         let (mut is_there, mut silent) = (false, None);
@@ -136,7 +136,7 @@ impl ContainerProbe {
                 }
             }
         }
-        // One that gave no answer may have it.
+        // An engine that did not answer may have the container.
         Err(match (silent, is_there) {
             (Some(silent), _) => silent,
             (None, true) => Finding::absent("there is no such container"),
@@ -151,7 +151,7 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding>
     if !is_named && std::fs::symlink_metadata(socket).is_err_and(is_missing) {
         return Ok(Said::NoEngine);
     }
-    // Where it is, or should be, and nobody listens: it was stopped, and its containers may be there all the same.
+    // A socket without a listener: the engine was stopped, but its containers may still exist.
     let stream = UnixStream::connect(socket).await.map_err(|error| {
         let why = format!("cannot ask the engine at {}: {error}", socket.display());
         match error.kind() {
@@ -162,7 +162,7 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding>
     let path = format!("/containers/{name}/json");
     let question = Question { method: Method::GET, host: "localhost", path: &path, wants_body: true };
     let answer = exchange::ask(stream, question).await.map_err(|finding| match finding.verdict() {
-        // What speaks no HTTP is no engine, and says nothing of the container.
+        // A server that does not speak HTTP is not an engine, so the container's state stays unknown.
         Verdict::Failed => Finding::unknown(format!("no engine answers at {}", socket.display())),
         _ => finding,
     })?;
@@ -177,8 +177,8 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding>
     }
 }
 
-/// Says whether a container is the one that was asked for: to an engine the beginning of an id is enough, and another container
-/// may have that. What engines list, [`SHORT_ID_DIGITS`] of it, is enough here.
+/// Returns whether the inspected container is the requested container. Engines accept any id prefix, which
+/// may match another container; here [`SHORT_ID_DIGITS`] are required.
 fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
     let text = |key: &str| found[key].as_str().map(|text| text.strip_prefix('/').unwrap_or(text));
     match (text("Name"), text("Id")) {
@@ -232,10 +232,10 @@ impl Probe for ContainerProbe {
     }
 }
 
-/// Sees that something can be the name or the id of a container.
+/// Checks that `name` is a valid container name or id.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason as text.
 pub fn check_container(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -288,12 +288,12 @@ impl<'a> Wanted<'a> {
         Ok(wanted)
     }
 
-    /// Compares with what an engine knows of a container.
+    /// Compares the expectations with the inspection result of an engine.
     fn judged(&self, known: &Value) -> Result<Finding, Finding> {
         let state = &known["State"];
         let truth = |name: &str| state[name].as_bool().unwrap_or_default();
         let running = state["Running"].as_bool().ok_or_else(|| strange("it does not say whether it runs"))?;
-        // One that is held, or fails over and over, does not work.
+        // A paused or restarting container does not count as running.
         let running = running && !truth("Paused") && !truth("Restarting");
         let mut found = Map::from_iter([("running".to_owned(), running.into())]);
         let mut holds = running == self.running;
@@ -301,7 +301,7 @@ impl<'a> Wanted<'a> {
             found.insert("status".to_owned(), status.into());
         }
         if let Some(wanted) = self.healthy {
-            // Podman said `Healthcheck` once.
+            // Older Podman versions use `Healthcheck`.
             let health = [&state["Health"], &state["Healthcheck"]]
                 .into_iter()
                 .find_map(|health| health["Status"].as_str());
@@ -321,7 +321,7 @@ impl<'a> Wanted<'a> {
             }
         }
         if let Some(wanted) = self.image {
-            // The digest of what it was started from, or the name by which that was called.
+            // The image digest, or the image name at container start.
             let is_digest = wanted.as_str().is_some_and(|wanted| wanted.starts_with(DIGEST));
             let names = [&known["Config"]["Image"], &known["ImageName"]];
             let name = if is_digest {

@@ -1,8 +1,8 @@
-//! SQLite files, opened so that nothing is written, not even beside them.
+//! Read-only access to SQLite files that also writes no sidecar file.
 //!
-//! SQLite makes the log of a database (`-wal`) and the index of that (`-shm`) anew where they are missing, also for who only
-//! reads. A database that was closed well has neither: it is read as a file that does not change, and whether it did is seen
-//! afterwards. One that has both is read with an index that is not written to (<https://sqlite.org/wal.html#readonly>).
+//! SQLite creates a missing log (`-wal`) and a missing log index (`-shm`), even for a reader. A cleanly
+//! closed database has neither: it is opened as immutable, and a later comparison detects changes. A database
+//! with both files is read with a read-only index (<https://sqlite.org/wal.html#readonly>).
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -14,19 +14,20 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 use waypost::evidence::{Finding, Spot};
 
-/// Where a file says whether it has a log, and what it says then (<https://sqlite.org/fileformat2.html#file_format_version_numbers>).
+/// Offset and value of the header byte that marks WAL mode
+/// (<https://sqlite.org/fileformat2.html#file_format_version_numbers>).
 const READ_VERSION: usize = 19;
 const LOGGED: u8 = 2;
 
-/// A database that is open for reading.
+/// A database open for reading.
 pub(crate) struct DatabaseFile {
     pub(crate) connection: Connection,
     spot: Spot,
-    /// How it looked when it was taken for one that does not change.
+    /// The file's state at open, if it was opened as immutable.
     closed: Option<Look>,
 }
 
-/// What changes when somebody writes to a database.
+/// File properties that change with every write to the database.
 #[derive(Debug, PartialEq, Eq)]
 struct Look {
     file: (u64, u64, i64, i64),
@@ -42,10 +43,10 @@ impl Look {
 }
 
 impl DatabaseFile {
-    /// Opens a database.
+    /// Opens a database read-only, with the mode that its sidecar files allow.
     pub(crate) fn open(spot: Spot) -> Result<Self, Finding> {
         let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
-        // SQLite opens what is beside a database by its name, and would wait at a pipe for ever.
+        // SQLite opens sidecar files by name and would block forever on a pipe; `bytes_beside` rejects pipes.
         spot.bytes_beside("-journal").map_err(unclear)?;
         let log_bytes = spot.bytes_beside("-wal").map_err(unclear)?;
         let has_index = spot.bytes_beside("-shm").map_err(unclear)?.is_some();
@@ -57,7 +58,7 @@ impl DatabaseFile {
             Some(_) if has_index && !is_empty => (None, "?readonly_shm=1"),
             Some(_) => return Err(left_behind(spot.path(), "-wal", "takes that in")),
         };
-        // There is no link in the path; one that is put there now is not followed.
+        // The path contains no link now; a link created later is not followed.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_URI
@@ -70,8 +71,8 @@ impl DatabaseFile {
         Ok(Self { connection, spot, closed })
     }
 
-    /// Says that it cannot be told what was read, if so: another file stands there, or somebody wrote to it where that was not
-    /// waited for.
+    /// Returns a finding if the read result is unreliable: the file was replaced, or written to while open as
+    /// immutable.
     pub(crate) fn changed(&self) -> Option<Finding> {
         if !self.spot.is_there() {
             return Some(swapped());
@@ -81,7 +82,7 @@ impl DatabaseFile {
         has_changed.then(|| Finding::unknown_yet("it was written to while it was read"))
     }
 
-    /// Returns where it is.
+    /// Returns the path of the database.
     pub(crate) fn path(&self) -> &Path {
         self.spot.path()
     }
@@ -91,7 +92,7 @@ fn swapped() -> Finding {
     Finding::unknown_yet("another file was put in its place while it was looked at")
 }
 
-/// Says that who wrote to a database was cut off (or has it open in a way that nobody else may read), and what is left.
+/// Returns a finding about the sidecar file of an interrupted or exclusive writer.
 pub(crate) fn left_behind(path: &Path, what: &str, does: &str) -> Finding {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, rest) = (name(path), name(&beside(path, what)));
@@ -107,14 +108,14 @@ fn beside(path: &Path, what: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Says whether a database has a log while it is open, and whether there is nothing in it.
+/// Returns whether the database is in WAL mode, and whether the file is empty.
 fn read_header(spot: &Spot) -> io::Result<(bool, bool)> {
     let mut header = Vec::new();
     spot.open()?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
     Ok((header.get(READ_VERSION) == Some(&LOGGED), header.is_empty()))
 }
 
-/// Writes a path as SQLite reads it where it takes parameters.
+/// Formats a path as an SQLite URI with parameters.
 fn uri(path: &Path, parameters: &str) -> String {
     let mut uri = String::from(if path.is_absolute() { "file://" } else { "file:" });
     for byte in path.as_os_str().as_bytes() {

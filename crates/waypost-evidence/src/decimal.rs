@@ -1,24 +1,24 @@
-//! Numbers as they are written, compared digit by digit: nothing is rounded on the way to a verdict.
+//! Decimal numbers compared digit by digit, without rounding.
 
 use std::cmp::Ordering;
 
 use serde_json::Number;
 
-/// Up to here every whole number is a number of its own to a machine that calculates with fractions (2^53).
+/// 2^53: every integer up to here has an exact `f64`.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// A number.
+/// A decimal number.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Decimal {
-    /// Known to its last digit.
+    /// A number with all of its digits.
     Exact {
         is_negative: bool,
-        /// Without zeros around them; none for zero.
+        /// Digits without leading and trailing zeros; empty for zero.
         digits: Vec<u8>,
-        /// How many digits stand before the point; of a small fraction, less than none.
+        /// Number of digits before the decimal point; negative for a fraction below 0.1.
         point: i64,
     },
-    /// One that was rounded when it was read, to this.
+    /// A number that was rounded to this value when parsed.
     Rounded(f64),
 }
 
@@ -34,7 +34,7 @@ impl Decimal {
         }
     }
 
-    /// Reads a number as it is written: `7`, `-0.5`, `+1e6`.
+    /// Parses a decimal number: `7`, `-0.5`, `+1e6`.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let (is_negative, rest) = match text.strip_prefix(['-', '+']) {
             Some(rest) => (text.starts_with('-'), rest),
@@ -60,7 +60,7 @@ impl Decimal {
         }
     }
 
-    /// Compares two numbers; none if both may be one, as what was rounded may be any of those around it.
+    /// Compares two numbers; returns `None` if rounding makes them indistinguishable.
     pub(crate) fn compare(&self, other: &Self) -> Option<Ordering> {
         let (
             Self::Exact { is_negative, digits, point },
@@ -94,7 +94,7 @@ impl Decimal {
     }
 }
 
-/// Says whether a text is a number as it is written without an exponent, and without zeros before it: `7`, `-0.50`.
+/// Returns whether a text is a number without exponent and without leading zeros: `7`, `-0.50`.
 pub(crate) fn is_plain(text: &str) -> bool {
     let rest = text.strip_prefix('-').unwrap_or(text);
     let (whole, fraction) = rest.split_once('.').unwrap_or((rest, "0"));

@@ -1,4 +1,4 @@
-//! The variables that programs are given which evidence names, and what of them is kept secret.
+//! Variables for the programs of claims, and the masking of secrets in their output.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use waypost::evidence::Finding;
 
 type Mask = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// The variables that programs are given which evidence names. Cheap to clone.
+/// The variables for the programs of claims. Cloning is cheap.
 #[derive(Clone)]
 pub struct Environment {
     variables: Arc<[(OsString, OsString)]>,
@@ -21,7 +21,7 @@ pub struct Environment {
 
 impl fmt::Debug for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Their number only: what is printed for a developer lands in logs.
+        // Only counts: debug output ends up in logs.
         let (variables, withheld) = (self.variables.len(), self.withheld.len());
         f.debug_struct("Environment")
             .field("variables", &variables)
@@ -31,30 +31,30 @@ impl fmt::Debug for Environment {
 }
 
 impl Environment {
-    /// Makes one of these variables.
+    /// Creates an environment with these variables.
     pub fn of(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         Self { variables: variables.into_iter().collect(), withheld: Arc::default(), mask: None }
     }
 
-    /// Makes one of the variables of this process.
+    /// Creates an environment with the variables of this process.
     #[must_use]
     pub fn inherited() -> Self {
         Self::of(std::env::vars_os())
     }
 
-    /// Gives these variables only to programs of claims that name them.
+    /// Withholds these variables from programs whose claim does not name them.
     #[must_use]
     pub fn withholding(self, names: impl IntoIterator<Item = OsString>) -> Self {
         Self { withheld: Arc::new(names.into_iter().collect()), ..self }
     }
 
-    /// Hides secrets by `mask` in what programs say, before some of it is told.
+    /// Masks secrets with `mask` in all program output that a finding keeps.
     #[must_use]
     pub fn masked_by(self, mask: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { mask: Some(Arc::new(mask)), ..self }
     }
 
-    /// Hides secrets in a text.
+    /// Masks secrets in a text.
     pub(crate) fn mask<'t>(&self, text: &'t str) -> Cow<'t, str> {
         match &self.mask {
             Some(mask) => mask(text).into(),
@@ -62,11 +62,11 @@ impl Environment {
         }
     }
 
-    /// Returns the variables for the program of a claim: the `env` of its expectation names some of those that are withheld,
-    /// in a list, or sets others, in a map where null takes the caller's.
+    /// Returns the variables for the program of a claim. A list in `env` names withheld variables to pass on.
+    /// A map sets variables; null passes on the value of the caller.
     ///
     /// # Errors
-    /// What is to be found of the claim: one that it needs is not set here, or it does not say which.
+    /// The finding for the claim: a named variable is not set (`unknown`), or `env` is malformed (`failed`).
     pub(crate) fn of_claim(&self, env: Option<&Value>) -> Result<Vec<(OsString, OsString)>, Finding> {
         let wrong = || Finding::failed("`env` is a list of names of variables");
         let none = Map::new();

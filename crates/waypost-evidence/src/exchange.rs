@@ -1,4 +1,4 @@
-//! One request by HTTP/1.1 over a connection that is there already, and as much of the answer as is wanted.
+//! A single HTTP/1.1 request over an open connection.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -11,31 +11,31 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use waypost::evidence::Finding;
 
-/// Longest body that is looked into: it is held in memory, as a tree at worst, beside seven others.
+/// Longest body. The body is held in memory, at worst as a JSON tree, and up to eight checks run at once.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// What is asked for.
+/// An HTTP request.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     pub(crate) method: Method,
     pub(crate) host: &'a str,
     pub(crate) path: &'a str,
-    /// Whether the body is wanted too; it is not read otherwise.
+    /// Whether to read the body.
     pub(crate) wants_body: bool,
 }
 
-/// What came back.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// Empty unless it was wanted.
+    /// Empty unless the request wants the body.
     pub(crate) body: Vec<u8>,
 }
 
-/// Asks over a connection, which is used up by that.
+/// Sends a request over `stream`, returns the answer and closes the connection.
 ///
-/// Nothing is sent that the claim does not name: no cookies, no credentials.
+/// The request carries only what the claim names: it has neither cookies nor credentials.
 pub(crate) async fn ask<S>(stream: S, question: Question<'_>) -> Result<Answer, Finding>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -56,7 +56,7 @@ where
         let response = sender.send_request(request).await.map_err(|error| said_of(&error))?;
         answer(response, question.wants_body).await
     };
-    // The connection is driven beside the exchange, and ends with it.
+    // The connection is polled with the exchange and dropped with it.
     let drive = async {
         let _ = connection.await;
         pending::<Infallible>().await
@@ -93,10 +93,10 @@ async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer
     Ok(Answer { status: parts.status, headers: parts.headers, body })
 }
 
-/// Something answers in another language, or the connection broke.
+/// Returns the finding for a protocol error or a broken connection.
 fn said_of(error: &hyper::Error) -> Finding {
     if error.is_parse() {
-        // To clients, hyper says so only in words.
+        // hyper reports this case to clients only as text.
         if error.to_string().contains("too large") {
             return Finding::unknown("the head of the answer is larger than what is looked at");
         }

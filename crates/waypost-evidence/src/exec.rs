@@ -1,4 +1,4 @@
-//! `exec`: a program of the user says whether it holds.
+//! `exec`: a program of the user checks the claim.
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -11,30 +11,31 @@ use crate::group::{End, Ended, Program};
 
 /// Recorded kind of claims that a program checks.
 pub const EXEC: &str = "exec";
-/// The version of what programs are told.
+/// Version of the input format.
 const VERSION: u32 = 1;
-/// Most bytes that a program is told: the shell before it reads them one by one, and this is 20 ms of it.
+/// Largest input of a program. The shell before the program reads bytes individually; 64 KiB take 20 ms.
 const TOLD_BYTES_MAX: usize = 64 << 10;
-/// Longest answer of a program that is kept as found: a thousand claims fit into a header that keeps a tenth of that of each.
+/// Longest program output kept as the found value. A header keeps a tenth of that per claim, so 1,000 claims
+/// fit.
 const FOUND_BYTES_MAX: usize = 4 << 10;
 
-/// Checks `exec`: the subject is a program, by its name or a path from the base folder, that says so itself.
+/// Checks `exec`: runs the program that the subject names, by name or by a path from the base folder.
 ///
-/// It is told on standard input, as one line of JSON: `v` (1), `kind`, `subject`, `with` (a map, or null), and the claim's
-/// `name` and `metadata` where it has them. By its exit code it answers
+/// Standard input is a line of JSON: `v` (1), `kind`, `subject`, `with` (a map or null), and `name` and
+/// `metadata` if the claim has them. The exit code decides:
 ///
-/// - 0, `ok`; what it prints is found, if that is JSON of at most 4 KiB;
-/// - 1, `failed`, likewise;
-/// - 2 or anything else, and what it cannot be run for, `unknown`, with the last line of its standard error.
+/// - 0: `ok`. Printed JSON of at most 4 KiB becomes the found value.
+/// - 1: `failed`, with the same found value.
+/// - Other codes, signals and start errors: `unknown`, with the last line of standard error.
 ///
-/// Where it runs, which variables it has, and how it ends are as for [`CommandProbe`](crate::CommandProbe).
+/// Working folder, variables and termination are those of [`CommandProbe`](crate::CommandProbe).
 #[derive(Debug, Clone)]
 pub struct ExecProbe {
     environment: Environment,
 }
 
 impl ExecProbe {
-    /// Makes a probe that gives programs these variables.
+    /// Returns a probe that starts programs with the variables of `environment`.
     #[must_use]
     pub fn new(environment: Environment) -> Self {
         Self { environment }
@@ -132,7 +133,7 @@ impl ExecProbe {
     }
 }
 
-/// Reads what a program answered; null if that is no JSON, and how much it is if that is more than is kept.
+/// Parses the output of a program: null if not JSON, or only its size if longer than the limit.
 fn found_in(printed: Option<String>, environment: &Environment) -> Value {
     let Some(text) = printed else { return Value::Null };
     match text.trim().len() {
@@ -145,12 +146,12 @@ fn found_in(printed: Option<String>, environment: &Environment) -> Value {
     }
 }
 
-/// Hides secrets in all that a program says, its numbers too.
+/// Masks secrets in a JSON value, including its numbers and keys.
 fn hide(value: &mut Value, environment: &Environment) {
     match value {
         Value::String(text) => *text = environment.mask(text).into_owned(),
         Value::Number(number) => {
-            // With an exponent, and without.
+            // A float is also compared without exponent.
             let plain = number.as_f64().filter(|_| number.is_f64()).map(|float| float.to_string());
             let masked = [Some(number.to_string()), plain].into_iter().flatten().find_map(|text| {
                 let masked = environment.mask(&text);

@@ -1,4 +1,5 @@
-//! The language of expectations: a scalar means equals, `"> 5"` compares, `"~ regex"` matches, a list means one of them.
+//! The language of expectations: a scalar means equality, `"> 5"` compares, `"~ regex"` matches, a list means
+//! any of its entries.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,7 +12,7 @@ use crate::decimal::{Decimal, is_plain};
 
 type Comparison = fn(Ordering) -> bool;
 
-/// Comparisons, the longer first, so that `>=` is not taken for `>`.
+/// Comparison signs, longer signs first: `>=` must not parse as `>`.
 const COMPARISONS: [(&str, Comparison); 7] = [
     (">=", Ordering::is_ge),
     ("<=", Ordering::is_le),
@@ -22,7 +23,7 @@ const COMPARISONS: [(&str, Comparison); 7] = [
     ("=", Ordering::is_eq),
 ];
 
-/// An expectation that nothing can be compared with. It is never taken to hold.
+/// An expectation that cannot be compared with any value. It never holds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidExpectation(String);
@@ -33,29 +34,30 @@ impl InvalidExpectation {
     }
 }
 
-/// Sees that something can be compared with an expectation.
+/// Checks that `expect` is a valid expectation.
 ///
 /// # Errors
-/// [`InvalidExpectation`] says why nothing can.
+/// [`InvalidExpectation`] with the reason.
 pub fn check(expect: &Value) -> Result<(), InvalidExpectation> {
     fits(expect, &Value::Null).map(drop)
 }
 
-/// Returns the sign with which an expectation begins that is no plain value: `~`, or that of a comparison.
+/// Returns the sign at the start of an expectation, `~` or a comparison, or `None` for a plain value.
 pub fn sign_of(text: &str) -> Option<&'static str> {
     let matches = text.starts_with('~').then_some("~");
     matches.or_else(|| COMPARISONS.iter().map(|(sign, _)| *sign).find(|sign| text.starts_with(sign)))
 }
 
-/// Writes a text as an expectation that means just that text, whatever it begins with.
+/// Returns an expectation that equals exactly `text`, even if it starts with a sign.
 pub fn literal_text(text: &str) -> Cow<'_, str> {
     if sign_of(text).is_some() { Cow::Owned(format!("= {text}")) } else { Cow::Borrowed(text) }
 }
 
-/// Sees that something is expected of how many there are: a number, a comparison with one, or a list of them.
+/// Checks that `expect` is a valid expectation of a count: a number, a comparison with a number, or a list of
+/// these.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: no number is so, or every one, as with `>= 0`.
+/// [`InvalidExpectation`] if `expect` is not a count, or if every count fits, as for `>= 0`.
 pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
     let is_number = |text: &str| number_or_size(text).is_some();
     let is_one = match expect {
@@ -75,12 +77,11 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
     if is_one { Ok(()) } else { Err(wrong()) }
 }
 
-/// Says whether what was found is as expected. A number is also the text that it is written as, and a text that is written
-/// as a plain number is that number; null is only null.
+/// Returns whether `found` fits `expect`. A number equals its text form, and a text in plain number form
+/// equals the number. Null equals only null.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: nothing can be compared with the expectation, or not with this number, which was rounded when it
-/// was read.
+/// [`InvalidExpectation`] if `expect` is malformed, or if `found` is a number that was rounded when parsed.
 pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Array(list) if list.is_empty() => {
@@ -117,7 +118,7 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     let bound = text[sign.len()..].trim();
     match sign {
         "==" | "=" => equals_or_size(bound, found),
-        // Nothing is told of what is not there.
+        // An absent value fits neither `=` nor `!=`.
         "!=" => Ok(plain(found).is_some() && !equals_or_size(bound, found)?),
         _ => {
             let bound = number_or_size(bound).ok_or_else(|| {
@@ -130,7 +131,7 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     }
 }
 
-/// Says whether what was found is this text, or the number that it is written as.
+/// Returns whether `found` equals a text, or the number that it spells.
 fn equals(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     let Value::Number(number) = found else { return Ok(plain(found).is_some_and(|found| found == text)) };
     if number.to_string() == text {
@@ -140,7 +141,7 @@ fn equals(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     written.map_or(Ok(false), |written| Ok(ordered(&Decimal::of(number), &written)?.is_eq()))
 }
 
-/// The same, of a text that may also be a size with its unit.
+/// Returns whether `found` equals a text, which may be a size with a unit.
 fn equals_or_size(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     match (size_of(text), found) {
         (Some(size), Value::Number(number)) => Ok(ordered(&Decimal::of(number), &size)?.is_eq()),
@@ -152,14 +153,14 @@ fn number_or_size(text: &str) -> Option<Decimal> {
     Decimal::read(text).or_else(|| size_of(text))
 }
 
-/// Reads a size with its unit, as `2 KiB`.
+/// Parses a size with a unit, such as `2 KiB`.
 fn size_of(text: &str) -> Option<Decimal> {
     let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
     let bytes = parse_size(text).ok().filter(|_| has_unit)?;
     Decimal::read(&bytes.to_string())
 }
 
-/// Compares numbers.
+/// Compares two numbers, or returns an error if rounding makes the order unknown.
 fn ordered(found: &Decimal, bound: &Decimal) -> Result<Ordering, InvalidExpectation> {
     found.compare(bound).ok_or_else(|| {
         let why =
@@ -168,7 +169,7 @@ fn ordered(found: &Decimal, bound: &Decimal) -> Result<Ordering, InvalidExpectat
     })
 }
 
-/// Writes a scalar as it is spelled; nothing for null, lists and maps.
+/// Formats a scalar; returns `None` for null, lists and maps.
 fn plain(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

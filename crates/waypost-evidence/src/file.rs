@@ -1,4 +1,4 @@
-//! `artifact_exists` with what a file contains, when it was written, and files that a pattern names.
+//! `artifact_exists` with file content, modification time and path patterns.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -13,25 +13,26 @@ use waypost::record::{Claim, Verdict};
 use crate::json::{JSON_BYTES_MAX, read_json, value_at};
 use crate::{check_count, fits};
 
-/// Largest file that is looked into: it is read whole, beside seven others.
+/// Largest file whose content is checked. The file is read whole, and up to eight checks run at once.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
-/// Most files that a pattern may name: a thousand steps of a `foreach` leave so many, ten times over.
+/// Most files of a pattern: ten times the files of a `foreach` with a thousand items.
 const NAMED_MAX: usize = 10_000;
-/// What the probe of `waypost` knows itself.
+/// Expectations that `waypost`'s own probe checks.
 const OUTER: [&str; 3] = ["type", "size", "mode"];
-/// What is found out without reading the file.
+/// Expectations that need only metadata, not the content.
 const OUTSIDE: [&str; 1] = ["newer_than"];
 
-/// Checks `artifact_exists`: what the probe of `waypost` does, and what the file `contains`, `matches`, how many `lines` it
-/// has, which values stand at paths in its `json`, that it is `newer_than` a file or a time, and that it is `absent`.
+/// Checks `artifact_exists`: the expectations of `waypost`'s probe, and the keys `contains`, `matches`,
+/// `lines`, `json`, `newer_than` and `absent`.
 ///
-/// Of [a pattern](waypost::evidence::is_pattern) that names several it says that all of them are so, and there are as many
-/// as `count` expects, at least one if that is not said. Where [the opposite](waypost::record::Terms::not) is to hold, and no
-/// `count` is said, it says that none of them is so.
+/// A [pattern](waypost::evidence::is_pattern) holds if every matching file meets the expectations and `count`
+/// matches. Without `count`, at least one file must match. Under [`not`](waypost::record::Terms::not) without
+/// `count`, the claim holds if none of the files meets the expectations.
 ///
-/// - `failed`: something is otherwise, or not there. Where it is not there that it could be compared with, such as the file
-///   of which more than its type is expected, an older one, or what would be JSON, the opposite does not hold either.
-/// - `unknown`: it cannot be looked at or read, or has more than 64 MiB (16 MiB of JSON) where it is read.
+/// - `failed`: an expectation differs, or the file is absent. The opposite fails too if the comparison lacks
+///   an operand: the file itself (with expectations beyond the type), the file of `newer_than`, or valid
+///   JSON.
+/// - `unknown`: the file cannot be accessed or read, or its content exceeds 64 MiB (16 MiB for `json`).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FileProbe {
     outer: ExistsProbe,
@@ -73,7 +74,7 @@ impl Probe for FileProbe {
 }
 
 impl FileProbe {
-    /// Checks all files that a pattern names.
+    /// Checks every file of a pattern, and their `count`.
     async fn check_all(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
         let mut expect = match &claim.expect {
             Value::Null => Map::new(),
@@ -86,7 +87,7 @@ impl FileProbe {
             }
             expect = [("count".to_owned(), json!(0))].into_iter().collect();
         }
-        // The opposite of what is said of all is true of each: no log contains it, not some log lacks it.
+        // `not` negates per file: "no log contains it", not "some log lacks it".
         let none_is_so = claim.terms.not && !expect.contains_key("count");
         let count = expect.shift_remove("count").unwrap_or_else(|| json!("> 0"));
         if count.is_null() {
@@ -171,12 +172,12 @@ impl FileProbe {
     }
 }
 
-/// Returns those that are links themselves.
+/// Returns the paths that are symbolic links.
 async fn links(site: &Site, paths: Vec<String>) -> Vec<String> {
     let mut links = Vec::new();
     for path in paths {
         let claim = Claim::new(ARTIFACT_EXISTS, path.clone()).expecting(json!({ "type": "symlink" }));
-        // What cannot be looked at is looked at once more as one of them, and then told.
+        // An inaccessible path stays in the list: the check of the path reports the error.
         let found = ExistsProbe.check(&claim, site).await;
         if found.verdict() != Verdict::Failed {
             links.push(path);
@@ -185,7 +186,7 @@ async fn links(site: &Site, paths: Vec<String>) -> Vec<String> {
     links
 }
 
-/// Says whether what was found is of the type that is expected, so that something else about it differs.
+/// Returns whether the found type is the expected type, so that another property must differ.
 fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
     match wanted.and_then(Value::as_str).unwrap_or("any") {
         "any" => matches!(found["type"].as_str(), Some("file" | "directory")),
@@ -193,7 +194,7 @@ fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
     }
 }
 
-/// Says whether a file was written no earlier than each of some files and times.
+/// Returns whether the file of a claim is at least as new as every file and time in `than`.
 async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> Result<bool, Finding> {
     let wrong =
         || Finding::failed("`newer_than` is a path or a time, as 2026-11-20T00:00:00Z, or a list of them");
@@ -226,19 +227,19 @@ async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> R
     Ok(true)
 }
 
-/// Says of a finding that it is about the other file.
+/// Attributes a finding to the other file, `name`.
 fn of_other(finding: Finding, name: &str) -> Finding {
     let why = finding.why().map(|why| format!("`{name}`: {why}")).unwrap_or_default();
     finding.either_way().because(why)
 }
 
-/// Says whether a count is that of nothing, and of nothing else.
+/// Returns whether a count expectation accepts only 0.
 fn is_zero(count: &Value) -> bool {
     let holds = |number: u64| fits(count, &json!(number)).unwrap_or(true);
     !count.is_array() && !holds(1) && !holds(u64::MAX)
 }
 
-/// Makes of what is there that it is not absent, and the other way round.
+/// Inverts a finding of existence: a present file differs, an absent file is ok.
 fn absence(finding: Finding) -> Finding {
     match finding.verdict() {
         Verdict::Ok => Finding::differs(finding.found().clone()),
@@ -298,7 +299,7 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
     if holds { Finding::ok(found) } else { Finding::differs(found) }
 }
 
-/// Says whether the values at some paths in JSON are as expected, and which they are.
+/// Returns whether the values at some JSON paths fit, with the values found.
 fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<String, Value>), Finding> {
     if bytes.len() > JSON_BYTES_MAX {
         let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");

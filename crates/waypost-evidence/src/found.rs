@@ -1,13 +1,13 @@
-//! What was found, as much of it as is kept.
+//! Limits the size of found values in records.
 
 use serde_json::{Value, json};
 
-/// Longest text that is kept: more of it belongs into a log, and records are kept for ever.
+/// Longest text kept. Longer output belongs in a log, because records are kept forever.
 const TEXT_CHARS_MAX: usize = 1_000;
 
-/// Makes of a value what is kept of it: of long texts, lists and maps, how long they are.
+/// Returns the value to record: a long text, a list or a map is replaced by its length.
 ///
-/// A text is kept whole or not at all: what hides secrets in it later would not know half of one.
+/// A text is kept whole or not at all, because later masking could not recognise half a secret.
 pub(crate) fn kept(value: &Value) -> Value {
     match value {
         Value::String(text) => match text.chars().count() {

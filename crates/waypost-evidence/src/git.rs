@@ -1,4 +1,4 @@
-//! `git`: a repository is at a commit, on a branch, clean.
+//! `git`: commit, branch and work tree state of a repository.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -16,9 +16,9 @@ use crate::group::{End, Program};
 
 /// Recorded kind of claims about git repositories.
 pub const GIT: &str = "git";
-/// Fewest digits that name a commit: as many as git shows.
+/// Fewest digits of a commit prefix, as in git's own short form.
 const DIGITS_MIN: usize = 7;
-/// What keeps git from running what a repository configures, writing, asking and fetching.
+/// Settings that keep git from running configured programs, writing, prompting and fetching.
 const SETTINGS: [&str; 2] = ["core.fsmonitor=false", "core.hooksPath=/dev/null"];
 const VARIABLES: [(&str, &str); 6] = [
     ("GIT_OPTIONAL_LOCKS", "0"),
@@ -29,23 +29,25 @@ const VARIABLES: [(&str, &str); 6] = [
     ("LANGUAGE", "C"),
 ];
 
-/// Checks `git`: the folder that is the subject is the top of a repository, of which `head` is checked out, a branch or at least
-/// 7 digits of a commit, and, with `clean: true`, nothing is changed, staged or untracked; with `false`, something is.
-/// Without an expectation the commit is pinned.
+/// Checks `git`: the subject is the top folder of a repository. `head` is the checked-out branch, or a commit
+/// prefix of at least 7 digits. `clean: true` expects no changed, staged or untracked file; `clean: false`
+/// expects at least one. Without an expectation, the commit is pinned.
 ///
-/// The program `git` is asked, which takes no lock, writes nothing, and runs no hooks; filters that a repository configures
-/// may run. It heeds `safe.directory`.
+/// The probe runs `git` without locks, writes and hooks. Filters that the repository configures may run.
+/// `safe.directory` applies.
 ///
-/// - `ok`: it is so.
-/// - `failed`: it is otherwise. Of a folder that is not there, or is no top of a repository, the opposite does not hold either.
-/// - `unknown`: there is no git, or it does not tell, as of a repository of somebody else, or one that may not be read.
+/// - `ok`: the expectations fit.
+/// - `failed`: an expectation differs. A missing folder, or a folder that is not the top of a repository,
+///   fails the opposite too.
+/// - `unknown`: git is missing or refuses to answer, for example for a repository of another user or an
+///   unreadable one.
 #[derive(Debug, Clone)]
 pub struct GitProbe {
     environment: Environment,
 }
 
 impl GitProbe {
-    /// Makes a probe that gives git these variables.
+    /// Returns a probe that starts git with the variables of `environment`.
     #[must_use]
     pub fn new(environment: Environment) -> Self {
         Self { environment }
@@ -90,7 +92,7 @@ impl Probe for GitProbe {
     }
 }
 
-/// What is expected of a repository.
+/// The parsed expectation of a claim.
 struct Wanted<'c> {
     head: Option<&'c str>,
     clean: Option<bool>,
@@ -121,18 +123,18 @@ impl<'c> Wanted<'c> {
     }
 }
 
-/// What git says of a repository.
+/// State of a repository as reported by git.
 #[derive(Debug, Default)]
 struct Repository {
-    /// The commit; none before the first.
+    /// The commit; `None` before the first commit.
     head: Option<String>,
-    /// None if a commit is checked out without a branch.
+    /// `None` if the head is detached.
     branch: Option<String>,
     changes: usize,
 }
 
 impl Repository {
-    /// Reads what `git status` prints, line by line, each ended by a null byte.
+    /// Parses the output of `git status --porcelain=v2 --branch -z`.
     fn read(printed: &str) -> Self {
         let mut repository = Self::default();
         let mut lines = printed.split_terminator('\0');
@@ -144,7 +146,7 @@ impl Repository {
             } else if !line.starts_with("# ") {
                 repository.changes += 1;
                 if line.starts_with("2 ") {
-                    // Of what was renamed the old name comes next.
+                    // A renamed entry is followed by its old name.
                     lines.next();
                 }
             }
@@ -152,7 +154,7 @@ impl Repository {
         repository
     }
 
-    /// Says whether this is what is checked out: a branch, or the first digits of a commit.
+    /// Returns whether `wanted` is the checked-out branch or a prefix of the commit.
     fn is_at(&self, wanted: &str) -> bool {
         let is_commit = wanted.len() >= DIGITS_MIN && wanted.bytes().all(|byte| byte.is_ascii_hexdigit());
         let wanted_commit = wanted.to_ascii_lowercase();
@@ -186,7 +188,7 @@ impl GitProbe {
         Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
     }
 
-    /// Asks git.
+    /// Runs `git status` in the folder of a claim.
     async fn look(&self, claim: &Claim, site: &Site, with_changes: bool) -> Result<Repository, Finding> {
         let folder = find_folder(site, &claim.subject).await.map_err(Finding::either_way)?;
         let unknown = |error| Finding::unknown(format!("cannot look at the folder: {error}"));
@@ -206,7 +208,7 @@ impl GitProbe {
         match ended.end {
             End::Code(0) => {}
             End::Code(128) if said.as_deref().is_some_and(|said| said.contains("not a git repository")) => {
-                // To git, what it may not read is not there.
+                // git reports an unreadable repository as missing.
                 if let Some(why) = barred(&top) {
                     return Err(Finding::unknown(format!("it may be a git repository: {why}")));
                 }
@@ -221,13 +223,14 @@ impl GitProbe {
                 return Err(Finding::unknown(format!("git was killed by signal {signal}")));
             }
         }
-        // Of more changes than are kept, there are some all the same.
+        // Truncated output still proves that changes exist.
         let repository = Repository::read(&ended.stdout.kept());
         let is_told = repository.head.is_some() || ended.stdout.kept().contains("# branch.oid (initial)");
         if is_told { Ok(repository) } else { Err(Finding::unknown("git does not tell what is checked out")) }
     }
 
-    /// Returns the variables for git: none of its own that the caller has set, and no way up from the folder.
+    /// Returns the variables for git. Inherited git and locale variables are dropped, and git must not search
+    /// parent folders.
     fn variables(&self, folder: &Path) -> Result<Vec<(OsString, OsString)>, Finding> {
         let mut variables = self.environment.of_claim(None)?;
         variables.retain(|(name, _)| {
@@ -241,7 +244,7 @@ impl GitProbe {
     }
 }
 
-/// Says what keeps git from seeing that a folder is the top of a repository; nothing where nothing does.
+/// Returns the reason why git cannot read the repository files of a folder, if any.
 fn barred(top: &Path) -> Option<String> {
     let parts = [".git", ".git/HEAD", ".git/objects", ".git/refs"].into_iter();
     parts.map(|part| (part, top.join(part))).find_map(|(part, path)| {

@@ -1,14 +1,14 @@
-//! A program that evidence names, in a process group of its own, which ends when nobody waits for it any more.
+//! Runs the program of a claim in its own process group, which is killed when the caller stops waiting.
 //!
 //! ```text
-//!   waypost --- a pipe that is never closed while somebody waits ---> watcher: at its end, kill -9 the group
-//!           \-- the group's first process, which becomes the program; killed with all that is left in the group
-//!               when it has ended, when its time is over, and when the check is dropped
+//!   waypost --- pipe, open while a caller waits ---> watcher: at its end, kill -9 the group
+//!           \-- the group's first process, becomes the program; killed with the rest of the group
+//!               at its end, on a timeout, and when the check is dropped
 //! ```
 //!
-//! The watcher is for the end of waypost itself, by Ctrl-C or `kill -9`: then nobody is left who could drop anything. What
-//! leaves the group, as a daemon does, is not reached. The first process is reaped only after its group was killed: until
-//! then its number is nobody else's.
+//! The watcher covers the death of waypost, by Ctrl-C or `kill -9`, where a drop handler cannot run. A daemon
+//! that leaves the group is not reached. The first process is reaped only after the kill of its group: until
+//! then its process id cannot be reused.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -25,19 +25,19 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use waypost::evidence::Finding;
 
-/// Most that is kept of what a program prints on one stream: whoever compares more has it write a file.
+/// Most output kept per stream. A claim about more output should write a file.
 pub(crate) const PRINTED_BYTES_MAX: usize = 1 << 20;
-/// How much is read at once.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Starts the watcher and becomes the program. The pipe of the watcher is its standard input, out of the way as 3. Where
-/// there can be no watcher, the code is that of what could not be run.
+/// Starts the watcher and becomes the program. The watcher's pipe arrives as standard input and moves to
+/// descriptor 3. If the watcher cannot start, the exit code is 127, as for a program that cannot run.
 const WITHOUT_INPUT: &str = r#"trap 'exit 127' 0
 exec 3<&0
 ( ( read -r _ <&3; kill -9 0 ) >/dev/null 2>&1 & ) || exit 127
 trap - 0
 exec 3<&- </dev/null "$@""#;
-/// The same with a line that comes first through the pipe, and is what the program reads.
+/// As [`WITHOUT_INPUT`], but the first line from the pipe becomes the input of the program.
 const WITH_INPUT: &str = r#"trap 'exit 127' 0
 IFS= read -r input
 exec 3<&0
@@ -47,20 +47,20 @@ exec 3<&- "$@" <<END
 $input
 END"#;
 
-/// A program to be run.
+/// A program to run.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// Its name or path, and its arguments.
+    /// Program name or path, then the arguments.
     pub(crate) words: Vec<OsString>,
-    /// Where it runs.
+    /// Working folder.
     pub(crate) folder: PathBuf,
-    /// All of its variables.
+    /// The complete environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// A line that it reads from standard input; nothing otherwise.
+    /// A line for standard input; `None` for empty input.
     pub(crate) input: Option<String>,
 }
 
-/// What a program came to.
+/// The result of a program.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) end: End,
@@ -71,27 +71,27 @@ pub(crate) struct Ended {
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By itself, with this code.
+    /// An exit with this code.
     Code(i32),
-    /// By this signal.
+    /// A kill by this signal.
     Signal(i32),
 }
 
-/// What a program has printed on one stream.
+/// Output of a program on a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Printed {
     bytes: Vec<u8>,
-    /// It was more than is kept.
+    /// Whether output beyond the limit was dropped.
     is_cut: bool,
 }
 
 impl Printed {
-    /// Returns all of it as text; nothing if it was more than is kept.
+    /// Returns the output as text, or `None` if the limit was exceeded.
     pub(crate) fn whole(&self) -> Option<String> {
         (!self.is_cut).then(|| self.kept().into_owned())
     }
 
-    /// Returns what is kept of it as text.
+    /// Returns the kept output as text.
     pub(crate) fn kept(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.bytes)
     }
@@ -102,7 +102,7 @@ impl Printed {
         self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Reads until nobody writes any more.
+    /// Reads until every writer has closed the pipe.
     async fn read(&mut self, pipe: &Receiver) {
         let mut chunk = vec![0; CHUNK_BYTES];
         while pipe.readable().await.is_ok() {
@@ -115,7 +115,7 @@ impl Printed {
         }
     }
 
-    /// Reads what is in the pipe, and does not wait for who may still hold it.
+    /// Reads the buffered output without waiting for remaining writers.
     fn drain(&mut self, pipe: &Receiver) {
         let mut chunk = vec![0; CHUNK_BYTES];
         while !self.is_cut {
@@ -129,19 +129,19 @@ impl Printed {
     }
 }
 
-/// The process group of a program, as long as its first process was not reaped.
+/// The process group of a program, until its first process is reaped.
 #[derive(Debug)]
 struct Group(Mutex<Option<Pid>>);
 
 impl Group {
     fn kill(&self) {
         if let Some(pid) = *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // What has ended already is not there to be killed.
+            // The group may have ended already.
             let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         }
     }
 
-    /// Waits until the first process has ended, kills the others, and reaps it.
+    /// Waits for the first process, kills the rest of the group, and reaps the first process.
     fn end(&self, mut child: Child, pid: Pid) -> io::Result<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let ended = rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), options));
@@ -153,7 +153,7 @@ impl Group {
     }
 }
 
-/// Kills the group of a program for which nobody waits any more.
+/// Kills the process group when the caller stops waiting.
 struct Waited(Arc<Group>);
 
 impl Drop for Waited {
@@ -163,10 +163,10 @@ impl Drop for Waited {
 }
 
 impl Program {
-    /// Runs it to its end; dropped before that, it is killed.
+    /// Runs the program to its end. Dropping the future kills the process group.
     ///
     /// # Errors
-    /// What is to be found where it could not be run.
+    /// The finding for a program that could not be run.
     pub(crate) async fn run(self) -> Result<Ended, Finding> {
         let unknown = |error: io::Error| {
             let why = format!("it cannot be run: {error}");
@@ -192,11 +192,11 @@ impl Program {
         let input = self.input.map(|line| format!("{line}\n")).unwrap_or_default();
         let talk = async {
             let tell = async {
-                // Who has ended does not read.
+                // The program may end without reading its input.
                 let _ = guard.write_all(input.as_bytes()).await;
             };
             tokio::join!(tell, out.read(&stdout), err.read(&stderr));
-            // What prints nothing any more may live on.
+            // A program may close its output and continue to run.
             std::future::pending::<()>().await;
         };
         let status = tokio::select! {

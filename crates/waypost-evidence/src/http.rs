@@ -1,4 +1,4 @@
-//! `api_response`: an API answers as expected.
+//! `api_response`: the answer of a URL.
 
 use async_trait::async_trait;
 use hyper::header::{HeaderName, LOCATION};
@@ -13,13 +13,13 @@ use crate::json::{at, read_json};
 use crate::url::Url;
 use crate::{InvalidExpectation, check, check_path, fits, tls};
 
-/// Recorded kind of claims about answers of an API.
+/// Recorded kind of claims about HTTP answers.
 pub const API_RESPONSE: &str = "api_response";
-/// Methods that a claim may name. Others are there to change something, and a claim is checked many times.
+/// Methods that a claim may use. Other methods are meant to change data, and a claim is checked many times.
 pub const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "POST"];
-/// Most redirects that are followed, all to the same host: one adds a slash, one goes to `https`, one to a language.
+/// Most redirects to follow, all on the same host: a slash, `https` and a language account for three.
 const REDIRECTS_MAX: usize = 5;
-/// The server does not want to answer, or those behind it cannot: that says nothing of what it would have answered.
+/// Statuses of a server or gateway that refuses or cannot answer. The actual answer stays unknown.
 const NO_ANSWER: [StatusCode; 7] = [
     StatusCode::UNAUTHORIZED,
     StatusCode::FORBIDDEN,
@@ -30,20 +30,21 @@ const NO_ANSWER: [StatusCode; 7] = [
     StatusCode::GATEWAY_TIMEOUT,
 ];
 
-/// What an answer may have as its status (RFC 9110, section 15).
+/// Possible statuses of an answer (RFC 9110, section 15).
 const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 
-/// Checks `api_response`: what a URL answers has a `status` (2xx if none is said), `headers`, a `body`, values in it as
-/// `json`, and `contains` texts.
+/// Checks `api_response`: the `status` (default 2xx), `headers`, `body`, JSON values (`json`) and texts
+/// (`contains`) of an answer.
 ///
-/// - `ok`: it answers so.
-/// - `failed`: it answers otherwise, leads to another host, or speaks no HTTP.
-/// - `unknown`: there is no answer: the machine cannot be reached, the connection breaks, the certificate is not
-///   trusted, or the server says that it does not want to answer (401, 403, 407, 429) or cannot (502, 503, 504), unless
-///   that is expected. The same where the body is longer than 8 MiB.
+/// - `ok`: the answer fits.
+/// - `failed`: the answer differs, redirects to another host, or is not HTTP.
+/// - `unknown`: the host is unreachable, the connection breaks, or the certificate is not trusted. Unless
+///   expected, the statuses 401, 403, 407, 429, 502, 503 and 504 also count as unknown. So does a body longer
+///   than 8 MiB.
 ///
-/// No proxy, password or cookie is taken from the surroundings. At most five redirects are followed, to the same host.
-/// Private addresses are asked only if the URL has them, or `localhost`, or if the claim says `private`.
+/// The probe ignores configured proxies, passwords and cookies. At most five redirects are followed, on the
+/// same host. Private addresses are allowed if the URL contains a private address or `localhost`, or if the
+/// claim sets `private`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HttpProbe;
 
@@ -84,14 +85,14 @@ impl Probe for HttpProbe {
     }
 }
 
-/// What is expected of an answer.
+/// The parsed expectation of a claim.
 #[derive(Debug)]
 struct Wanted {
     method: Method,
     status: Option<Value>,
     headers: Map<String, Value>,
     body: Option<Value>,
-    /// By the paths to them.
+    /// Expected values, by path.
     json: Map<String, Value>,
     contains: Vec<String>,
     may_be_private: bool,
@@ -161,7 +162,7 @@ impl Wanted {
         }
     }
 
-    /// Says what an answer comes to.
+    /// Returns the finding for an answer.
     fn judged(&self, answer: &Answer) -> Result<Finding, Finding> {
         let status = answer.status;
         let takes_status = self.takes(status)?;
@@ -170,7 +171,7 @@ impl Wanted {
         }
         let mut found = Map::from_iter([("status".to_owned(), json!(status.as_u16()))]);
         if !takes_status {
-            // Of what would be in another answer, this one says nothing.
+            // An answer with the wrong status says nothing about the expected body.
             let differs = Finding::differs(found);
             return Err(if self.wants_body() { differs.either_way() } else { differs });
         }
@@ -219,10 +220,10 @@ impl Wanted {
     }
 }
 
-/// Sees that an answer can have a status that is so, or one of a list.
+/// Checks that an expectation, or every entry of a list, fits at least one possible status.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: none has.
+/// [`InvalidExpectation`] if no status fits.
 pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
     check(expect)?;
     if let Value::Array(list) = expect {
@@ -232,10 +233,10 @@ pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
     if is_one { Ok(()) } else { Err(InvalidExpectation::new(format!("no answer has the status `{expect}`"))) }
 }
 
-/// Sees that something can be the name of a header.
+/// Checks that `name` is a valid header name.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason as text.
 pub fn check_header(name: &str) -> Result<(), String> {
     HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is no name of a header"))
 }
@@ -258,7 +259,7 @@ fn texts(wanted: Option<&Value>) -> Result<Vec<String>, Finding> {
     parts.ok_or_else(|| Finding::failed("`contains` is a text, or a list of texts"))
 }
 
-/// Returns what a header says, all of it if it stands there several times; null if it is not there.
+/// Returns the value of a header, with repeated values joined; null if the header is absent.
 fn header(answer: &Answer, name: &str) -> Value {
     let values: Vec<_> = answer
         .headers
@@ -269,7 +270,7 @@ fn header(answer: &Answer, name: &str) -> Value {
     if values.is_empty() { Value::Null } else { values.join(", ").into() }
 }
 
-/// Asks, and follows redirects as far as they are followed.
+/// Sends the request and follows redirects within the limits.
 async fn asked(wanted: &Wanted, mut url: Url) -> Result<Finding, Finding> {
     let may_follow = matches!(wanted.method, Method::GET | Method::HEAD);
     let mut followed = 0;

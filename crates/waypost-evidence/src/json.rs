@@ -1,4 +1,4 @@
-//! `json_value`: a place in a JSON file has a value.
+//! `json_value`: a value in a JSON file.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use crate::found::kept;
 
 /// Recorded kind of claims about a value in a JSON file.
 pub const JSON_VALUE: &str = "json_value";
-/// Largest file that is read: as a tree it takes ten times as much.
+/// Largest JSON file; the parsed tree needs ten times its size.
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
 
-/// Checks `json_value`: what stands in a file at `path` is `value`.
+/// Checks `json_value`: the value at `path` in a file fits `value`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct JsonProbe;
 
@@ -81,11 +81,11 @@ impl Probe for JsonProbe {
     }
 }
 
-/// How the messages begin that are about what this reader does not take, though it may be JSON.
+/// Prefixes of parser errors about limits of this parser rather than invalid JSON.
 const LIMITS: [&str; 2] = ["recursion limit exceeded", "number out of range"];
 
-/// Reads JSON in which no key stands twice in a map: readers differ in which of them they take. Else says what is to be found
-/// of `what` it was read from.
+/// Parses JSON and rejects duplicate keys, because parsers disagree on the winner. An error is a finding
+/// about `what`.
 pub(crate) fn read_json(bytes: &[u8], what: &str) -> Result<Value, Finding> {
     serde_json::from_slice(bytes).map(|Once(value)| value).map_err(|error| {
         let why = error.to_string();
@@ -99,7 +99,7 @@ pub(crate) fn read_json(bytes: &[u8], what: &str) -> Result<Value, Finding> {
     })
 }
 
-/// A value in which no key stands twice.
+/// A value without duplicate keys.
 struct Once(Value);
 
 impl<'de> Deserialize<'de> for Once {
@@ -162,12 +162,12 @@ impl<'de> Visitor<'de> for Reader {
     }
 }
 
-/// Goes from a value along a path; nothing if nothing is there.
+/// Returns the value at a path, if present.
 pub(crate) fn at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
     Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }
 
-/// A step on the way to a value.
+/// A segment of a path.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     Name(String),
@@ -183,20 +183,20 @@ impl Part {
     }
 }
 
-/// Returns what stands at a path; nothing if nothing does.
+/// Returns the value at a path, if present.
 pub(crate) fn value_at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
     Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }
 
-/// Sees that a path can be followed.
+/// Checks that a path is well-formed.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason as text.
 pub fn check_path(path: &str) -> Result<(), String> {
     parts_of(path).map(drop)
 }
 
-/// Reads `$.meta.items[0].name`, the names of which have no dots and brackets.
+/// Parses `$.meta.items[0].name`; names contain neither dots nor brackets.
 fn parts_of(path: &str) -> Result<Vec<Part>, String> {
     let wrong = || format!("`{path}` is no path: it looks like `$.meta.count` or `$.items[0].name`");
     let mut rest = path.strip_prefix('$').ok_or_else(wrong)?;

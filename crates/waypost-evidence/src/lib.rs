@@ -1,12 +1,12 @@
-//! Kinds of evidence beyond those of `waypost`: what a file contains, a value in a JSON file, rows of a database, a
-//! port, what a command comes to, what a program of the user says, processes, git repositories, what an API answers, a
-//! container.
+//! Evidence kinds beyond those of `waypost`: file content, JSON values, database rows, ports, commands,
+//! programs of the user, processes, git repositories, HTTP answers and containers.
 //!
-//! It owns the probes and the language of expectations. It knows no workflow files, runs nothing that no claim names, and
-//! changes nothing that it looks at. What is not understood is never taken to hold.
+//! The crate owns the probes and the language of expectations. It does not know workflow files, starts only
+//! the programs that a claim names, and never changes the checked subject. An expectation that the crate does
+//! not understand never holds.
 //!
 //! # Claims
-//! A claim is written as it is read; the verifier of this crate knows all kinds.
+//! The builders read like the claim, and [`verifier`] checks every kind.
 //!
 //! ```
 //! use waypost::evidence::Site;
@@ -31,11 +31,11 @@
 //! # }
 //! ```
 //!
-//! `examples/releases.rs` has claims about an API and a database, and a kind of its own, checked by an engine and by a
-//! recorder.
+//! `examples/releases.rs` claims an HTTP answer and database rows, and adds its own kind. An engine and a
+//! recorder check them.
 //!
-//! # Kinds of your own
-//! A kind is a [`Probe`](waypost::evidence::Probe), and is given to the verifier beside those of this crate:
+//! # Your own kinds
+//! Implement [`Probe`](waypost::evidence::Probe) and add the probe to the verifier:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -126,8 +126,8 @@ pub use rows::{DB_ROW, RowProbe};
 pub use sqlite::SqliteProbe;
 pub use url::{check_url, is_private_url};
 
-/// Makes a verifier that knows all kinds of this crate, and those of `waypost`. Programs that claims name are given these
-/// variables.
+/// Returns a verifier with the probes of this crate and of `waypost`. Programs that a claim starts get the
+/// variables of `environment`.
 #[must_use]
 pub fn verifier(environment: Environment) -> Verifier {
     Verifier::new()

@@ -1,4 +1,4 @@
-//! Where a PostgreSQL database is and who asks it: read from what a claim says, which holds no password.
+//! Connection settings for PostgreSQL, from the claim (without a password) and the environment.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -10,32 +10,32 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 use waypost::evidence::Finding;
 
-/// How subjects begin that are connections to PostgreSQL.
+/// URL schemes of PostgreSQL connections.
 const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
-/// How other ways to write such a connection are told from paths.
+/// Prefix of recorded connections in other notations; distinguishes a connection from a path.
 const PREFIX: &str = "postgres:";
-/// What stands before the name of the variable that has the connection.
+/// Prefix of a variable name.
 const VARIABLE: &str = "env:";
-/// Where PostgreSQL listens if nobody says otherwise.
+/// Default port of PostgreSQL.
 const PORT: u16 = 5432;
-/// Longest file of passwords that is read; a line is one database.
+/// Largest password file; each line is for a database.
 const PASSFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Says whether a subject is a connection to PostgreSQL.
+/// Returns whether a subject is a PostgreSQL connection.
 pub(crate) fn is_postgres(subject: &str) -> bool {
     subject.starts_with(PREFIX) || SCHEMES.iter().any(|scheme| subject.starts_with(scheme))
 }
 
-/// Returns how a connection is recorded as the subject of a claim: `env:NAME` and `key=value` pairs are told from paths by
-/// `postgres:` before them.
+/// Returns the recorded form of a connection. `env:NAME` and `key=value` pairs get the prefix `postgres:`,
+/// which distinguishes them from paths.
 pub fn recorded_connection(text: &str) -> String {
     if is_postgres(text) { text.to_owned() } else { format!("{PREFIX}{text}") }
 }
 
-/// Sees that a subject, as it is recorded, is a connection to a PostgreSQL database, and holds no password.
+/// Checks that a recorded subject is a PostgreSQL connection without a password.
 ///
 /// # Errors
-/// Why it is not; it is not quoted.
+/// The reason as text, without a quotation of the subject.
 pub fn check_connection(subject: &str) -> Result<(), String> {
     match Written::of(subject) {
         Written::Variable(name) => check_variable(name),
@@ -43,7 +43,7 @@ pub fn check_connection(subject: &str) -> Result<(), String> {
     }
 }
 
-/// Says whether a database is surely one of this machine.
+/// Returns whether the database is certainly on this machine.
 pub(crate) fn is_here(subject: &str) -> bool {
     match Written::of(subject) {
         Written::Plain(text) => plain(text).is_ok_and(|config| config.get_hosts().iter().all(is_near)),
@@ -58,9 +58,9 @@ fn is_near(host: &Host) -> bool {
     }
 }
 
-/// How a connection is written.
+/// Notation of a connection.
 enum Written<'a> {
-    /// In a variable of the environment, which is read when it is used.
+    /// The name of a variable, read at the time of the check.
     Variable(&'a str),
     Plain(&'a str),
 }
@@ -81,7 +81,7 @@ fn check_variable(name: &str) -> Result<(), String> {
     }
 }
 
-/// Reads a connection that stands in a claim.
+/// Parses a connection in a claim.
 fn plain(text: &str) -> Result<Config, String> {
     let config = Config::from_str(text).map_err(|error| {
         let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -101,13 +101,13 @@ fn one_host(config: Config) -> Result<Config, String> {
     }
 }
 
-/// Variables of an environment.
+/// The variables for a check.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Variables {
-    /// Those of this process, as they are when they are read.
+    /// The environment of this process, read at the time of use.
     #[default]
     Own,
-    /// These.
+    /// A fixed set.
     Given(BTreeMap<String, String>),
 }
 
@@ -121,16 +121,16 @@ impl Variables {
     }
 }
 
-/// All that is needed to connect.
+/// Settings for a connection.
 #[derive(Debug)]
 pub(crate) struct Login {
     pub(crate) config: Config,
-    /// Why no password was taken from the file that may have it.
+    /// The reason why the password file was not used.
     pub(crate) note: Option<String>,
 }
 
 impl Login {
-    /// Reads the subject of a claim, and what its environment says beside it. It looks into files.
+    /// Returns the settings for the subject of a claim. Variables and password files are read.
     pub(crate) fn of(subject: &str, variables: &Variables) -> Result<Self, Finding> {
         let config = match Written::of(subject) {
             Written::Plain(text) => plain(text).map_err(Finding::failed)?,
@@ -138,7 +138,7 @@ impl Login {
                 check_variable(name).map_err(Finding::failed)?;
                 let text =
                     variables.get(name).ok_or_else(|| Finding::unknown(format!("`{name}` is not set")))?;
-                // What is wrong with it could quote a password.
+                // The parser's error could quote a password.
                 let wrong = || {
                     Finding::unknown(format!(
                         "what `{name}` says is no connection to one PostgreSQL database"
@@ -157,14 +157,15 @@ impl Login {
         Ok(login)
     }
 
-    /// Says whether the connection needs no encryption: it does not leave this machine.
+    /// Returns whether the connection may be unencrypted: `sslmode` disables encryption, or the host is this
+    /// machine.
     pub(crate) fn is_plain(&self) -> bool {
         let may_be_plain = !matches!(self.config.get_ssl_mode(), SslMode::Require);
         let is_disabled = matches!(self.config.get_ssl_mode(), SslMode::Disable);
         is_disabled || may_be_plain && self.config.get_hosts().iter().all(is_near)
     }
 
-    /// Takes the password from the file of passwords, if there is one.
+    /// Takes the password from the password file, if present.
     fn look_up(&mut self, variables: &Variables) {
         let usual = || Some(PathBuf::from(variables.get("HOME")?).join(".pgpass"));
         let Some(path) = variables.get("PGPASSFILE").map(PathBuf::from).or_else(usual) else { return };
@@ -196,7 +197,7 @@ impl Login {
     }
 }
 
-/// By which names the file of passwords knows a host: a socket is `localhost` there, too.
+/// Returns the names of a host in the password file. A socket is also known as `localhost`.
 fn names_of(host: &Host) -> Vec<String> {
     match host {
         Host::Tcp(name) => vec![name.clone()],
@@ -204,12 +205,12 @@ fn names_of(host: &Host) -> Vec<String> {
     }
 }
 
-/// Splits a line of the file of passwords at its colons; a backslash takes the next character as it is.
+/// Splits a line of the password file at colons; a backslash escapes the next character.
 fn fields(line: &str) -> Vec<String> {
     let (mut fields, mut characters) = (vec![String::new()], line.chars());
     while let Some(character) = characters.next() {
         let taken = match character {
-            // The password is the rest.
+            // The last field, the password, may contain colons.
             ':' if fields.len() < 5 => {
                 fields.push(String::new());
                 continue;

@@ -1,4 +1,4 @@
-//! `network_reachable`: something listens at a port.
+//! `network_reachable`: a listener on a port.
 
 use std::io::{self, ErrorKind};
 
@@ -8,16 +8,17 @@ use tokio::net::TcpStream;
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
-/// What the system calls the state of a socket at which somebody listens.
+/// State of a listening socket in `/proc/net/tcp`.
 const LISTENING: &str = "0A";
 /// Recorded kind of claims about ports.
 pub const NETWORK_REACHABLE: &str = "network_reachable";
 
-/// Checks `network_reachable`: something listens at `8089` of this machine, whatever address of it that is, or a TCP connection
-/// to `host:8089` is taken; with `listening: false`, nothing does, or it is refused. Nothing is sent.
+/// Checks `network_reachable`: a process listens on port `8089` of this machine, at any address, or
+/// `host:8089` accepts a TCP connection. `listening: false` expects no listener, or a refused connection. The
+/// probe sends no data.
 ///
-/// Of this machine, Linux has a list of what listens. Elsewhere, who listens at neither of the addresses `127.0.0.1` and `::1`
-/// is not seen.
+/// On Linux, the probe reads the kernel's socket tables. On other systems, only listeners at `127.0.0.1` and
+/// `::1` are found.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PortProbe;
 
@@ -60,7 +61,8 @@ impl Probe for PortProbe {
         };
         let listens = match listens {
             Ok(listens) => listens,
-            // The name, the way there, or this machine: it says nothing of who listens.
+            // A failure of name resolution, routing or this machine does not show whether the port has a
+            // listener.
             Err(error) => return Finding::unknown(format!("cannot ask for it: {error}")),
         };
         let found = json!({ "listening": listens });
@@ -72,15 +74,15 @@ impl Probe for PortProbe {
     }
 }
 
-/// Sees that something is a port, or a host and a port.
+/// Checks that `subject` is a port, or a host and a port.
 ///
 /// # Errors
-/// Why it is none.
+/// The reason as text.
 pub fn check_port(subject: &str) -> Result<(), String> {
     address(subject).map(drop)
 }
 
-/// Reads a port, or a host and a port.
+/// Parses a port, or a host and a port.
 fn address(subject: &str) -> Result<(Option<&str>, u16), String> {
     let (host, port) = match subject.rsplit_once(':') {
         Some((host, port)) => (Some(host.trim_start_matches('[').trim_end_matches(']')), port),
@@ -95,7 +97,7 @@ fn address(subject: &str) -> Result<(Option<&str>, u16), String> {
     }
 }
 
-/// Says whether a connection is taken.
+/// Returns whether `host` accepts a connection.
 async fn takes(host: &str, port: u16) -> io::Result<bool> {
     match TcpStream::connect((host, port)).await {
         Ok(_) => Ok(true),
@@ -104,26 +106,26 @@ async fn takes(host: &str, port: u16) -> io::Result<bool> {
     }
 }
 
-/// Says whether something listens at a port of this machine.
+/// Returns whether a process listens on a port of this machine.
 ///
-/// The list of the system knows all addresses, but not who is reached by a rule of its firewall; so it is called, too.
+/// The socket tables cover all addresses but not firewall redirects, so a connection is tried as well.
 async fn listens_here(port: u16) -> io::Result<bool> {
     let listed = tokio::task::spawn_blocking(move || is_listed(port)).await;
     if listed.is_ok_and(|listed| listed) {
         return Ok(true);
     }
-    // A machine may be without IPv6.
+    // The machine may lack IPv6.
     Ok(takes("127.0.0.1", port).await? || takes("::1", port).await.unwrap_or_default())
 }
 
-/// Says whether the system has somebody who listens at a port on its list; nobody if it has none (`proc_net(5)`).
+/// Returns whether the kernel lists a listener on `port`; `false` without socket tables (`proc_net(5)`).
 fn is_listed(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().any(|list| {
         std::fs::read_to_string(list).is_ok_and(|list| list.lines().any(|line| is_listener(line, port)))
     })
 }
 
-/// Says whether a line of the list is about somebody who listens at a port: `0: 0100007F:1F90 00000000:0000 0A ...`.
+/// Returns whether a table line is a listener on `port`: `0: 0100007F:1F90 00000000:0000 0A ...`.
 fn is_listener(line: &str, port: u16) -> bool {
     let mut columns = line.split_ascii_whitespace().skip(1);
     let own = columns.next().and_then(|address| address.rsplit_once(':'));

@@ -1,7 +1,7 @@
 //! `db_row` in PostgreSQL.
 //!
-//! All is asked in one transaction that only reads. Names are checked against the catalog and quoted, values are bound:
-//! nothing of a claim is ever part of the text of a statement, but for a `query`, which is asked as a part of a `SELECT`.
+//! A check uses a single read-only transaction. Names are looked up in the catalog and quoted, and values are
+//! bound. Only a `query` becomes statement text, as a subquery of a `SELECT`.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -23,41 +23,43 @@ use crate::login::{Login, Variables, is_here};
 use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
 use crate::tls::ForPostgres;
 
-/// How long a machine is called that does not answer.
+/// Default connect timeout.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Most tables that are looked through for what there is instead of the one that was named.
+/// Most tables read from the catalog for the message about a missing table.
 const TABLES_MAX: usize = 100;
-/// Digits that a fraction keeps; a number with more of them stays a text, so that none is lost.
+/// Digits that `f64` keeps. A fraction with more digits stays a text to avoid rounding.
 const DIGITS_MAX: usize = 15;
-/// Types of columns that have numbers, as the server calls them.
+/// Numeric column types, as named by the server.
 const NUMBERS: [&str; 6] = ["smallint", "integer", "bigint", "numeric", "real", "double precision"];
-/// Words that a query which only reads begins with.
+/// First words of read-only queries.
 const READING: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 
-/// Checks `db_row` in a PostgreSQL database: a row of `table` where `where` holds has `values`, or `count` rows do; or the
-/// first value that `query` gives `equals`.
+/// Checks `db_row` in a PostgreSQL database. A row of `table` that matches `where` has `values`, or `count`
+/// rows match. With `query`, the first value `equals` the expectation.
 ///
-/// The subject is a URL (`postgres://user@host/database`), `postgres:` and `key=value` pairs, or `postgres:env:NAME`, the
-/// variable that has one of them when it is checked. Only in such a variable there may be a password; otherwise that
-/// comes from `PGPASSWORD`, or `PGPASSFILE`, or `~/.pgpass`. A connection to another machine is encrypted if the server
-/// can do that, and with `sslmode=require` only then; its certificate must be trusted by this machine. One that stays on
-/// this machine is not, unless that is required.
+/// The subject is a URL (`postgres://user@host/database`), `postgres:` and `key=value` pairs, or
+/// `postgres:env:NAME`. The variable `NAME` is read at the check and may contain a password. Other passwords
+/// come from `PGPASSWORD`, `PGPASSFILE` or `~/.pgpass`.
 ///
-/// - `ok`: it has, or does.
-/// - `failed`: it has not; there is no such database, table or column; the query does not only read, or names what is
-///   not there.
-/// - `unknown`: the server is down or refuses the login, something may not be read, the time is over, the query is not
-///   understood, more than 100,000 rows or 16 MiB would have to be looked at.
+/// A connection to another machine is encrypted if the server supports encryption; `sslmode=require` makes
+/// encryption mandatory. This machine must trust the certificate of the server. A local connection is
+/// encrypted only with `sslmode=require`.
 ///
-/// A function that a query calls does what it does, as far as that can be done in a transaction that only reads: give
-/// who asks a role that may do no more.
+/// - `ok`: the expectation fits.
+/// - `failed`: the expectation differs, the database, table or column does not exist, or the query is not
+///   read-only or names an unknown object.
+/// - `unknown`: the server is down or refuses the login, permissions are missing, the check timed out, the
+///   query has a syntax error, or more than 100,000 rows or 16 MiB would be read.
+///
+/// A function in a query can still have side effects that a read-only transaction permits. Use a role with
+/// minimal permissions.
 #[derive(Debug, Clone, Default)]
 pub struct PostgresProbe {
     variables: Variables,
 }
 
 impl PostgresProbe {
-    /// Makes a probe with these variables in the place of those of the process.
+    /// Returns a probe that reads these variables instead of the process environment.
     pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         Self { variables: Variables::Given(variables.into_iter().collect()) }
     }
@@ -69,7 +71,7 @@ impl PostgresProbe {
         let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was cut short")))?;
         let (client, connection) = connect(login).await?;
         let time = claim.terms.timeout_ms.map_or(Limits::default().claim, Duration::from_millis);
-        // The connection is driven beside the check, and ends with it.
+        // The connection is polled with the check and dropped with it.
         let drive = async {
             connection.await;
             pending::<Infallible>().await
@@ -113,7 +115,7 @@ impl Probe for PostgresProbe {
     }
 }
 
-/// What drives a connection until it ends.
+/// A future that drives a connection until its end.
 type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 async fn connect(login: Login) -> Result<(Client, Driver), Finding> {
@@ -138,7 +140,7 @@ async fn connect(login: Login) -> Result<(Client, Driver), Finding> {
                 Finding::unknown(format!("the server refuses the login: {}{note}", told(&error)))
             }
             Some(_) => Finding::unknown_yet(format!("the server gives no answer: {}", told(&error))),
-            // A password that is missing, or TLS that is, comes to no answer either.
+            // A missing password or missing TLS support also has no SQLSTATE.
             None if std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>()) => {
                 Finding::unknown_yet(format!("the server cannot be reached: {}", told(&error)))
             }
@@ -147,7 +149,7 @@ async fn connect(login: Login) -> Result<(Client, Driver), Finding> {
     })
 }
 
-/// Says what the server said, or what is in the way.
+/// Returns the message of the server, or the chain of causes.
 fn told(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return error.message().to_owned();
@@ -161,13 +163,13 @@ fn told(error: &Error) -> String {
     text
 }
 
-/// Says whether what a server says may be otherwise in a moment.
+/// Returns whether an SQLSTATE is transient.
 fn is_passing(code: &SqlState) -> bool {
     let code = code.code();
     ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class))
 }
 
-/// A finding in the place of an answer.
+/// A finding that ends a check early.
 struct Ended(Finding);
 
 impl From<Finding> for Ended {
@@ -187,7 +189,7 @@ impl From<Error> for Ended {
             Some(code) if is_passing(code) => {
                 Finding::unknown_yet(format!("the server gives no answer: {what}"))
             }
-            // What the claim names is not there, or cannot be compared.
+            // The claim names an unknown object, or types that cannot be compared.
             Some(
                 &SqlState::UNDEFINED_TABLE
                 | &SqlState::UNDEFINED_COLUMN
@@ -204,9 +206,9 @@ impl From<Error> for Ended {
 
 async fn looked(client: &Client, wanted: &Wanted, time: Duration) -> Result<Finding, Finding> {
     let looked = async {
-        // The server ends what nobody waits for any more.
+        // The server cancels the statement when the check's time is over.
         let time_ms = time.as_millis().clamp(1, 86_400_000);
-        // Of rows that are hidden from who asks, the server is to say so.
+        // The server must report rows hidden by row security instead of omitting them.
         let begin = format!(
             "START TRANSACTION READ ONLY; SET LOCAL statement_timeout = {time_ms}; SET LOCAL row_security = off"
         );
@@ -222,11 +224,11 @@ async fn looked(client: &Client, wanted: &Wanted, time: Duration) -> Result<Find
     looked.await.map_err(|Ended(finding)| finding)
 }
 
-/// Asks a query within another, which only a query that reads can be part of, and takes its first value.
+/// Runs a query as a subquery, which only a reading query can be, and compares its first value.
 async fn asked(client: &Client, text: &str, equals: &Value) -> Result<Finding, Ended> {
     check_query(text).map_err(|_| rows::not_reading())?;
     let text = text.trim().trim_end_matches(';');
-    // The end of a line ends a comment, too.
+    // The line break ends a trailing comment in the query.
     let text =
         format!("SELECT pg_catalog.to_json(q.\"?first?\")::text FROM (\n{text}\n) AS q(\"?first?\") LIMIT 1");
     let statement = client.prepare(&text).await?;
@@ -237,10 +239,10 @@ async fn asked(client: &Client, text: &str, equals: &Value) -> Result<Finding, E
     Ok(rows::judged(equals, &value_of(&row, 0)?.0)?)
 }
 
-/// Sees that a query begins as one that reads.
+/// Checks that a query starts like a read-only query.
 ///
 /// # Errors
-/// It does not.
+/// The reason as text.
 pub fn check_query(text: &str) -> Result<(), String> {
     let mut rest = text.trim_start();
     loop {
@@ -259,14 +261,14 @@ pub fn check_query(text: &str) -> Result<(), String> {
     }
 }
 
-/// A table, and the types of its columns.
+/// A table and its column types.
 struct Types {
-    /// Schema and name, quoted.
+    /// Quoted schema and name.
     table: String,
     columns: Vec<(String, String)>,
 }
 
-/// Looks for a table and its columns.
+/// Looks up a table and its columns in the catalog.
 async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
     let (schema, name) = rows.table.split_once('.').unwrap_or_default();
     let text = "SELECT n.nspname::text, c.relname::text, c.oid \
@@ -284,7 +286,7 @@ async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
     };
     let (schema, name): (String, String) = (found.try_get(0)?, found.try_get(1)?);
     let oid: u32 = found.try_get(2)?;
-    // With a length, what is longer would be cut, and then be the same.
+    // A type with a length would truncate longer values, which would then compare equal.
     let text = "SELECT a.attname::text, pg_catalog.format_type(a.atttypid, -1) FROM pg_catalog.pg_attribute a \
         WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum";
     let columns = client.query(text, &[&oid]).await?;
@@ -295,7 +297,7 @@ async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
     Ok(Types { table: format!("{}.{}", quoted(&schema), quoted(&name)), columns })
 }
 
-/// Reads the columns of which something is expected, of the rows that are meant.
+/// Reads the compared columns of the selected rows.
 async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, Ended> {
     let (mut conditions, mut bound) = (Vec::new(), Vec::new());
     for (name, value) in &rows.keys {
@@ -337,12 +339,13 @@ async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, E
     Ok(Found::Rows(gathered))
 }
 
-/// Says whether a text is a number in a spelling that is equal to none: the server would read `007` as 7.
+/// Returns whether a text is a number in a non-canonical spelling, which fits no number. The server would
+/// read `007` as 7.
 fn is_odd_number(value: &Value) -> bool {
     value.as_str().is_some_and(|text| Decimal::read(text.trim()).is_some() && !is_plain(text))
 }
 
-/// Writes a scalar so that the server reads it as what the column has; nothing for null.
+/// Formats a scalar as text that the server casts to the column type; `None` for null.
 fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
@@ -351,7 +354,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Reads a value that the server has written as JSON, and how long that is.
+/// Parses a value that the server formatted as JSON; returns the value and its length in bytes.
 fn value_of(row: &Row, at: usize) -> Result<(Value, usize), Ended> {
     let Some(text) = row.try_get::<_, Option<&str>>(at)? else { return Ok((Value::Null, 4)) };
     if text.len() > ROWS_BYTES_MAX {
@@ -372,7 +375,7 @@ fn value_of(row: &Row, at: usize) -> Result<(Value, usize), Ended> {
     ))
 }
 
-/// Takes the zeros at the end of a fraction, which say nothing of a number, from one that is too long to be read exactly.
+/// Strips trailing zeros from a fraction that is too long for an exact `f64`.
 fn without_end(text: &str) -> &str {
     match text.len() > DIGITS_MAX && is_plain(text) && text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.'),

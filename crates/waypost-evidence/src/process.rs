@@ -1,4 +1,4 @@
-//! `process_exists`: a process is there.
+//! `process_exists`: running processes.
 
 use std::fs;
 use std::io;
@@ -13,27 +13,29 @@ use crate::{InvalidExpectation, check, check_count, fits};
 
 /// Recorded kind of claims about processes.
 pub const PROCESS_EXISTS: &str = "process_exists";
-/// Largest file with the number of a process: a line, and what some write below it.
+/// Largest pid file: a line, and the extra lines that some programs write.
 const PID_FILE_BYTES_MAX: usize = 4 << 10;
-/// Most numbers of processes that are shown.
+/// Most process ids in a finding.
 const SHOWN_MAX: usize = 5;
-/// How much later than its file a process may seem to have started: the time of boot is known to a second, and is rounded.
+/// Tolerance between pid file and process start: the boot time is rounded to seconds.
 const LATER_SECONDS_MAX: i64 = 2;
 
-/// Checks `process_exists`: there is a process of the name that is the subject, or of that number.
+/// Checks `process_exists`: a process with the subject as program name or process id exists.
 ///
-/// The name is that of its program, as `ps -o comm` and the first of its words tell it. `pid_file` is a file beneath the base
-/// folder in which its number stands; `args` is compared with its other words, with blanks between them; `user` is whose it
-/// is, by name or number; `count` is how many there are, at least one if it is not said. What has ended and was not yet
-/// waited for is not there.
+/// The program name is the name of `ps -o comm` or the first word of the command line. Expectations:
 ///
-/// A number without expectations is pinned with the time when that process started, so that another one which has the
-/// number later is not taken for it. One that started after its pid file was written is not the one that the file is about.
+/// - `pid_file`: a file below the base folder that contains the process id.
+/// - `args`: the other words of the command line, joined by blanks.
+/// - `user`: the owner, by name or number.
+/// - `count`: the number of processes; at least 1 by default.
 ///
-/// - `ok`: there is one, or as many as are expected.
-/// - `failed`: there is none, or another number of them. A pid file that is not there or has no number tells nothing: the
-///   opposite does not hold either.
-/// - `unknown`: it may be hidden, as by `hidepid` or by a lack of rights, or this system does not tell, which is any but Linux.
+/// A zombie does not count as running. A process id without expectations is pinned with the start time,
+/// because the id can be reused. A process that started after its pid file was written does not match.
+///
+/// - `ok`: a process, or the expected number of processes, matches.
+/// - `failed`: no process matches, or the number differs. A missing or malformed pid file fails the opposite
+///   too.
+/// - `unknown`: processes may be hidden by `hidepid` or missing permissions, or the system is not Linux.
 #[derive(Debug, Clone)]
 pub struct ProcessProbe {
     proc: PathBuf,
@@ -46,7 +48,8 @@ impl Default for ProcessProbe {
 }
 
 impl ProcessProbe {
-    /// Makes a probe that reads processes from another folder than `/proc`, where that of this machine is mounted elsewhere.
+    /// Returns a probe that reads processes from `proc` instead of `/proc`, for a machine that mounts procfs
+    /// elsewhere.
     pub fn at(proc: impl Into<PathBuf>) -> Self {
         Self { proc: proc.into() }
     }
@@ -110,14 +113,14 @@ impl ProcessProbe {
     }
 }
 
-/// What is expected of a process.
+/// The parsed expectation of a claim.
 #[derive(Debug)]
 struct Wanted {
-    /// None where only its number tells which is meant.
+    /// `None` if the process id selects the process.
     name: Option<String>,
     pid: Option<u32>,
     pid_file: Option<String>,
-    /// When the file was written.
+    /// Modification time of the pid file.
     written: Option<i64>,
     args: Option<Value>,
     user: Option<String>,
@@ -178,7 +181,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Finds such processes.
+    /// Finds the matching processes and returns the finding.
     fn find(&self, proc: &Path) -> Result<Finding, Finding> {
         let user = self.user.as_deref().map(|user| number_of(user, Path::new("/etc/passwd"))).transpose()?;
         let mut pids = match self.pid {
@@ -199,7 +202,7 @@ impl Wanted {
             Some(expect) => fits(expect, &count).map_err(|error| Finding::failed(error.to_string()))?,
             None => !found.is_empty(),
         };
-        // One that is hidden may be it, or one too many.
+        // A hidden process could match, or exceed the count.
         if hidden && (self.count.is_some() || found.is_empty()) {
             return Err(Finding::unknown("some processes cannot be seen by this user"));
         }
@@ -231,24 +234,24 @@ impl Wanted {
     }
 }
 
-/// A process that lives.
+/// A live process.
 #[derive(Debug)]
 struct Seen {
     name: String,
     words: Vec<String>,
     user: u32,
-    /// When it started, in ticks since boot.
+    /// Start time, in ticks since boot.
     ticks: u64,
 }
 
 impl Seen {
-    /// Returns what no other process is: when it started, and in which life of the machine.
+    /// Returns a unique identity of the process: start time and boot id.
     fn identity(&self, proc: &Path) -> Result<String, Finding> {
         let boot = told(&proc.join("sys/kernel/random/boot_id"))?;
         Ok(format!("{} of boot {}", self.ticks, boot.trim()))
     }
 
-    /// Returns when it started, in seconds since 1970.
+    /// Returns the start time in seconds since 1970.
     fn started(&self, proc: &Path) -> Result<i64, Finding> {
         let text = told(&proc.join("stat"))?;
         let boot = text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<i64>().ok());
@@ -258,7 +261,7 @@ impl Seen {
     }
 }
 
-/// Looks at a process; none if it is not there, or has ended.
+/// Reads a process; returns `None` if the process does not exist or has ended.
 fn look(proc: &Path, pid: u32) -> Result<Option<Seen>, Finding> {
     let folder = proc.join(pid.to_string());
     let read = |name: &str| match fs::read(folder.join(name)) {
@@ -270,14 +273,14 @@ fn look(proc: &Path, pid: u32) -> Result<Option<Seen>, Finding> {
         return Ok(None);
     };
     let unclear = || Finding::unknown(format!("what is told of process {pid} is not understood"));
-    // The name may have brackets and blanks in it.
+    // The name may contain brackets and blanks.
     let (name, rest) =
         stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).ok_or_else(unclear)?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     if matches!(fields.first(), Some(&("Z" | "X" | "x"))) {
         return Ok(None);
     }
-    // proc_pid_stat(5): the time is field 22, and the first one here is 3.
+    // proc_pid_stat(5): the start time is field 22, and the first field here is 3.
     let ticks = fields.get(19).and_then(|ticks| ticks.parse().ok()).ok_or_else(unclear)?;
     let user = user_in(&status).ok_or_else(unclear)?;
     let words = words.split_terminator('\0').map(str::to_owned).collect();
@@ -289,13 +292,13 @@ fn is_gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// Reads the effective user from the status of a process.
+/// Parses the effective user from `/proc/PID/status`.
 fn user_in(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Lists all processes that are shown.
+/// Lists all visible processes.
 fn all(proc: &Path) -> Result<Vec<u32>, Finding> {
     let unknown = |error: io::Error| Finding::unknown(format!("cannot list processes: {error}"));
     let mut pids = Vec::new();
@@ -305,19 +308,19 @@ fn all(proc: &Path) -> Result<Vec<u32>, Finding> {
     Ok(pids)
 }
 
-/// Says whether processes of other users than this one may be hidden, and they matter: the superuser sees all, and everybody
-/// his own.
+/// Returns whether relevant processes of other users may be hidden. The superuser sees all processes, and
+/// every user sees their own.
 fn is_hiding(proc: &Path, wanted: Option<u32>) -> bool {
     let own = fs::read_to_string(proc.join("self/status")).ok().and_then(|status| user_in(&status));
     if own == Some(0) || (own.is_some() && own == wanted) {
         return false;
     }
     let Ok(mounts) = fs::read_to_string(proc.join("self/mountinfo")) else { return true };
-    // proc(5): hidepid=0 or off hides nothing, and is not shown.
+    // proc(5): `hidepid=0` and `hidepid=off` hide nothing and are not listed.
     mounts.lines().any(|line| line.contains(" - proc ") && line.contains("hidepid="))
 }
 
-/// Finds the number of a user.
+/// Returns the numeric id of a user.
 fn number_of(user: &str, passwd: &Path) -> Result<u32, Finding> {
     if let Ok(number) = user.parse() {
         return Ok(number);
@@ -327,7 +330,7 @@ fn number_of(user: &str, passwd: &Path) -> Result<u32, Finding> {
         let mut fields = line.split(':');
         (fields.next()? == user).then(|| fields.nth(1)?.parse().ok())?
     });
-    // Others may come from a directory service, which is not asked.
+    // Users of a directory service are not looked up.
     number.ok_or_else(|| Finding::unknown(format!("user `{user}` is not in {}", passwd.display())))
 }
 
@@ -336,7 +339,7 @@ fn told(path: &Path) -> Result<String, Finding> {
         .map_err(|error| Finding::unknown(format!("cannot read {}: {error}", path.display())))
 }
 
-/// Looks on a thread for that: a list of many processes takes a while.
+/// Runs a lookup on a blocking thread: a long process list takes a while.
 async fn blocking(look: impl FnOnce() -> Result<Finding, Finding> + Send + 'static) -> Finding {
     if cfg!(not(target_os = "linux")) {
         return Finding::unknown("processes can be looked at on Linux only");

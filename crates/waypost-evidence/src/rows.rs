@@ -1,4 +1,4 @@
-//! `db_row`: what is expected of rows, whatever database they are in.
+//! `db_row`: expectations of rows, independent of the database.
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -13,14 +13,15 @@ use crate::{InvalidExpectation, check, check_count, fits, sign_of};
 
 /// Recorded kind of claims about rows.
 pub const DB_ROW: &str = "db_row";
-/// Most rows that are looked at one by one: a claim is about one, or about how many there are.
+/// Most rows that are compared individually; a claim is about a single row or a count.
 pub(crate) const ROWS_MAX: usize = 100_000;
-/// Most bytes of values that are looked at: they are held in memory, beside those of seven other checks.
+/// Most bytes of values that are compared. They are held in memory, and up to eight checks run at once.
 pub(crate) const ROWS_BYTES_MAX: usize = 16 << 20;
-/// Most tables or columns that are named to who asked for another one.
+/// Most tables or columns that a message lists as alternatives.
 const NAMED_MAX: usize = 10;
 
-/// Checks `db_row`: by [`PostgresProbe`] where the subject is a PostgreSQL database, otherwise by [`SqliteProbe`].
+/// Checks `db_row`: with [`PostgresProbe`] if the subject is a PostgreSQL database, else with
+/// [`SqliteProbe`].
 #[derive(Debug, Clone, Default)]
 pub struct RowProbe {
     sqlite: SqliteProbe,
@@ -65,35 +66,35 @@ impl Probe for RowProbe {
     }
 }
 
-/// What is expected of a database.
+/// The parsed expectation of a claim.
 #[derive(Debug)]
 pub(crate) enum Wanted {
     Rows(Box<Rows>),
     Query { text: String, equals: Value },
 }
 
-/// What is expected of the rows of a table.
+/// Expectations of the rows of a table.
 #[derive(Debug)]
 pub(crate) struct Rows {
     pub(crate) table: String,
-    /// The columns by which rows are meant, with what stands there.
+    /// `where` entries with a plain value: the SQL statement selects by them.
     pub(crate) keys: Map<String, Value>,
-    /// Those with what that is compared with, row by row.
+    /// `where` entries with a comparison: they are evaluated row by row.
     pub(crate) conditions: Map<String, Value>,
     pub(crate) values: Map<String, Value>,
     pub(crate) count: Option<Value>,
 }
 
-/// What was found of the rows that are meant.
+/// The selected rows of a table.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// How many there are; nothing is expected of what stands in them.
+    /// The number of rows; the claim expects no values.
     Count(u64),
-    /// What stands in the [columns that are read](Rows::read).
+    /// The values in the [columns that are read](Rows::read).
     Rows(Gathered),
 }
 
-/// Rows, as many as are looked at.
+/// Rows read so far, within the limits.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     rows: Vec<Vec<Value>>,
@@ -101,7 +102,7 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Takes one row more, of which the values are `bytes` long.
+    /// Adds a row whose values have `bytes` bytes, or returns a finding if a limit is exceeded.
     pub(crate) fn push(&mut self, row: Vec<Value>, bytes: usize) -> Result<(), Finding> {
         self.bytes += bytes;
         if self.rows.len() == ROWS_MAX {
@@ -169,27 +170,27 @@ impl Rows {
             }
         }
         for (name, value) in &self.keys {
-            // What is not equal to itself was rounded.
+            // A rounded number cannot be compared even with itself.
             let wrong = |error| Finding::failed(format!("`where`: column `{name}`: {error}"));
             fits(value, value).map_err(wrong)?;
         }
         Ok(self)
     }
 
-    /// The columns that are read: of which something is expected row by row.
+    /// Returns the columns that are compared row by row.
     pub(crate) fn read(&self) -> impl Iterator<Item = &String> {
         self.conditions.keys().chain(self.values.keys())
     }
 
-    /// The columns that are named.
+    /// Returns all columns that the claim names.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &String> {
         self.keys.keys().chain(self.read())
     }
 
-    /// Says what the rows that are meant come to.
+    /// Returns the finding for the selected rows.
     pub(crate) fn judged(&self, found: &Found) -> Result<Finding, Finding> {
         let mut meant = 0_usize;
-        // Of several, the one that comes nearest is told.
+        // Without a match, the finding shows the row with the most matching values.
         let mut nearest: Option<(usize, &[Value])> = None;
         let number = match found {
             Found::Count(count) => *count,
@@ -224,12 +225,12 @@ impl Rows {
         Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
     }
 
-    /// Says that there is no such table, but which there are.
+    /// Returns a finding for a missing table that lists the existing tables.
     pub(crate) fn no_table(&self, known: &[String]) -> Finding {
         Finding::failed(format!("it has no table `{}`{}", self.table, but(known)))
     }
 
-    /// Sees that the table has all columns that are named; `is_same` says which names are one.
+    /// Checks that the table has every column of the claim; `is_same` compares column names.
     pub(crate) fn in_columns(
         &self,
         known: &[String],
@@ -244,7 +245,7 @@ impl Rows {
     }
 }
 
-/// Says whether a value of `where` is more than what stands in the column. That is looked at row by row; it is no part of a
+/// Returns whether a `where` value is a comparison. Comparisons are evaluated row by row, outside the SQL
 /// statement.
 fn is_condition(value: &Value) -> bool {
     match value {
@@ -254,7 +255,8 @@ fn is_condition(value: &Value) -> bool {
     }
 }
 
-/// Says how many of the values of a row are as expected. What cannot be compared counts only where all before it are.
+/// Counts the values of a row that match. A value that cannot be compared is an error only if all values
+/// before it match.
 fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Finding> {
     let mut count = 0;
     for (place, (wanted, found)) in expect.values().zip(found).enumerate() {
@@ -267,7 +269,7 @@ fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Findin
     Ok(count)
 }
 
-/// Names what there is.
+/// Formats the list of existing names for a message.
 fn but(known: &[String]) -> String {
     let mut names: Vec<String> = known.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
     match known.len() {
@@ -278,7 +280,7 @@ fn but(known: &[String]) -> String {
     format!(": it has {}", names.join(", "))
 }
 
-/// Says what the first value of a query comes to.
+/// Returns the finding for the first value of a query.
 pub(crate) fn judged(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
     Ok(if compared(wanted, found)? { Finding::ok(kept(found)) } else { Finding::differs(kept(found)) })
 }
@@ -287,17 +289,17 @@ fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {
     fits(wanted, found).map_err(|error| Finding::failed(error.to_string()))
 }
 
-/// A query that gives nothing.
+/// Returns the finding for a query without a row.
 pub(crate) fn no_row() -> Finding {
     Finding::absent("the `query` gives no row")
 }
 
-/// A query that could change something.
+/// Returns the finding for a query that could write.
 pub(crate) fn not_reading() -> Finding {
     Finding::failed("the `query` does not only read")
 }
 
-/// Writes a name so that it is a name, whatever stands in it.
+/// Quotes an SQL identifier.
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -1,7 +1,8 @@
 //! `db_row` in SQLite files.
 //!
-//! The database is opened for reading only, and nothing is written beside it. Names are checked against its catalog and quoted, values are bound: nothing of
-//! a claim is ever part of the text of a statement, but for a `query`, which must be one that only reads.
+//! The database is opened read-only, and sidecar files are not written. Names are looked up in the catalog
+//! and quoted, and values are bound. Only a `query` becomes statement text; SQLite must classify the
+//! statement as read-only.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,16 +23,16 @@ use crate::database_file::{DatabaseFile, left_behind};
 use crate::fits;
 use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
 
-/// How long a writer is waited for, within the time of the check.
+/// How long to wait for a writer, within the timeout of the check.
 const BUSY: Duration = Duration::from_secs(2);
-/// Pragmas that look at something and change nothing. With a value, some of them would: those may have none.
+/// Read-only pragmas. The flag permits a value; the other pragmas would change a setting with a value.
 const PRAGMAS: [(&str, bool); 28] = [
     ("application_id", false),
     ("auto_vacuum", false),
     ("cache_size", false),
     ("collation_list", false),
     ("compile_options", false),
-    // Full-text search looks at this and at `page_size` itself.
+    // Full-text search reads `data_version` and `page_size` internally.
     ("data_version", false),
     ("database_list", false),
     ("encoding", false),
@@ -57,21 +58,21 @@ const PRAGMAS: [(&str, bool); 28] = [
     ("user_version", false),
 ];
 
-/// Largest value on the way to an answer; SQLite alone would take 1 GB, and eight checks run at once.
+/// Largest intermediate value. SQLite's default is 1 GB, and eight checks run at once.
 const VALUE_BYTES_MAX: i32 = 64 << 20;
-/// After how many of its instructions SQLite asks whether anybody still waits: some microseconds.
+/// Number of SQLite instructions between checks for cancellation: a few microseconds.
 const INSTRUCTIONS: i32 = 10_000;
 
-/// Checks `db_row` in an SQLite file: a row of `table` where `where` holds has `values`, or `count` rows do; or the first
-/// value that `query` gives `equals`.
+/// Checks `db_row` in an SQLite file. A row of `table` that matches `where` has `values`, or `count` rows
+/// match. With `query`, the first value `equals` the expectation.
 ///
-/// - `ok`: it has, or does.
-/// - `failed`: it has not; there is no such file, table or column; the query does not only read.
-/// - `unknown`: it cannot be opened, another file is put in its place, who wrote to it was cut off, the query is not
-///   understood, the table is of a kind that this SQLite does not have, more than 100,000 rows or 16 MiB would have to be
-///   looked at.
+/// - `ok`: the expectation fits.
+/// - `failed`: the expectation differs, the file, table or column does not exist, or the query is malformed
+///   or not read-only.
+/// - `unknown`: the file cannot be opened or was replaced, a writer was interrupted, the table needs a module
+///   that this SQLite lacks, or more than 100,000 rows or 16 MiB would be read.
 ///
-/// SQLite has no truth: `true` means 1, and `false` 0.
+/// SQLite lacks booleans: `true` means 1, and `false` means 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SqliteProbe;
 
@@ -108,10 +109,10 @@ impl Probe for SqliteProbe {
             Err(finding) => return finding.either_way(),
         };
         let (answer, found) = tokio::sync::oneshot::channel();
-        // Who is not waited for any more ends its statement.
+        // Dropping the check interrupts the statement.
         let asking = Asking::default();
         let asked = asking.0.clone();
-        // A thread of its own: one that hangs in the system keeps nobody else from coming to an end.
+        // A dedicated thread: a hung file system must not block other checks.
         let thread = std::thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
             let _ = answer.send(answered(spot, in_numbers(wanted), &asked));
         });
@@ -126,14 +127,14 @@ impl Probe for SqliteProbe {
     }
 }
 
-/// A question that somebody waits for; dropped, it ends what is done for it.
+/// A pending check; dropping it cancels the statement.
 #[derive(Default)]
 struct Asking(Arc<Asked>);
 
 #[derive(Default)]
 struct Asked {
     is_over: AtomicBool,
-    /// Ends what is one long instruction.
+    /// Interrupts a single long instruction.
     handle: Mutex<Option<InterruptHandle>>,
 }
 
@@ -146,7 +147,7 @@ impl Drop for Asking {
     }
 }
 
-/// Looks into a database, as long as somebody waits for that.
+/// Checks a database until the result is known or the check is cancelled.
 fn answered(spot: Spot, wanted: Wanted, asked: &Arc<Asked>) -> Finding {
     let database = match open(spot, asked) {
         Ok(database) => database,
@@ -178,14 +179,14 @@ fn open(spot: Spot, asked: &Arc<Asked>) -> Result<DatabaseFile, Ended> {
     Ok(database)
 }
 
-/// Says that a transaction was cut off amid its writes: what it wrote must be undone before anybody can read.
+/// Returns the finding for an interrupted transaction, which must be rolled back before any read.
 fn hot(path: &Path) -> Finding {
     left_behind(path, "-journal", "undoes what was not finished")
 }
 
-/// Says what a statement may do: look. Attaching another file, a transaction and most pragmas are not that, though SQLite
-/// counts them among what only reads. Tables that are programs, as those of R*Trees, prepare statements that write as soon as
-/// they are opened; the file is open for reading only, and a `query` of such a kind is refused as a whole.
+/// Authorizes the actions of a statement: reads only. `ATTACH`, transactions and most pragmas are denied,
+/// although SQLite classifies them as read-only. Virtual tables such as R*Tree prepare writing statements on
+/// open, so writes are permitted here. The file is read-only, and a writing `query` is rejected as a whole.
 fn allowed(context: AuthContext<'_>) -> Authorization {
     let is_looking = match context.action {
         AuthAction::Select | AuthAction::Read { .. } | AuthAction::Recursive => true,
@@ -199,10 +200,10 @@ fn allowed(context: AuthContext<'_>) -> Authorization {
     if is_looking { Authorization::Allow } else { Authorization::Deny }
 }
 
-/// Says of an error whether trying again may help. None says that a claim holds.
+/// Returns the finding for an SQLite error: transient or not, but never `ok`.
 fn told_of(error: &rusqlite::Error, wanted: &Wanted) -> Finding {
     let is_query = matches!(wanted, Wanted::Query { .. });
-    // What the text itself says is wrong, or names what is not there; not what this SQLite has not learnt.
+    // The query text is wrong or names an unknown object. A missing module is a limit of this SQLite instead.
     if let rusqlite::Error::SqlInputError { error: inner, msg, .. } = error
         && inner.code == ErrorCode::Unknown
         && is_query
@@ -220,7 +221,7 @@ fn told_of(error: &rusqlite::Error, wanted: &Wanted) -> Finding {
     }
 }
 
-/// What stands in the place of an answer.
+/// The reason for an early end of a check.
 enum Ended {
     Finding(Finding),
     Error(rusqlite::Error),
@@ -234,7 +235,7 @@ impl Ended {
         }
     }
 
-    /// Says whether a transaction was cut off, and has to be undone.
+    /// Returns whether an interrupted transaction must be rolled back.
     fn is_hot(&self) -> bool {
         let Self::Error(error) = self else { return false };
         error.sqlite_error().is_some_and(|error| error.extended_code == SQLITE_READONLY_ROLLBACK)
@@ -253,7 +254,7 @@ impl From<Finding> for Ended {
     }
 }
 
-/// Makes numbers of what is true or not, as SQLite has them.
+/// Replaces booleans in the expectation by 1 and 0.
 fn in_numbers(wanted: Wanted) -> Wanted {
     fn number(value: &mut Value) {
         match value {
@@ -294,7 +295,8 @@ fn looked(connection: &Connection, wanted: &Wanted) -> Result<Finding, Ended> {
     }
 }
 
-/// Sees that a table and its columns are there, in whatever case: an unknown name in quotes would be a text to SQLite.
+/// Checks that the table and its columns exist, ignoring case. SQLite would read an unknown quoted name as a
+/// text.
 fn in_catalog(connection: &Connection, rows: &Rows) -> Result<(), Ended> {
     let mut tables = connection.prepare(
         "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name LIMIT 10000",
@@ -303,15 +305,15 @@ fn in_catalog(connection: &Connection, rows: &Rows) -> Result<(), Ended> {
     if !known.iter().any(|known| known.eq_ignore_ascii_case(&rows.table)) {
         return Err(rows.no_table(&known).into());
     }
-    // With those that are calculated, or that only searches have.
+    // Includes generated and hidden columns.
     let mut columns = connection.prepare("SELECT name FROM pragma_table_xinfo(?1)")?;
     let known =
         columns.query_map([&rows.table], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()?;
     Ok(rows.in_columns(&known, str::eq_ignore_ascii_case)?)
 }
 
-/// Writes that a column has this value, just as it would be compared row by row: a text is another value than the number that
-/// a column would make of it, and no other letters are the same.
+/// Returns an SQL condition for a column value with the semantics of the row-by-row comparison. Column
+/// affinity does not convert texts to numbers, and collations do not equate letters.
 fn condition(column: &str, value: &Value, bound: &mut Vec<Cell>) -> String {
     let mut place = |cell: Cell| {
         bound.push(cell);
@@ -321,7 +323,7 @@ fn condition(column: &str, value: &Value, bound: &mut Vec<Cell>) -> String {
         Value::Null => return format!("{column} IS NULL"),
         Value::Number(number) => Some(number.clone()),
         Value::String(text) => serde_json::from_str(text).ok(),
-        // Refused, or made a number, when it was read.
+        // Rejected or converted to a number earlier.
         Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     };
     let number = number.filter(|number| fits(value, &Value::Number(number.clone())) == Ok(true));
@@ -340,7 +342,7 @@ fn condition(column: &str, value: &Value, bound: &mut Vec<Cell>) -> String {
     format!("({condition})")
 }
 
-/// Reads the columns of which something is expected, of the rows that are meant.
+/// Reads the compared columns of the selected rows.
 fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
     let mut bound = Vec::new();
     let conditions: Vec<String> =
@@ -370,7 +372,7 @@ fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
     Ok(Found::Rows(gathered))
 }
 
-/// How long a value is that would be copied.
+/// Returns the number of bytes that a copy of the value needs.
 fn bytes_of(value: ValueRef<'_>) -> usize {
     match value {
         ValueRef::Text(text) => text.len(),
@@ -378,12 +380,12 @@ fn bytes_of(value: ValueRef<'_>) -> usize {
     }
 }
 
-/// Writes a value as JSON; of bytes, and of a text that is none, how many they are.
+/// Converts a value to JSON. A blob, and a text that is not UTF-8, becomes its length.
 fn value_of(value: ValueRef<'_>) -> Result<Value, Finding> {
     Ok(match value {
         ValueRef::Null => Value::Null,
         ValueRef::Integer(whole) => whole.into(),
-        // To JSON it would be null.
+        // JSON would turn infinity into null.
         ValueRef::Real(real) if real.is_infinite() && real > 0.0 => "Infinity".into(),
         ValueRef::Real(real) if real.is_infinite() => "-Infinity".into(),
         ValueRef::Real(real) => real.into(),

@@ -1,4 +1,4 @@
-//! TLS with the authorities that this machine trusts.
+//! TLS with the root certificates of this machine.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use waypost::evidence::Finding;
 
-/// Read once: a machine rarely learns to trust others while a run goes on.
+/// Loaded once: root certificates rarely change during a run.
 static CONFIG: LazyLock<Result<Arc<ClientConfig>, String>> = LazyLock::new(config);
 
 fn config() -> Result<Arc<ClientConfig>, String> {
@@ -30,11 +30,11 @@ fn config() -> Result<Arc<ClientConfig>, String> {
     let provider = Arc::new(crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| error.to_string())?;
-    // No certificate of our own: nobody is told who asks.
+    // Client certificates stay unused: the server must not learn the identity of the client.
     Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// Speaks TLS over a connection to the machine called `name`, which must have a certificate for that.
+/// Starts TLS on a connection; the server needs a certificate for `name`.
 pub(crate) async fn over<S>(stream: S, name: &str) -> Result<TlsStream<S>, Finding>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -48,11 +48,11 @@ where
     connected.map_err(|error| Finding::unknown(format!("no safe connection to `{name}`: {error}")))
 }
 
-/// TLS for connections to PostgreSQL.
+/// A TLS connector for PostgreSQL.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForPostgres;
 
-/// A connection to PostgreSQL that is kept from others.
+/// An encrypted connection to PostgreSQL.
 #[derive(Debug)]
 pub(crate) struct Safe<S>(TlsStream<S>);
 
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// The machine that a certificate must be for.
+/// The server name that the certificate must match.
 #[derive(Debug)]
 pub(crate) struct To(String);
 

@@ -1,10 +1,10 @@
-//! URLs that can be asked.
+//! URLs for HTTP requests.
 
 use hyper::Uri;
 
 use crate::address::Host;
 
-/// Where something is asked for by HTTP.
+/// A parsed `http` or `https` URL.
 #[derive(Debug, Clone)]
 pub(crate) struct Url {
     uri: Uri,
@@ -14,12 +14,12 @@ pub(crate) struct Url {
 }
 
 impl Url {
-    /// Reads an absolute URL without a name and password.
+    /// Parses an absolute URL without credentials.
     ///
-    /// What is wrong with it is said without quoting it: a password could stand in it.
+    /// An error does not quote the URL, which could contain a password.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let no_url = || "it is no URL: write `https://host/path`, with other characters as `%20`".to_owned();
-        // What comes behind `#` is never sent.
+        // A fragment is never sent.
         let text = text.split_once('#').map_or(text, |(text, _)| text);
         let uri: Uri = text.parse().ok().filter(|_| text.is_ascii()).ok_or_else(no_url)?;
         let is_tls = match uri.scheme_str() {
@@ -46,22 +46,23 @@ impl Url {
         Ok(Self { host: Host::read(host), port, is_tls, uri })
     }
 
-    /// What is asked for at the host.
+    /// Returns the path and query of the request.
     pub(crate) fn path_and_query(&self) -> &str {
         self.uri.path_and_query().map_or("/", |path| path.as_str())
     }
 
-    /// How the host is called, with the port where that says something.
+    /// Returns the host, with the port if the URL contains a port.
     pub(crate) fn authority(&self) -> &str {
         self.uri.authority().map_or("", |authority| authority.as_str())
     }
 
-    /// The name that a certificate must be for.
+    /// Returns the host name that the certificate must match.
     pub(crate) fn name(&self) -> &str {
         self.uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// Follows a reference as it stands in `Location`, unless that leads to another host or service, or to less safety.
+    /// Resolves a `Location` reference. Returns `None` for another host or port, and for a downgrade to
+    /// `http`.
     pub(crate) fn follow(&self, location: &str) -> Option<Self> {
         let scheme = if self.is_tls { "https" } else { "http" };
         let text = if has_scheme(location) {
@@ -83,22 +84,22 @@ impl Url {
     }
 }
 
-/// Says whether a reference begins with a scheme, as `https:`: it is absolute then, whatever comes later in it.
+/// Returns whether a reference starts with a scheme such as `https:`, which makes the reference absolute.
 fn has_scheme(reference: &str) -> bool {
     let end = reference.find([':', '/', '?', '#']);
     let before = end.filter(|end| reference[*end..].starts_with(':')).map(|end| &reference[..end]);
     before.is_some_and(|scheme| scheme.starts_with(|first: char| first.is_ascii_alphabetic()))
 }
 
-/// Sees that something can be asked for by HTTP.
+/// Checks that `text` is a valid URL for an HTTP request.
 ///
 /// # Errors
-/// Why it cannot; the URL is not quoted.
+/// The reason as text, without a quotation of the URL.
 pub fn check_url(text: &str) -> Result<(), String> {
     Url::read(text).map(drop)
 }
 
-/// Says whether a URL names, by address or as `localhost`, a machine that is not of the internet.
+/// Returns whether a URL has a private address or `localhost` as its host.
 pub fn is_private_url(text: &str) -> bool {
     Url::read(text).is_ok_and(|url| url.host.is_private())
 }

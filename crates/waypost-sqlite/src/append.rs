@@ -1,6 +1,6 @@
 //! New runs and new records, each batch in one transaction.
 //!
-//! Everything is looked at before anything is written, so that what is refused has changed nothing.
+//! All checks precede the first write, so a refusal leaves the database unchanged.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,8 @@ use crate::rows::{
 };
 use crate::runs::labels_text;
 
-/// Makes a run with its first batch; its lease has [`FIRST_TOKEN`]. Says whether all was kept as it was packed.
+/// Creates a run with its first batch; its lease has [`FIRST_TOKEN`]. Returns whether every body was stored
+/// as packed.
 pub(crate) fn create(
     connection: &Connection,
     place: &Place,
@@ -57,7 +58,7 @@ pub(crate) fn create(
     write(connection, place, id, first, packed, chains).map(|(as_packed, _)| as_packed)
 }
 
-/// Appends a batch, packed before, under the lease with `token`. Says whether all was kept as it was packed.
+/// Appends a packed batch under the lease with `token`. Returns whether every body was stored as packed.
 pub(crate) fn append(
     connection: &Connection,
     place: &Place,
@@ -88,7 +89,7 @@ pub(crate) fn append(
     Ok((Appended::Now, as_packed))
 }
 
-/// Answers a repeated batch, once it is certain that it is the same one: a number alone could be damaged.
+/// Acknowledges a repeated batch after verifying its last record: the batch number alone could be damaged.
 fn answered_before(connection: &Connection, run: i64, batch: &Batch) -> Result<Appended, Failure> {
     let Some(last) = batch.records.last() else { return Ok(Appended::Before) };
     let header = last.header();
@@ -112,19 +113,19 @@ fn conflict(record: &Record, why: String) -> Failure {
     StoreError::Conflict { run, branch, seq, why }.into()
 }
 
-/// The end of a branch, and what this batch adds to it.
+/// The end of a branch, with the additions of this batch.
 struct Chain {
     id: Option<i64>,
     open: bool,
     newest: u64,
-    /// The newest record that is there, by its digest as kept.
+    /// Seq and stored digest of the newest existing record.
     last: Option<(u64, Digest)>,
-    /// The newest record before this batch, if its body is kept in a frame.
+    /// The newest record before this batch, if its body is a frame.
     framed: Option<(u64, Digest)>,
     bodies: u64,
 }
 
-/// The branches that a batch touches, by the order of their first record.
+/// The branches of a batch, in the order of their first record.
 struct Chains {
     order: Vec<BranchPath>,
     by_path: HashMap<BranchPath, Chain>,
@@ -193,7 +194,7 @@ impl Chain {
         end.map_or_else(|| Ok(Self::new()), |end| Self::behind(connection, end))
     }
 
-    /// Looks again where the chain ends, by its records and not by what is kept beside them; none if that is the same.
+    /// Redetermines the end of the chain from its records instead of the cached values; `None` if unchanged.
     fn settle(
         &mut self,
         connection: &Connection,
@@ -211,7 +212,7 @@ impl Chain {
         Ok(Some(()))
     }
 
-    /// Says whether a delta is one of the record that this chain ended with.
+    /// Returns whether a delta is based on the record at the end of this chain.
     fn has_framed(&self, body: &Kept) -> bool {
         matches!(body, Kept::Delta(_, base, digest) if self.framed == Some((*base, *digest)))
     }
@@ -240,11 +241,12 @@ impl Chain {
         Ok(())
     }
 
-    /// A repair follows the newest sound record, or that sound one before it that has the newest body, past all damage.
+    /// A repair follows the newest sound record, or an earlier sound record down to the newest body, past all
+    /// damage.
     fn check_repair(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
         let header = record.header();
         let sound = match self.id {
-            // Records of this batch are sound; those before them need not be looked at.
+            // Records of this batch are sound, so earlier records need no check.
             Some(id) if self.bodies == 0 => {
                 let path = header.branch.clone();
                 let branch = Branch { id, path, open: true, newest: self.newest, gone: None };
@@ -273,7 +275,7 @@ fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
     format!("its `prev` is {}, the record before has digest {}", text(found), text(expect))
 }
 
-/// Says whether all was kept as it was packed, and where the main branch ends if this added to it.
+/// Returns whether every body was stored as packed, and the end of the main branch if the batch adds to it.
 fn write(
     connection: &Connection,
     place: &Place,
@@ -285,7 +287,7 @@ fn write(
     let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
-        // Of the main branch, the row of the run says it.
+        // The row of the run has the end of the main branch.
         let own = (!path.is_main()).then(|| (chain.open, int(chain.newest), int(chain.bodies)));
         if chain.id.is_none() {
             chain.id = Some(open_branch(connection, run, path, own)?);
@@ -320,7 +322,7 @@ fn write(
         };
         bytes += write_record(connection, id, record, packed, body)?;
         if record.header().branch.is_main() {
-            // A repair may stand before the newest, which is not there any more.
+            // A repair may precede the newest seq, whose record is missing.
             let newest = Newest::new(record.digest(), body.codec());
             let record = (record.header().seq == chain.newest).then_some(newest);
             end = Some(End { branch: id, newest: chain.newest, record });
@@ -348,7 +350,7 @@ fn take_in(connection: &Connection, run: i64, consumed: &[String]) -> Result<(),
     Ok(connection.pragma_update(None, "secure_delete", "FAST")?)
 }
 
-/// Opens a branch; `end` is whether it is open, its newest seq and its bodies, if they are to stand in its own row.
+/// Opens a branch. `end` has its open flag, newest seq and bodies, unless the row of the run stores them.
 fn open_branch(
     connection: &Connection,
     run: i64,
@@ -366,8 +368,8 @@ fn open_branch(
     Ok(id)
 }
 
-/// Says whether the record that a delta needs is still kept in a frame, and is the one that was meant: it may have been
-/// moved to quarantine since, or the run deleted and made anew.
+/// Returns whether the base of a delta is still stored as a frame with the expected digest. It may be in
+/// quarantine by now, or the run may have been recreated.
 fn is_base_there(connection: &Connection, branch: i64, body: &Kept) -> Result<bool, Failure> {
     let Kept::Delta(_, base, digest) = body else { return Ok(true) };
     let found = connection
@@ -403,7 +405,7 @@ fn write_record(
     Ok(packed.header.len() + body.map_or(0, <[u8]>::len))
 }
 
-/// Where the main branch ends after a batch, and how many bodies that adds to it.
+/// The end of the main branch after a batch, with the number of added bodies.
 #[derive(Debug, Clone, Copy)]
 struct MainEnd {
     branch: Option<i64>,

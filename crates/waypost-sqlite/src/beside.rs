@@ -1,11 +1,11 @@
-//! The folder of a database for what is not in it: locks, and what people read of its runs.
+//! The folder of a database for locks and run files.
 //!
-//! Runs are named by people, so two databases may well have runs of one name. They must not share a lock, which would
-//! hold up the one for the other, nor a log, in which each would miss what only the other has. So every database has a
-//! folder of its own:
+//! People choose run ids, so two databases may contain runs with the same id. Such runs must not share a
+//! lock, which would block either run. They must not share a log either, because tail-loss detection would
+//! report the records of the other run as lost. So every database has its own folder:
 //!
 //! ```text
-//!   .waypost/waypost.db    .waypost/{locks,runs}                the usual one: its folder is its own anyway
+//!   .waypost/waypost.db    .waypost/{locks,runs}                usual name: the parent folder
 //!   reports/sales.db       reports/sales.db.waypost/{locks,runs}
 //! ```
 
@@ -14,15 +14,15 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// The name of a database that has the folder around it to itself.
+/// Name of a database that uses its parent folder.
 const USUAL_NAME: &str = "waypost.db";
-/// What is added to any other name.
+/// Suffix of the folder of any other database.
 const SUFFIX: &str = ".waypost";
 
 /// Returns the folder that holds `locks` and `runs` of the database at `file`.
 ///
-/// That is the folder around it if it is called `waypost.db`, else one beside it: `sales.db.waypost` for `sales.db`.
-/// Links are followed where the database is there, so that all names of a database give one folder.
+/// For `waypost.db` this is the parent folder, else a sibling folder: `sales.db.waypost` for `sales.db`.
+/// Links to an existing database are resolved, so that all its names yield the same folder.
 pub fn folder_of(file: &Path) -> PathBuf {
     let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let mut name = match file.file_name() {
@@ -33,7 +33,7 @@ pub fn folder_of(file: &Path) -> PathBuf {
     file.with_file_name(name)
 }
 
-/// Makes the folder if it is not the one around the database, for its owner only, and has git ignore it.
+/// Creates the folder with mode 0700 unless it is the parent folder, and makes git ignore its content.
 pub(crate) fn make(file: &Path, folder: &Path) -> io::Result<()> {
     if file.parent() == Some(folder) {
         return Ok(());
@@ -45,11 +45,11 @@ pub(crate) fn make(file: &Path, folder: &Path) -> io::Result<()> {
     ignored_by_git(folder, "*\n")
 }
 
-/// Has git ignore what is in a folder, by these lines, unless it has others there: a file that a full disk or a kill left
-/// empty ignores nothing.
+/// Writes `lines` to the `.gitignore` of a folder, unless the file has content. An empty file, left by a full
+/// disk or a kill, is filled.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn ignored_by_git(folder: &Path, lines: &str) -> io::Result<()> {
     let file = folder.join(".gitignore");
     if std::fs::metadata(&file).is_ok_and(|found| found.len() > 0) {

@@ -1,8 +1,8 @@
-//! Branches of a run, and where they end.
+//! Branches of a run and their ends.
 //!
-//! How far a branch goes is kept apart from its records, so that one that is no longer found is missed. A branch has a row
-//! for that. Of the main branch it stands in the row of its run, `main` and `main_*`, and its own says nothing: every
-//! commit writes the row of its run anyway, and a page less is written and synced.
+//! The end of a branch is stored apart from its records, so that a lost record is detected. It is a row of
+//! `branches`, except for the main branch. Every commit updates the row of the run anyway, so the end of the
+//! main branch is there (`main`, `main_*`). This saves a page write per commit.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ pub(crate) struct Branch {
     pub(crate) id: i64,
     pub(crate) path: BranchPath,
     pub(crate) open: bool,
-    /// The highest seq that it ever had.
+    /// The highest seq ever used.
     pub(crate) newest: u64,
-    /// Records above this seq are missed, if any are.
+    /// The seq above which records are lost, if any are.
     pub(crate) gone: Option<(u64, Arc<Gone>)>,
 }
 
-/// A row of a branch; what is not in it stands in the row of its run.
+/// A row of `branches`; for the main branch the missing values are in the row of the run.
 struct BranchRow {
     id: i64,
     path: String,
@@ -73,7 +73,8 @@ impl Branch {
         row.map(|row| row.branch(connection, run)).transpose()
     }
 
-    /// As [`find`](Self::find), for readers: makes sure that it is not the index that has lost the branch.
+    /// Finds a branch for a reader. If the index lacks the branch, a table scan checks that the index is
+    /// intact.
     pub(crate) fn get(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<Self>, Failure> {
         let found = Self::find(connection, run, path)?;
         let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
@@ -83,7 +84,7 @@ impl Branch {
         Ok(found)
     }
 
-    /// Lists branches in the order in which they were opened, beginning with the first whose id is at least `from`.
+    /// Lists branches in opening order, starting with the first id of at least `from`.
     pub(crate) fn list(
         connection: &Connection,
         run: i64,
@@ -101,7 +102,7 @@ impl Branch {
         Ok(branches)
     }
 
-    /// Lists the main branch, and the branches that were opened last.
+    /// Lists the main branch and the most recently opened branches.
     pub(crate) fn newest(connection: &Connection, run: i64, limit: usize) -> Result<Vec<Self>, Failure> {
         let mut branches: Vec<_> = Self::find(connection, run, &BranchPath::main())?.into_iter().collect();
         let from: Option<i64> = connection
@@ -114,12 +115,12 @@ impl Branch {
         Ok(branches)
     }
 
-    /// Makes `newest` what the records say, in case that it was damaged; `run` is the row of the run.
+    /// Corrects a damaged `newest` from the records; `run` is the row of the run.
     pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
         counters::believed(connection, run, self.look_beyond(connection, run)?)
     }
 
-    /// Looks for records beyond `newest`.
+    /// Extends `newest` by records beyond it.
     fn look_beyond(mut self, connection: &Connection, run: i64) -> Result<Self, Failure> {
         let beyond = connection
             .prepare_cached("SELECT max(key), count(*) FROM records WHERE key > ?1 AND key <= ?2")?
@@ -132,15 +133,15 @@ impl Branch {
                 self.newest = seq_of(last)
             }
             Ok(_) => self.newest = self.reached_from(connection, counters::missed(connection, run)?)?,
-            // The page is damaged; the rows themselves will say so.
+            // The page is damaged; reading the rows reports the damage.
             Err(fault) if fault.is_corrupt() => {}
             Err(fault) => return Err(fault.into()),
         }
         Ok(self)
     }
 
-    /// Returns how far the rows beyond `newest` go with no more gaps than rows of the run are missed: one bit of the key of
-    /// a row, changed, makes it the row of a record that never was, millions behind the last.
+    /// Returns the end of the rows beyond `newest`, with at most as many gaps as the run lacks rows. A
+    /// flipped bit in a key turns a row into a nonexistent record millions of seqs later.
     fn reached_from(&self, connection: &Connection, mut missed: u64) -> Result<u64, Failure> {
         let sql = "SELECT min(key) FROM records WHERE key > ?1 AND key <= ?2";
         let mut next = connection.prepare_cached(sql)?;
@@ -148,7 +149,7 @@ impl Branch {
         loop {
             let bounds = [key(self.id, newest), key(self.id, SEQ_MAX)];
             let Some(row) = next.query_row(bounds, |row| row.get::<_, Option<i64>>(0))? else { break };
-            // Rows that are out of order are found where they are not.
+            // Out-of-order rows are found at the wrong place.
             let gap = seq_of(row).checked_sub(newest + 1);
             let Some(rest) = gap.and_then(|gap| missed.checked_sub(gap)) else { break };
             (newest, missed) = (seq_of(row), rest);
@@ -156,7 +157,7 @@ impl Branch {
         Ok(newest)
     }
 
-    /// Makes it known that the branch has had a record `seq`, be it gone.
+    /// Records that the branch once had record `seq`, even if it is lost.
     pub(crate) fn reach(&self, connection: &Connection, run: i64, seq: u64) -> Result<(), Failure> {
         if self.path.is_main() {
             connection
@@ -170,7 +171,7 @@ impl Branch {
         Ok(())
     }
 
-    /// Counts bodies that went.
+    /// Subtracts dropped bodies from the count.
     pub(crate) fn drop_bodies(&self, connection: &Connection, run: i64, count: i64) -> Result<(), Failure> {
         if self.path.is_main() {
             connection
@@ -185,17 +186,17 @@ impl Branch {
     }
 }
 
-/// The end of a branch, as an append must know it.
+/// The end of a branch, as needed by an append.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     pub(crate) branch: i64,
-    /// The highest seq that the branch ever had.
+    /// The highest seq ever used.
     pub(crate) newest: u64,
-    /// The record of that seq; none if it is not there.
+    /// The record with this seq; `None` if it is missing.
     pub(crate) record: Option<Newest>,
 }
 
-/// What an append must know of the record that a branch ends with.
+/// Properties of the newest record that an append needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Newest {
     pub(crate) digest: Digest,
@@ -207,17 +208,17 @@ impl Newest {
         Self { digest, codec }
     }
 
-    /// Says whether its body is kept in a frame, so that the next one may be a delta of it.
+    /// Returns whether the body is stored as a frame, so that the next body may be a delta of it.
     pub(crate) fn is_framed(&self) -> bool {
         matches!(self.codec, Some(CODEC_FULL | CODEC_DELTA))
     }
 }
 
-// What an append looks up is one statement each.
+// An append looks up each end with a single statement.
 const _: () = assert!(SEQ_BITS == 32, "the statements below make keys");
 
 impl End {
-    /// Finds a run and the end of its main branch; none of that if what is kept of it cannot be.
+    /// Finds a run and the end of its main branch; the end is `None` if the stored values are impossible.
     pub(crate) fn of_main(
         connection: &Connection,
         run: &RunId,
@@ -233,7 +234,7 @@ impl End {
         Ok(Some((RunRow::read(row)?, Self::read(row, 5)?)))
     }
 
-    /// Finds the end of another branch.
+    /// Finds the end of a child branch.
     pub(crate) fn of_child(
         connection: &Connection,
         run: i64,
@@ -250,7 +251,7 @@ impl End {
         Ok(Some(end.ok_or_else(|| Fault::corrupt(format!("the end of branch {path} cannot be")))?))
     }
 
-    /// Reads the columns from `at` on.
+    /// Reads the columns from index `at`.
     fn read(row: &Row<'_>, at: usize) -> Result<Option<Self>, Failure> {
         let (branch, newest) = (row.get::<_, i64>(at)?, row.get::<_, i64>(at + 1)?);
         let newest = u64::try_from(newest).ok().filter(|newest| *newest <= SEQ_MAX);
@@ -262,13 +263,13 @@ impl End {
     }
 }
 
-/// Returns seq and digest of the newest row of a branch that is kept as ending at `newest`.
+/// Returns seq and digest of the newest row of a branch with this stored end.
 pub(crate) fn newest_row(
     connection: &Connection,
     branch: i64,
     newest: u64,
 ) -> Result<Option<(u64, Digest)>, Failure> {
-    // Most often it is where the branch says.
+    // Usually the row is at the stored end.
     let mut at = connection.prepare_cached("SELECT digest FROM records WHERE key = ?1")?;
     let mut rows = at.query([key(branch, newest)])?;
     if let Some(row) = rows.next()? {

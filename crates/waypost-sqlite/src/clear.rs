@@ -1,5 +1,5 @@
-//! Room on a disk that is full: there, nothing can be written to a database, not even that a run is gone. What can be
-//! removed without writing is what lies beside the database.
+//! Reclaims disk space next to a database on a full disk. There the database is not writable, even to delete
+//! a run, but files can still be removed.
 
 use std::fs;
 use std::io;
@@ -10,17 +10,18 @@ use waypost::store::StoreError;
 
 use crate::{lease, open, recent, witness};
 
-/// The log of a run, which tells of its records.
+/// The event log of a run, needed to detect lost records.
 const EVENTS_FILE: &str = "events.jsonl";
 
-/// Removes the logs and other files of a run beside the database at `path`, but for those by which its records would be
-/// missed; writes nothing.
+/// Removes the files of a run next to the database at `path`, except those needed to detect lost records. The
+/// database is not written.
 ///
-/// For a run that is to be deleted where that found no room. What is left is a run whose steps have no logs.
+/// Intended for a run whose deletion failed on a full disk. The run remains, but without step logs.
 ///
 /// # Errors
-/// - [`StoreError::Held`]: somebody works on the run; nothing was removed.
-/// - [`StoreError::Io`], [`StoreError::Full`]: it cannot be locked, or a file not be removed; others are gone.
+/// - [`StoreError::Held`]: a worker holds the run; nothing was removed.
+/// - [`StoreError::Io`], [`StoreError::Full`]: the run cannot be locked, or a file cannot be removed; other
+///   files may be gone.
 pub fn clear_files(path: &Path, run: &RunId) -> Result<(), StoreError> {
     let place = open::find(path)?;
     let folder = witness::folder_of(&place, run);

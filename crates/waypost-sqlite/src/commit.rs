@@ -1,9 +1,9 @@
-//! The one path by which anything is written, and how tasks share a sync.
+//! The single write path, and group commit: concurrent tasks share a sync.
 //!
-//! Work is queued; whoever finds the queue empty leads: it gives others one turn of the runtime to queue theirs, then
-//! carries out all that waits in one transaction, with one sync. A single run pays no thread hop for that, and a
-//! hundred runs share a sync (docs/decisions/0004-commit-path.md). Where many share commits, a thread leads for them
-//! (`crowd.rs`), so that their work goes on meanwhile.
+//! Writes are queued. The first task in an empty queue becomes the leader. It yields once, so that other
+//! tasks can queue, and then commits all queued work in a single transaction with a single sync. A single run
+//! pays no thread hop, and a hundred runs share a sync (docs/decisions/0004-commit-path.md). While many tasks
+//! share commits, a thread leads instead (`crowd.rs`), so that the tasks continue meanwhile.
 //!
 //! ```text
 //!   task A   queue --- yield --- [ BEGIN  A B C  COMMIT+sync ] [ BEGIN  D E ... ] ---> answer
@@ -11,13 +11,13 @@
 //!   task D                            queue -------------------------------------> answer
 //! ```
 //!
-//! Leading is done when a [`Turn`] is dropped. So a task that is cancelled at the yield still leads, and nobody behind
-//! it waits for ever. What is refused (a lost lease, a broken chain) is refused before it has changed anything; if
-//! work fails after that, the whole transaction is undone and each piece is carried out in one of its own, so that
-//! no neighbour suffers.
+//! Dropping a [`Turn`] leads. So a task cancelled at the yield still leads, and later tasks do not wait
+//! forever. A refusal (a lost lease, a broken chain) must precede any change. If work fails after a change,
+//! the transaction is rolled back, and each job is retried in its own transaction, so that other jobs do not
+//! suffer.
 //!
-//! After a failed sync nothing is written any more: what the disk holds is not known, and a second sync that succeeds
-//! would prove nothing, as the kernel has dropped the pages meanwhile.
+//! After a failed sync the writer refuses all writes: the content of the disk is unknown. A second successful
+//! sync would prove nothing, because the kernel has dropped the pages.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,20 +36,20 @@ use crate::present::Present;
 use crate::room::Room;
 use crate::schema;
 
-/// Most pieces of work in one transaction: bounds how long the first of them waits for the last.
+/// Most jobs per transaction; limits how long the first job waits for the last.
 const GROUP_JOBS_MAX: usize = 512;
-/// Most transactions that one task leads before another takes over, so that a busy store does not keep its own
-/// caller waiting for ever.
+/// Most transactions that a task leads before another task takes over, so that a busy store does not block
+/// its own caller forever.
 const LEAD_GROUPS_MAX: usize = 16;
-/// How long commits of `async` runs may go on without a sync.
+/// Longest time without a sync for commits of `async` runs.
 const UNSYNCED_MAX: Duration = Duration::from_secs(1);
 
-/// Locks, and goes on after a panic elsewhere: what these locks guard is consistent between statements.
+/// Locks a mutex, even after a panic: the guarded data is consistent between statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The connection that writes.
+/// The writing connection.
 #[derive(Debug)]
 struct Link {
     connection: Connection,
@@ -57,11 +57,11 @@ struct Link {
     room: Room,
     level: Durability,
     synced: Instant,
-    /// What SQLite counted when the schema was last seen to be ours: a commit of another connection changes it.
+    /// SQLite's change counter at the last schema check; commits of other connections change it.
     seen: Option<i64>,
 }
 
-/// Everything that is written goes through here.
+/// The writer: all writes of a store pass through it.
 pub(crate) struct Writer {
     place: Arc<Place>,
     queue: Mutex<Vec<Box<dyn Job>>>,
@@ -82,13 +82,13 @@ impl Drop for Writer {
         if let Some(link) = lock(&self.link).as_ref()
             && link.present.check_seen().is_ok()
         {
-            // Where it fails the log stays, and the next who opens the database reads it.
+            // On an error the log stays, and the next process to open the database reads it.
             let _ = open::end_log(&link.connection, true);
         }
     }
 }
 
-/// The duty to lead, discharged when it is dropped.
+/// The duty to lead, fulfilled on drop.
 struct Turn(Arc<Writer>);
 
 impl Drop for Turn {
@@ -97,7 +97,7 @@ impl Drop for Turn {
     }
 }
 
-/// The connection that writes, lent for reading.
+/// The writing connection, lent for reading.
 pub(crate) struct Borrowed<'a> {
     writer: &'a Arc<Writer>,
     guard: Option<MutexGuard<'a, Option<Link>>>,
@@ -113,16 +113,16 @@ impl Borrowed<'_> {
 impl Drop for Borrowed<'_> {
     fn drop(&mut self) {
         self.guard = None;
-        // Whoever came meanwhile has queued and left the rest to whoever had the connection.
+        // Tasks that queued meanwhile left the commit to the holder of the connection.
         if !lock(&self.writer.queue).is_empty() {
             self.writer.lead();
         }
     }
 }
 
-/// How a transaction ended that was not committed.
+/// Why a transaction was not committed.
 enum Undone {
-    /// One piece of work failed after it had changed something.
+    /// A job failed after a change.
     Spoilt,
     /// The transaction itself failed.
     Failed(Fault),
@@ -143,17 +143,17 @@ impl Writer {
         }
     }
 
-    /// Returns how many transactions were committed.
+    /// Returns the number of committed transactions.
     pub(crate) fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }
 
-    /// Carries out `work` in a transaction and returns when it is as durable as asked.
+    /// Runs `work` in a transaction and returns after the requested durability.
     ///
-    /// `work` may be called more than once, each time on a transaction that knows nothing of the time before. What it
-    /// refuses it must refuse before it changes anything; otherwise its neighbours are done again.
+    /// `work` may run several times, each time on a fresh transaction. A refusal must precede any change; if
+    /// it does not, the other jobs of the transaction run again.
     ///
-    /// If the returned future is dropped, the work may or may not be done.
+    /// If the returned future is dropped, the work may or may not be committed.
     pub(crate) async fn write<T, F>(
         self: &Arc<Self>,
         durability: Durability,
@@ -166,7 +166,7 @@ impl Writer {
         self.queue(durability, Writes::Rows, work).await
     }
 
-    /// As [`write`](Self::write), for work that appends to a run, and keeps true what is known of its end.
+    /// As [`write`](Self::write), for appends, which keep the cached end of the run current.
     pub(crate) async fn append<T, F>(
         self: &Arc<Self>,
         durability: Durability,
@@ -179,7 +179,8 @@ impl Writer {
         self.queue(durability, Writes::Records, work).await
     }
 
-    /// As [`write`](Self::write), not waiting for the disk, for work that moves pages and leaves every row as it is.
+    /// As [`write`](Self::write), without waiting for the disk, for work that moves pages and does not change
+    /// rows.
     pub(crate) async fn move_pages<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -210,7 +211,7 @@ impl Writer {
             tokio::task::yield_now().await;
             drop(turn);
         }
-        // The work comes back whole, so that whoever did it lets go of nothing: memory is given back where it was taken.
+        // The whole job returns to its caller, so that the allocating thread frees the memory.
         let done = answer
             .await
             .map_err(|lost| StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })?;
@@ -219,7 +220,7 @@ impl Writer {
         outcome
     }
 
-    /// Lends the connection for reading, if nobody has it; what is queued meanwhile is committed when it comes back.
+    /// Lends the connection for reading, if it is free. Jobs queued meanwhile are committed on return.
     pub(crate) fn borrow(self: &Arc<Self>) -> Option<Borrowed<'_>> {
         let guard = match self.link.try_lock() {
             Ok(guard) => guard,
@@ -229,14 +230,14 @@ impl Writer {
         guard.is_some().then_some(Borrowed { writer: self, guard: Some(guard) })
     }
 
-    /// Commits what waits until nothing waits, unless somebody else is at it.
+    /// Commits queued jobs until the queue is empty, unless another thread is leading.
     pub(crate) fn lead(self: &Arc<Self>) {
         let mut groups = 0;
         loop {
             let mut guard = match self.link.try_lock() {
                 Ok(guard) => guard,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Its holder looks at the queue again after it has let go.
+                // The holder of the connection checks the queue after its release.
                 Err(TryLockError::WouldBlock) => return,
             };
             loop {
@@ -257,7 +258,7 @@ impl Writer {
                 }
             }
             drop(guard);
-            // Queued between the last look and the unlock.
+            // A job may arrive between the last check and the unlock.
             if lock(&self.queue).is_empty() {
                 return;
             }
@@ -283,7 +284,7 @@ impl Writer {
                 Err(Undone::Failed(fault)) if fault.is_busy() || fault.is_failed_sync() => {
                     return jobs.into_iter().for_each(|job| job.refuse(fault.to_store_error(&self.place)));
                 }
-                // One of them is at fault, or too large for what space is left: the others may still be done.
+                // A job is at fault, or too large for the remaining space: the other jobs may still succeed.
                 Err(_) => {}
             }
         }
@@ -292,13 +293,13 @@ impl Writer {
 
     fn commit_alone(&self, link: &mut Link, mut job: Box<dyn Job>) {
         match self.attempt(link, std::slice::from_mut(&mut job)) {
-            // Spoilt: its own outcome says why.
+            // Spoilt: the outcome of the job has the reason.
             Ok(()) | Err(Undone::Spoilt) => job.answer(),
             Err(Undone::Failed(fault)) => job.refuse(fault.to_store_error(&self.place)),
         }
     }
 
-    /// Carries out `jobs` in one transaction, all or nothing.
+    /// Runs `jobs` in a single transaction, all or nothing.
     fn attempt(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
         if self.poisoned.load(Ordering::Relaxed) {
             for job in jobs {
@@ -310,7 +311,7 @@ impl Writer {
         if let Err(undone) = &result {
             self.place.ends.forget_all();
             if !link.connection.is_autocommit() {
-                // Fails only where the transaction is gone already.
+                // Fails only if the transaction has already ended.
                 let _ = link.connection.execute_batch("ROLLBACK");
             }
             let failed_sync = match undone {
@@ -369,17 +370,17 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until what is queued is committed, and nobody but the caller has this.
+    /// Waits until the queue is committed and the writer thread has ended.
     pub(crate) fn settle(&self) {
         self.crowd.dissolve();
     }
 
-    /// Ends the connection, with a sync of what was acknowledged before one.
+    /// Closes the connection after a sync of all acknowledged work.
     pub(crate) fn close(&self) -> Result<(), StoreError> {
         self.settle();
         let Some(link) = lock(&self.link).take() else { return Ok(()) };
         if let Err(missing) = link.present.check_seen() {
-            // The log is left as it is to those who have it now: `open::writer` has seen to that.
+            // The log stays for its current users; `open::writer` has disabled its removal.
             return Err(missing.to_store_error());
         }
         let error = |error: rusqlite::Error| Fault::from(error).to_store_error(&self.place);
@@ -389,7 +390,7 @@ impl Writer {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .map_err(error)?;
-        // Another process is copying the log into the database right now; that began with the same sync.
+        // Another process may be copying the log right now, which starts with the same sync.
         debug_assert!(busy == 0 || busy == 1, "SQLite documents 0 and 1");
         open::end_log(&link.connection, true).map_err(error)?;
         link.connection.close().map_err(|(_, closed)| error(closed))
@@ -397,7 +398,7 @@ impl Writer {
 }
 
 impl Link {
-    /// Waits for the disk if one of the jobs asks for that, or if none has for too long.
+    /// Syncs the commit if a job requests this, or if the last sync is too long ago.
     fn set_level(&mut self, mut asked: impl Iterator<Item = Durability>) -> Result<(), Undone> {
         let sync = asked.any(|durability| durability == Durability::Sync);
         let level =
@@ -414,30 +415,30 @@ fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
     connection.prepare_cached(sql)?.execute([]).map(drop)
 }
 
-/// What a piece of work changes.
+/// The kind of change of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writes {
     /// Any rows.
     Rows,
-    /// Records of a run that is there, and the rows that tell of them.
+    /// Records of an existing run, and the rows of their summary.
     Records,
-    /// The places of pages in the file.
+    /// The positions of pages in the file.
     Pages,
 }
 
-/// A piece of work in the queue.
+/// A queued job.
 trait Job: Send {
     fn durability(&self) -> Durability;
     fn writes(&self) -> Writes;
-    /// Does it; `false` if it failed, which it keeps to itself until it answers.
+    /// Runs the job. Returns `false` on failure; the outcome is kept for `answer`.
     fn apply(&mut self, connection: &Connection, place: &Place) -> bool;
-    /// Makes `error` its outcome.
+    /// Sets the outcome to `error`.
     fn spoil(&mut self, error: StoreError);
-    /// Says whether its outcome is a failed sync.
+    /// Returns whether the outcome is a failed sync.
     fn failed_sync(&self) -> bool;
-    /// Tells its outcome to whoever waits; that nobody does any more is no error.
+    /// Sends the outcome to the caller, who may be gone.
     fn answer(self: Box<Self>);
-    /// Tells that nothing of it was done.
+    /// Fails the job without effect.
     fn refuse(self: Box<Self>, error: StoreError);
 }
 
@@ -446,7 +447,7 @@ struct Work<T, F> {
     durability: Durability,
     writes: Writes,
     outcome: Option<(Result<T, StoreError>, bool)>,
-    /// Gone once it is answered.
+    /// `None` after the answer.
     to: Option<oneshot::Sender<Box<Self>>>,
 }
 

@@ -1,9 +1,9 @@
-//! What is kept beside the records although they say it too: where a branch ends, how many records and branches there are.
+//! Redundant values next to the records: ends of branches, and counts of records and branches.
 //!
-//! These columns save reading records, and no digest covers them. So none of them decides alone: where a branch ends,
-//! its rows decide, and what `newest` says beyond them counts only as far as rows are really missed; an append that finds
-//! its branch to end elsewhere looks again and writes the right end. Everything else is compared with the records when
-//! somebody asks for that ([`findings`]), and mended when the run is taken up ([`mend`]).
+//! These columns save reading records, but are not covered by a digest. So they never decide alone. The end
+//! of a branch is decided by its rows; `newest` counts beyond them only as far as rows are really lost. An
+//! append that finds another end rechecks and writes the correct end. The other values are compared with the
+//! records on request ([`findings`]) and corrected when a lease is acquired ([`mend`]).
 
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::BranchPath;
@@ -13,16 +13,17 @@ use crate::fault::{Failure, Fault};
 use crate::read::View;
 use crate::rows::{SEQ_MAX, int, is_in_quarantine, key, seq_of};
 
-/// Most records of a run that are counted anew whenever it is taken up: some pages.
+/// Most records of a run that are always recounted at a resume: a few pages.
 const RECOUNT_ALWAYS_MAX: i64 = 200;
-/// Most records of a run that are counted anew if the ends of its branches contradict the count: some milliseconds.
+/// Most records of a run to recount if the ends of branches contradict the count: a few
+/// milliseconds.
 const RECOUNT_MAX: i64 = 10_000;
-/// Rows of a branch that are looked up one by one where its end is not found: some milliseconds.
+/// Most rows of a branch to look up individually if the end is missing: a few milliseconds.
 const LOOKED_UP_MAX: usize = 1_000;
-/// Branches read from the table at once.
+/// Branches read from the table per query.
 const BRANCHES_AT_ONCE: usize = 256;
 
-/// Records of branches that are not there; looks at one record a branch.
+/// Finds records of missing branches, with a single lookup per branch.
 const ORPHANS: &str = "WITH RECURSIVE ids (id) AS (
          SELECT min(key) >> 32 FROM records
          UNION ALL
@@ -34,16 +35,16 @@ const COUNTED: &str = "SELECT count(*), ifnull(sum(length(header) + ifnull(lengt
      FROM branches JOIN records ON key BETWEEN (branches.id << 32) + 1 AND ((branches.id << 32) | 4294967295)
      WHERE branches.run = ?1";
 
-/// Records of a run up to where its branches are kept to end.
+/// Counts the records of a run up to the stored ends of its branches.
 const WITHIN: &str = "SELECT count(*)
      FROM branches JOIN runs ON runs.id = branches.run
      JOIN records ON key BETWEEN (branches.id << 32) + 1 AND ((branches.id << 32) | ifnull(branches.newest, runs.main_newest))
      WHERE runs.id = ?1";
 
-/// Lowers `newest` where it is beyond all rows by more than are missed.
+/// Lowers `newest` if it exceeds the rows by more than the lost rows.
 ///
-/// That a row is missed, the run's count of all its records tells: `newest` alone, changed by one bit, would make
-/// millions of them.
+/// The number of lost rows comes from the run's record count. A flipped bit in `newest` alone would imply
+/// millions of lost rows.
 pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Result<Branch, Failure> {
     let newest = key(branch.id, branch.newest);
     let there = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([newest]);
@@ -55,7 +56,7 @@ pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Res
         Err(fault) => return Err(fault.into()),
     }
     match lowered(connection, run, branch.clone()) {
-        // Pages are damaged; what is missed on them cannot be told from what never was.
+        // Pages are damaged, so lost rows cannot be distinguished from rows that never existed.
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Ok(branch),
         lowered => lowered,
     }
@@ -63,7 +64,7 @@ pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Res
 
 fn lowered(connection: &Connection, run: i64, mut branch: Branch) -> Result<Branch, Failure> {
     if is_out_of_order(connection, &branch)? {
-        // Rows are there and are not found: what is missed cannot be told from the rows.
+        // Rows exist but are not found, so the rows do not show what is lost.
         let (expected, _) = kept(connection, run)?;
         branch.newest = branch.newest.min(u64::try_from(expected).unwrap_or(0));
         return Ok(branch);
@@ -80,7 +81,7 @@ fn lowered(connection: &Connection, run: i64, mut branch: Branch) -> Result<Bran
     Ok(branch)
 }
 
-/// Says whether rows of a branch stand where they are not found: the key of one of them was changed.
+/// Returns whether rows of a branch are out of order, because a key was changed.
 fn is_out_of_order(connection: &Connection, branch: &Branch) -> Result<bool, Failure> {
     let sql = "SELECT key FROM records WHERE key BETWEEN ?1 AND ?2";
     let mut rows = connection.prepare_cached(sql)?;
@@ -97,34 +98,34 @@ fn is_out_of_order(connection: &Connection, branch: &Branch) -> Result<bool, Fai
     Ok(false)
 }
 
-/// Returns how many records of a run are missed, by the count that is kept of them.
+/// Returns the number of lost records of a run, by its stored count.
 pub(crate) fn missed(connection: &Connection, run: i64) -> Result<u64, Failure> {
     let (expected, _) = kept(connection, run)?;
-    // A row whose key was changed may stand among those of another branch, and is none of its.
+    // A row with a changed key may be among the rows of another branch, but does not belong to it.
     let there: i64 = connection.prepare_cached(WITHIN)?.query_row([run], |row| row.get(0))?;
     Ok(u64::try_from(expected - there).unwrap_or(0))
 }
 
-/// Finds a row behind the end of a branch: the key of one was changed, and is of no record.
+/// Finds a row after the end of a branch: its key was changed, and the row does not belong to a record.
 fn stray(connection: &Connection, branch: &Branch) -> Result<Option<i64>, Failure> {
     let sql = "SELECT min(key) FROM records WHERE key > ?1 AND key <= ?2";
     let bounds = [key(branch.id, branch.newest), key(branch.id, SEQ_MAX)];
     Ok(connection.prepare_cached(sql)?.query_row(bounds, |row| row.get(0))?)
 }
 
-/// Counts the records of a run, and their bytes.
+/// Counts the records of a run and their bytes.
 fn counted(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
     Ok(connection.prepare_cached(COUNTED)?.query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
-/// Returns how many records a run has, and their bytes, as kept.
+/// Returns the stored counts of records and bytes of a run.
 fn kept(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
     Ok(connection
         .prepare_cached("SELECT checkpoints, bytes FROM runs WHERE id = ?1")?
         .query_row([run], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
-/// Returns how many branches a run has opened, as kept, and how many there are.
+/// Returns the stored and the actual number of branches of a run.
 fn branch_counts(connection: &Connection, run: i64) -> Result<(i64, i64), Failure> {
     Ok(connection
         .prepare_cached(
@@ -140,8 +141,8 @@ fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Fai
     Ok(ids.optional()?)
 }
 
-/// Sees that no branch of a run has vanished: the main one is there, and fewer are found than were opened only if there are
-/// records of none.
+/// Checks that all branches of a run exist: the main branch is found, and a shortfall has no orphaned
+/// records.
 pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
     let main = "SELECT 1 FROM branches WHERE run = ?1 AND path = 'main'";
     if !connection.prepare_cached(main)?.exists([run])? {
@@ -162,7 +163,7 @@ pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Fa
     Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
 }
 
-/// Says where the columns of a run contradict its records, one sentence each.
+/// Returns the contradictions between a run's columns and its records, a sentence each.
 pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> {
     let kept = kept(view.connection, id)?;
     let (checkpoints, bytes) = counted(view.connection, id)?;
@@ -203,7 +204,7 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
     Ok(found)
 }
 
-/// Makes the counts of a run what its records say, where nothing of it is missed.
+/// Corrects the counts of a run from its records, if nothing is lost.
 pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
     let (opened, found) = branch_counts(connection, id)?;
     check_branches(connection, id)?;
@@ -235,7 +236,7 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes what the row of a run says of its main branch what the branch and its records say.
+/// Corrects the main branch's values in the row of a run from the branch and its records.
 fn mend_main(connection: &Connection, id: i64) -> Result<(), Failure> {
     let Some((kept, main)) = main_ids(connection, id)? else { return Ok(()) };
     if kept != main {
@@ -251,7 +252,7 @@ fn mend_main(connection: &Connection, id: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the count of a run's bytes what its records say, if they are few enough to be counted.
+/// Corrects the byte count of a run from its records, if there are few enough to count.
 pub(crate) fn mend_bytes(connection: &Connection, id: i64) -> Result<(), Failure> {
     if most(connection, id)? > RECOUNT_MAX {
         return Ok(());
@@ -261,13 +262,13 @@ pub(crate) fn mend_bytes(connection: &Connection, id: i64) -> Result<(), Failure
     Ok(())
 }
 
-/// Says how many records a run has at most, by the ends of its branches.
+/// Returns an upper bound for the records of a run, by the ends of its branches.
 fn most(connection: &Connection, run: i64) -> Result<i64, Failure> {
     let sql = "SELECT main_newest + ifnull((SELECT sum(newest) FROM branches WHERE run = ?1), 0) FROM runs WHERE id = ?1";
     Ok(connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?)
 }
 
-/// Says how many records of a branch are neither there nor in quarantine.
+/// Returns the number of records of a branch that are neither present nor in quarantine.
 fn absent(connection: &Connection, branch: &Branch) -> Result<i64, Failure> {
     let sql = "SELECT ?3 - (SELECT count(*) FROM records WHERE key BETWEEN ?1 AND ?2)
          - (SELECT count(DISTINCT key) FROM quarantine WHERE key BETWEEN ?1 AND ?2

@@ -1,7 +1,7 @@
-//! A thread that commits while many share commits.
+//! Group commit on a thread, while many tasks share commits.
 //!
-//! Whoever leads a commit does so on its own thread, which is best for few. With many, their work and the commits should
-//! go on side by side: on a runtime with one thread nobody gets anywhere while one of them leads.
+//! A leader commits on its own thread. For few tasks this is best. With many tasks, work and commits should
+//! overlap: on a single-threaded runtime all tasks stop while a task leads.
 //!
 //! ```text
 //!   runtime   A B C queue   D E F queue   G H queue ...
@@ -9,8 +9,8 @@
 //!   thread         +---> [ A B C  sync ] [ D E F  sync ] ...
 //! ```
 //!
-//! The thread begins when a commit is first shared by many, and what comes soon after goes to it, too; a run that is
-//! by itself again has its commits made where it is (docs/decisions/0004-commit-path.md).
+//! The thread starts with the first commit of many jobs, and also commits the jobs that follow soon after. A
+//! run that is alone again commits on its own thread (docs/decisions/0004-commit-path.md).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,25 +20,25 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::commit::{Writer, lock};
 
-/// So many that share a commit are a crowd: below that, waking a thread costs more than they gain.
+/// Fewest jobs per commit for use of the thread; below this limit, waking a thread costs more than the gain.
 const CROWD_JOBS: usize = 8;
-/// Commits that nobody shares until there is no crowd any more, counted from the last that many shared. With many runs the
-/// first to come is often alone.
+/// Number of single-job commits after the last large commit until the thread is no longer used. With many
+/// runs, the first job is often alone.
 const LONELY_MAX: u32 = 64;
 
 thread_local! {
     static SHARED_BY_MANY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says whether the commit that is under way on this thread is shared by many.
+/// Returns whether the current commit of this thread has many jobs.
 pub(crate) fn is_shared_by_many() -> bool {
     SHARED_BY_MANY.get()
 }
 
-/// Knows whether many share commits, and has the thread that makes them then.
+/// Tracks whether many tasks share commits, and owns the committing thread.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
-    /// How many lonely commits are left until it is over.
+    /// Remaining single-job commits before the thread is no longer used.
     patience: AtomicU32,
     thread: Mutex<Option<Thread>>,
 }
@@ -50,19 +50,19 @@ struct Thread {
 }
 
 impl Crowd {
-    /// Takes note of a commit that so many are about to share.
+    /// Records the number of jobs of the next commit.
     pub(crate) fn saw(&self, jobs: usize) {
         SHARED_BY_MANY.set(jobs >= CROWD_JOBS);
         if jobs >= CROWD_JOBS {
             self.patience.store(LONELY_MAX, Ordering::Relaxed);
         } else if jobs == 1 {
             let less = |patience: u32| patience.checked_sub(1);
-            // It is 0 where there is no crowd.
+            // The count is already 0 if the thread is not in use.
             let _ = self.patience.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 
-    /// Has the thread commit all that is queued, if there is a crowd; `false` if the caller has to.
+    /// Wakes the thread to commit the queue, if it is in use; `false` if the caller must lead.
     pub(crate) fn takes_over(&self, writer: &Arc<Writer>) -> bool {
         if self.patience.load(Ordering::Relaxed) == 0 {
             return false;
@@ -72,22 +72,22 @@ impl Crowd {
             *thread = start(Arc::downgrade(writer));
         }
         match thread.as_ref().map(|thread| thread.bell.try_send(())) {
-            // It is about to look anyway where it was called before.
+            // A full channel means that a wake-up is already pending.
             Some(Ok(()) | Err(TrySendError::Full(()))) => true,
             Some(Err(TrySendError::Disconnected(()))) => {
                 *thread = None;
                 false
             }
-            // The system has no thread left to give.
+            // The system cannot create another thread.
             None => false,
         }
     }
 
-    /// Ends the thread once it is done with what was queued.
+    /// Ends the thread after it has committed the queue.
     pub(crate) fn dissolve(&self) {
         let Some(Thread { bell, handle }) = lock(&self.thread).take() else { return };
         drop(bell);
-        // A panic in it was reported when it happened.
+        // A panic of the thread was already reported.
         let _ = handle.join();
     }
 }
@@ -101,7 +101,7 @@ fn start(writer: Weak<Writer>) -> Option<Thread> {
 
 fn commit_when_called(writer: &Weak<Writer>, calls: &Receiver<()>) {
     while let Ok(()) = calls.recv() {
-        // Whoever waits for a commit has the writer: without it, nobody does.
+        // Waiting tasks hold the writer: if it is gone, the queue is empty.
         let Some(writer) = writer.upgrade() else { return };
         writer.lead();
     }

@@ -1,10 +1,10 @@
-//! Where the main branches of runs ended when this store last appended to them.
+//! Cache of the main branches' ends, as last written by this store.
 //!
-//! An append has to know whose lease a run has, and what its branch ends with. Whoever has just written that need not ask
-//! the database, which is a tenth of what its rows cost in processor time. What is here is only believed while nothing
-//! but appends of this store came between: each takes what it needs away and puts it back when it has written; any
-//! other work of this connection that changes rows, any transaction that did not end well, and any commit of another
-//! connection (<https://www.sqlite.org/pragma.html#pragma_data_version>) has all of it forgotten.
+//! An append needs the lease of a run and the end of its branch. Keeping them after an append saves a query,
+//! a tenth of the processor time of the rows. The cache is valid only while nothing but appends of this store
+//! changes rows. An append takes its entry and puts it back after the write. Any other change of rows on this
+//! connection, any failed transaction, and any commit of another connection clears the cache
+//! (<https://www.sqlite.org/pragma.html#pragma_data_version>).
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,20 +15,20 @@ use crate::branch::End;
 use crate::commit::lock;
 use crate::rows::RunRow;
 
-/// Runs that are known at once: more than share commits.
+/// Most cached runs; more than share commits.
 const RUNS_MAX: usize = 1024;
 
-/// The ends that are known.
+/// The cached ends.
 #[derive(Debug, Default)]
 pub(crate) struct Ends(Mutex<HashMap<RunId, (RunRow, End)>>);
 
 impl Ends {
-    /// Takes what is known of a run, which is not known any more then.
+    /// Removes and returns the entry of a run.
     pub(crate) fn take(&self, run: &RunId) -> Option<(RunRow, End)> {
         lock(&self.0).remove(run)
     }
 
-    /// Takes note of what an append has written.
+    /// Stores the end that an append has written.
     pub(crate) fn put(&self, run: &RunId, row: RunRow, end: End) {
         let mut ends = lock(&self.0);
         if ends.len() < RUNS_MAX {

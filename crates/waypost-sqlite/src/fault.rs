@@ -1,4 +1,4 @@
-//! What SQLite's errors mean, by what a caller can do next.
+//! Maps SQLite errors to store errors, by possible reactions of the caller.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use waypost::store::StoreError;
 use crate::open::Place;
 use crate::witness;
 
-/// Why work inside a transaction stopped.
+/// Why work in a transaction stopped.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The store's own answer: a lost lease, a broken chain, no such run.
+    /// A refusal of the store: a lost lease, a broken chain, an unknown run.
     Refused(StoreError),
-    /// The database does not know the run, in the state that was looked at: it was never made, or is lost.
+    /// The run is not in the snapshot: never created, or lost.
     NoRun(RunId),
-    /// SQLite's.
+    /// An SQLite error.
     Sqlite(Fault),
 }
 
@@ -56,14 +56,14 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// An error of SQLite, in a form that can be told to everybody who shared the transaction.
+/// An SQLite error that can be cloned for every job of the transaction.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Fault {
     /// SQLite's extended result code.
     code: i32,
     message: String,
-    /// The system's error number behind it, where there is one.
+    /// The system's error number, if any.
     errno: Option<i32>,
 }
 
@@ -78,14 +78,14 @@ impl Fault {
         let message = error.to_string();
         let code = match error {
             rusqlite::Error::SqliteFailure(failure, _) => failure.extended_code,
-            // What we ask for is what we made: names that are not there were changed on the disk.
+            // Our statements match our schema, so a missing name means a change on disk.
             rusqlite::Error::SqlInputError { error, msg, .. }
                 if error.extended_code & 0xff == ffi::SQLITE_ERROR =>
             {
                 return Self::corrupt(format!("its tables are not as they were made: {msg}"));
             }
             rusqlite::Error::SqlInputError { error, .. } => error.extended_code,
-            // A column of another type or length than was written: SQLite does not check what it reads, we do.
+            // A column with another type or length than written; SQLite does not check this on read.
             rusqlite::Error::FromSqlConversionFailure(..)
             | rusqlite::Error::IntegralValueOutOfRange(..)
             | rusqlite::Error::InvalidColumnType(..)
@@ -95,23 +95,24 @@ impl Fault {
         Self { code, message, errno: None }
     }
 
-    /// Adds what the system said, while `connection` still knows: SQLite calls a full quota, say, an I/O error.
+    /// Adds the system's error number while `connection` has it. For example, SQLite reports an exceeded
+    /// quota as an I/O error.
     pub(crate) fn ask_system(mut self, connection: &Connection) -> Self {
         if matches!(self.primary(), ffi::SQLITE_IOERR | ffi::SQLITE_FULL | ffi::SQLITE_CANTOPEN) {
             #[expect(unsafe_code, reason = "rusqlite does not offer the system's error number")]
-            // SAFETY: the handle is open for as long as the connection is borrowed, and the call only reads from it.
+            // SAFETY: the handle is open while the connection is borrowed, and the call only reads from it.
             let errno = unsafe { ffi::sqlite3_system_errno(connection.handle()) };
             self.errno = Some(errno).filter(|errno| *errno != 0);
         }
         self
     }
 
-    /// Says that SQLite did not do as it was told.
+    /// Returns a fault for an operation that SQLite did not perform.
     pub(crate) fn refused(message: impl Into<String>) -> Self {
         Self { code: ffi::SQLITE_ERROR, message: message.into(), errno: None }
     }
 
-    /// Says that something read is not what was written.
+    /// Returns a fault for data that differs from what was written.
     pub(crate) fn corrupt(message: impl Into<String>) -> Self {
         Self { code: ffi::SQLITE_CORRUPT, message: message.into(), errno: None }
     }
@@ -120,12 +121,13 @@ impl Fault {
         self.code & 0xff
     }
 
-    /// Says whether bytes of the file are not what was written.
+    /// Returns whether the file's bytes differ from what was written.
     pub(crate) fn is_corrupt(&self) -> bool {
         matches!(self.primary(), ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB)
     }
 
-    /// Says whether a row is in the way that nothing else knows of, or one is missing that another needs.
+    /// Returns whether tables contradict each other: an unexpected row exists, or a referenced row is
+    /// missing.
     fn is_contradiction(&self) -> bool {
         matches!(
             self.code,
@@ -136,27 +138,27 @@ impl Fault {
         )
     }
 
-    /// Says whether the file is not a database at all.
+    /// Returns whether the file is not a database.
     pub(crate) fn is_not_a_database(&self) -> bool {
         self.primary() == ffi::SQLITE_NOTADB
     }
 
-    /// Says whether another connection was in the way.
+    /// Returns whether another connection blocked the operation.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self.primary(), ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED)
     }
 
-    /// Says whether the file, its folder or its companions cannot be opened or written here.
+    /// Returns whether the file, its folder or a sidecar file cannot be opened or written.
     pub(crate) fn is_unwritable(&self) -> bool {
         matches!(self.primary(), ffi::SQLITE_CANTOPEN | ffi::SQLITE_READONLY)
     }
 
-    /// Says whether there is no room for what connections share in memory, which is a file beside the database.
+    /// Returns whether there is no space for the shared-memory file.
     pub(crate) fn has_no_room_to_share(&self) -> bool {
         matches!(self.code, ffi::SQLITE_IOERR_SHMSIZE | ffi::SQLITE_IOERR_SHMOPEN | ffi::SQLITE_IOERR_SHMMAP)
     }
 
-    /// Says whether a sync failed: what the disk holds is not known from here on.
+    /// Returns whether a sync failed, after which the content of the disk is unknown.
     pub(crate) fn is_failed_sync(&self) -> bool {
         matches!(self.code, ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC)
     }
@@ -177,7 +179,8 @@ impl Fault {
             }
             ffi::SQLITE_IOERR => StoreError::of_write(self.io_action(), file(), source(io::ErrorKind::Other)),
             ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => io("read", io::ErrorKind::InvalidData),
-            // All that is written was compared with what is there before: a table has lost rows that another still knows.
+            // Writes are checked against existing rows first, so a constraint failure means that a table has
+            // lost rows.
             ffi::SQLITE_CONSTRAINT if self.is_contradiction() => {
                 let fault = Self {
                     message: format!("its tables contradict each other: {}", self.message),

@@ -1,23 +1,24 @@
-//! A body as it is kept: whole, or as what differs from an earlier body of its branch.
+//! The stored form of a body: complete, or as a delta of an earlier body of its branch.
 //!
 //! ```text
 //!   frame = check (8 bytes) | head | zstd
 //!   full:   head = position length                                  zstd = the body
-//!   delta:  head = distance, position length, hunks of the          zstd = what comes, of all hunks
+//!   delta:  head = distance, position length, hunks of the          zstd = added bytes of all hunks
 //!                  position, state length, hunks of the state
-//!   hunks:  count, and for each: bytes that stay before it, bytes that go, bytes that come
+//!   hunks:  count, and for each: unchanged bytes before it, removed bytes, added bytes
 //! ```
 //!
-//! Numbers are LEB128. Most steps change a few bytes of the position and a few places of the state: what stands between
-//! them is named by its length, so that it is neither compressed nor copied, however large the state is. What comes is
-//! compressed against what goes and some before that ("patch-from"), so that changes which cannot be told apart, after
-//! two pieces were inserted, say, cost little, too.
+//! Numbers are LEB128. Most steps change a few bytes of the position and a few places of the state. Unchanged
+//! bytes between hunks are stored only as a length, so they are neither compressed nor copied, however large
+//! the state is. Added bytes are compressed against the removed bytes and some bytes before them
+//! ("patch-from"). So hunks that the matcher cannot separate, for example after two insertions, are cheap
+//! too.
 //!
-//! `check` is the begin of the SHA-256 of the frame with its `seq` and codec in the place of the check: damage is told
-//! frame by frame, and a frame that was put elsewhere is not taken for the one that was there. Eight bytes find damage;
-//! what vouches for a body is the digest in its header. SHA-256, since it is here already and frames are small.
+//! `check` is the start of the SHA-256 of the frame, with `seq` and codec in place of the check. Damage is
+//! detected per frame, and a misplaced frame is not accepted. Eight bytes suffice to detect damage; the
+//! digest in the header authenticates the body. SHA-256 is already a dependency, and frames are small.
 //!
-//! Decides nothing and knows no table; what two bodies have in common, `hunks` finds.
+//! The module makes no decisions and does not know tables; `hunks` finds the differences.
 
 use waypost::id::Digest;
 use waypost::record::STATE_BYTES_MAX;
@@ -25,15 +26,15 @@ use waypost::record::STATE_BYTES_MAX;
 use crate::hunks::{HUNKS_MAX, Hunk, Hunks};
 use crate::squeeze::{self, Contexts};
 
-/// Largest body that is framed, and largest that a frame may give: a state, and a position as large as a frontier of
-/// 100,000 entries needs.
+/// Largest body in a frame, for writing and reading: a state, plus a position with a frontier of 100,000
+/// entries.
 pub(crate) const BODY_BYTES_MAX: usize = STATE_BYTES_MAX + (16 << 20);
-/// Bytes of a frame that tell whether the others are what was written.
+/// Bytes of the check.
 const CHECK_BYTES: usize = 8;
 /// Bytes of the longest number.
 const NUMBER_BYTES_MAX: usize = 10;
 
-/// A body, and where its position ends.
+/// A body with the end of its position.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Body<'a> {
     bytes: &'a [u8],
@@ -41,7 +42,7 @@ pub(crate) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Takes a body whose first `position_bytes` are its position; none if it is not that long.
+    /// Returns a body whose first `position_bytes` are its position, or `None` if the body is shorter.
     pub(crate) fn new(bytes: &'a [u8], position_bytes: usize) -> Option<Self> {
         (position_bytes <= bytes.len()).then_some(Self { bytes, position_bytes })
     }
@@ -50,35 +51,35 @@ impl<'a> Body<'a> {
         &self.bytes[..self.position_bytes]
     }
 
-    /// Returns the state with the newline before it.
+    /// Returns the state, including the newline before it.
     fn state(self) -> &'a [u8] {
         &self.bytes[self.position_bytes..]
     }
 }
 
-/// A frame that was made, and what it will cost to read.
+/// A new frame, with its read cost.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
-    /// Bytes that are moved to make the body, beyond those of a full frame.
+    /// Bytes to move on decoding, beyond those of a full frame.
     pub(crate) moved: u64,
 }
 
 impl Frame {
-    /// Returns the bytes by which the frame is told from others of its place.
+    /// Returns the check, which identifies the frame among frames of the same record.
     pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
         check_of(&self.bytes).expect("a frame that was made has a check")
     }
 }
 
-/// Whether a frame stands alone.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Full,
     Delta,
 }
 
-/// Makes the frame of a body that needs no other.
+/// Encodes a body as a full frame.
 pub(crate) fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<Frame> {
     if body.bytes.len() > BODY_BYTES_MAX {
         return None;
@@ -90,7 +91,7 @@ pub(crate) fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<
     Some(Frame { bytes, moved: 0 })
 }
 
-/// Makes the frame of a body out of an earlier one, that of record `base`.
+/// Encodes a body as a delta of the earlier body of record `base`.
 pub(crate) fn delta(
     contexts: &mut Contexts,
     seq: u64,
@@ -122,11 +123,11 @@ pub(crate) fn delta(
     Some(Frame { bytes, moved })
 }
 
-/// A frame that was read and is what was written.
+/// A frame that was read and verified.
 #[derive(Debug)]
 pub(crate) struct Opened {
     bytes: Vec<u8>,
-    /// Where the compressed part begins.
+    /// Start of the compressed part.
     packed_at: usize,
     head: Head,
 }
@@ -138,10 +139,10 @@ enum Head {
 }
 
 impl Opened {
-    /// Checks the frame of record `seq`.
+    /// Verifies the frame of record `seq`.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The defect as text.
     pub(crate) fn new(mut bytes: Vec<u8>, seq: u64, kind: Kind) -> Result<Self, String> {
         let found = check_of(&bytes)?;
         write_check(&mut bytes, seq, kind);
@@ -173,7 +174,7 @@ impl Opened {
         Ok(Self { bytes, packed_at, head })
     }
 
-    /// Returns the record whose body this one is made of; none if it stands alone.
+    /// Returns the base record of a delta; `None` for a full frame.
     pub(crate) fn base(&self) -> Option<u64> {
         match &self.head {
             Head::Full { .. } => None,
@@ -181,7 +182,7 @@ impl Opened {
         }
     }
 
-    /// Returns the size of the body, if it stands alone.
+    /// Returns the size of the body of a full frame.
     pub(crate) fn body_bytes(&self) -> Option<usize> {
         match self.head {
             Head::Full { bytes, .. } => Some(bytes),
@@ -194,25 +195,25 @@ impl Opened {
         self.bytes.len()
     }
 
-    /// Returns the bytes by which the frame is told from others of its place.
+    /// Returns the check, which identifies the frame among frames of the same record.
     pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
         check_of(&self.bytes).expect("it was checked")
     }
 }
 
-/// As many bytes of a delta as tell which body it is made from.
+/// Leading bytes of a delta that contain its base.
 pub(crate) const BASE_BYTES_MAX: usize = CHECK_BYTES + NUMBER_BYTES_MAX;
 
-/// Returns the record whose body a delta is made from, by its first bytes, unchecked.
+/// Returns the base record of a delta from its leading bytes, unverified.
 pub(crate) fn base_of(begin: &[u8], seq: u64) -> Option<u64> {
     let distance = Numbers { bytes: begin, at: CHECK_BYTES }.next().ok()?;
     seq.checked_sub(distance).filter(|base| distance > 0 && *base > 0)
 }
 
-/// Returns the first bytes of a frame.
+/// Returns the check of a frame.
 ///
 /// # Errors
-/// Says that it has not as many.
+/// The frame is too short.
 fn check_of(bytes: &[u8]) -> Result<[u8; CHECK_BYTES], String> {
     bytes.first_chunk().copied().ok_or_else(|| "its frame is cut".to_owned())
 }
@@ -235,7 +236,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Reads the numbers of a head.
+/// Parses the numbers of a head.
 struct Numbers<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -271,7 +272,7 @@ impl Numbers<'_> {
     }
 }
 
-/// A body that is being made, frame by frame.
+/// A body under construction, frame by frame.
 #[derive(Debug, Default)]
 pub(crate) struct Making {
     position: Vec<u8>,
@@ -281,15 +282,15 @@ pub(crate) struct Making {
 }
 
 impl Making {
-    /// Begins with a body that is known.
+    /// Starts with a known body.
     pub(crate) fn of(body: Body<'_>) -> Self {
         Self { position: body.position().to_vec(), state: body.state().to_vec(), ..Self::default() }
     }
 
-    /// Puts the body of the next frame in the place of the one before, and returns how many bytes were moved for it.
+    /// Replaces the body by the body of the next frame; returns the number of moved bytes.
     ///
     /// # Errors
-    /// Says why the frame does not fit; there is no body then.
+    /// The reason why the frame does not fit; the body is then invalid.
     pub(crate) fn apply(&mut self, contexts: &mut Contexts, frame: &Opened) -> Result<u64, String> {
         let packed = &frame.bytes[frame.packed_at..];
         match &frame.head {
@@ -343,7 +344,7 @@ mod tests {
         Ok(making.finish())
     }
 
-    /// A change of a body: a piece is put in the place of another, in the position or in the state.
+    /// A change of a body: a piece of the position or state is replaced.
     #[derive(Debug, Clone)]
     struct Change {
         in_position: bool,

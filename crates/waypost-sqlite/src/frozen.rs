@@ -1,7 +1,7 @@
-//! Run records, each kept twice: all that a run is depends on one, and it is never written again.
+//! Run records, each stored twice: a whole run depends on its record, which is written only once.
 //!
-//! The two stand in tables of their own, so on different pages. Whichever is sound is used; who takes the run up writes
-//! the other one anew from it, and moves what was there to quarantine.
+//! The copies are in separate tables, and so on different pages. Reads use any sound copy. Acquiring the
+//! lease restores a damaged copy from the other copy, and moves the damaged bytes to quarantine.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use waypost::id::{BranchPath, Digest, RunId};
@@ -14,10 +14,10 @@ use crate::open::Place;
 use crate::read::View;
 use crate::rows::time_text;
 
-/// The tables that hold run records.
+/// The tables with run records.
 const TABLES: [&str; 2] = ["frozen", "frozen_copies"];
 
-/// Writes a run record down.
+/// Writes both copies of a run record.
 pub(crate) fn insert(
     connection: &Connection,
     place: &Place,
@@ -35,11 +35,11 @@ pub(crate) fn insert(
     Ok(())
 }
 
-/// A run record as it was found in each table.
+/// The copies of a run record as found.
 type Found = [Result<SealedRun, Flaw>; 2];
 
 impl View<'_> {
-    /// Returns the frozen record of a run, verified.
+    /// Returns the verified record of a run.
     pub(crate) fn frozen(&self, id: i64, run: &RunId) -> Result<SealedRun, Failure> {
         let flaw = match found_in(*self, TABLES[0], id, run)? {
             Ok(sealed) => return Ok(sealed),
@@ -53,7 +53,7 @@ impl View<'_> {
         Err(StoreError::of_damage(damage, None).into())
     }
 
-    /// Says which of the two is damaged where the other is sound.
+    /// Returns a finding if exactly one copy is damaged.
     pub(crate) fn frozen_findings(&self, id: i64, run: &RunId) -> Result<Vec<String>, Failure> {
         Ok(match found(*self, id, run)? {
             [Err(flaw), Ok(_)] => vec![finding(self.place, TABLES[0], id, &flaw)],
@@ -63,7 +63,7 @@ impl View<'_> {
     }
 }
 
-/// Writes the one of the two that is damaged anew from the other.
+/// Restores a damaged copy from the sound copy.
 pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -> Result<(), Failure> {
     let View { connection, place } = view;
     let (table, flaw, sealed) = match found(view, id, run)? {
@@ -71,7 +71,7 @@ pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -
         [Ok(sealed), Err(flaw)] => (TABLES[1], flaw, sealed),
         _ => return Ok(()),
     };
-    // No record has key 0. What is on a page that cannot be read stays there.
+    // Key 0 marks a run record. Bytes on an unreadable page stay there.
     let moved = format!(
         "INSERT INTO quarantine SELECT NULL, ?1, 0, ?2, ?3, NULL, digest, record, NULL FROM {table} WHERE run = ?1"
     );

@@ -1,7 +1,7 @@
-//! A header, or the frozen record of a run, as it is kept: most of it is names that every header has, so that it is
-//! compressed with a dictionary that has them all. Each stands alone: the damage of one is the damage of one.
+//! The stored form of a header or run record. Most of a header is field names, so headers are compressed with
+//! a dictionary of these names. Each header is independent, so damage affects only a single header.
 //!
-//! What is kept begins with [`PACKED`], or is the JSON itself, which begins with a brace.
+//! Stored bytes start with [`PACKED`], or are plain JSON, which starts with a brace.
 
 use std::sync::LazyLock;
 
@@ -9,20 +9,20 @@ use waypost::record::STATE_BYTES_MAX;
 
 use crate::squeeze::{self, Contexts, Dictionary};
 
-/// Largest record of a run that is compressed: a workflow's text and its params have no more than a state may.
+/// Largest run record to compress; text and params of a workflow are limited to the size of a state.
 pub(crate) const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
-/// First byte of a header that was compressed with [`NAMES`].
+/// First byte of a header compressed with [`NAMES`].
 const PACKED: u8 = 2;
 
-/// What headers have in common: `header.names`, most frequent last, behind the tables of codes that zstd's
-/// `ZDICT_finalizeDictionary` made of it and of some hundred headers of all kinds (level 1). With tables of its own, a
-/// header would take half as long again to compress, and a sixth more space. Part of the format: another dictionary
-/// needs another first byte.
+/// The dictionary: `header.names`, most frequent last, after the entropy tables of zstd's
+/// `ZDICT_finalizeDictionary` for some hundred headers of all kinds (level 1). Without these tables,
+/// compression of a header would take half as long again, and the result would be a sixth larger. The
+/// dictionary is part of the format: another dictionary needs another first byte.
 const NAMES: &[u8] = include_bytes!("header.dict");
 
 static DICTIONARY: LazyLock<Dictionary> = LazyLock::new(|| Dictionary::new(NAMES));
 
-/// Returns the bytes to keep for a header.
+/// Returns the stored form of a header.
 pub(crate) fn pack(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
     let mut kept = vec![PACKED];
     match contexts.pack_with(&DICTIONARY, header, &mut kept) {
@@ -31,14 +31,14 @@ pub(crate) fn pack(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Returns the header that was kept as these bytes; it may have at most `bytes_max`.
+/// Returns the header from its stored form; it may have at most `bytes_max`.
 ///
 /// # Errors
-/// Says why there is none.
+/// The defect as text.
 pub(crate) fn unpack(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
     match kept.first() {
         Some(&PACKED) => {}
-        // That it is a header at all, its digest says.
+        // The digest shows whether the bytes are a header.
         _ => return Ok(kept),
     }
     let bytes = squeeze::size_of(&kept[1..], bytes_max)?;

@@ -1,4 +1,4 @@
-//! The records of a run against the order in which they were committed, to mend what people read.
+//! Reads the records of a run in commit order, to repair its event log.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -11,20 +11,20 @@ use crate::fault::Failure;
 use crate::read::View;
 use crate::rows::{Found, RunRow, Want, fetch};
 
-/// Branches whose records are merged: the newest, and the main branch. Older ones have ended long ago.
+/// Most branches to merge: the newest, and the main branch. Older branches ended long ago.
 const BRANCHES_MAX: usize = 1_000;
 
 /// Sound headers of a run, newest first.
 ///
-/// Commits of several branches are not numbered; their records are merged by the time they name, which is good enough
-/// for a log that people read and that nothing is decided by.
+/// Commits of different branches have no common number, so their records are merged by time. This suffices
+/// for a log for people, on which nothing depends.
 pub(crate) struct NewestFirst<'a> {
     view: View<'a>,
     run: &'a RunId,
     ends: BinaryHeap<End>,
 }
 
-/// The newest record of a branch that was not given out yet.
+/// The newest record of a branch that was not yielded yet.
 struct End {
     branch: Branch,
     record: Box<Record>,
@@ -63,7 +63,7 @@ impl<'a> NewestFirst<'a> {
         Ok(all)
     }
 
-    /// Puts the newest sound record of a branch up to `seq` in line.
+    /// Queues the newest sound record of a branch up to `seq`.
     fn put(&mut self, branch: Branch, seq: u64) -> Result<(), Failure> {
         for seq in (1..=seq).rev() {
             let found = fetch(self.view.connection, self.view.place, self.run, &branch, seq, Want::Header);

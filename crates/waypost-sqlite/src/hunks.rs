@@ -1,4 +1,4 @@
-//! What two versions of some bytes have in common, found quickly.
+//! Fast matching of two versions of some bytes.
 //!
 //! ```text
 //!   before   aaaa bb ccc dddddddd ee ff gg
@@ -6,43 +6,44 @@
 //!                 1        2            3          three hunks
 //! ```
 //!
-//! What is alike at both ends is found by comparing; between them, places of the same length are found from the front as
-//! long as nothing was inserted or removed, and from the back likewise. What is left between is one hunk. So one change
-//! of the length, and any number of others, are found apart; the rest is for zstd.
+//! A comparison finds the common start and end. Between them, hunks of equal length are found from the front
+//! until bytes were inserted or removed, and likewise from the back. The remaining middle is a single hunk.
+//! So the matcher separates a single change of length from any number of other changes; zstd handles the
+//! rest.
 
 use std::ops::Range;
 
-/// Most hunks of a position or a state: beyond, naming them costs more than compressing what is between.
+/// Most hunks of a position or state; with more, hunk numbers cost more than compressing the bytes between.
 pub(crate) const HUNKS_MAX: usize = 128;
-/// How much before what goes is shown to zstd, for all hunks together: the lines before a new one are most often like it,
-/// and those far before not more so.
+/// Bytes before a hunk that serve as reference for zstd, for all hunks together. The preceding lines are most
+/// similar to a new line, and distant lines are not more similar.
 const LOOK_BACK_BYTES: usize = 16 << 10;
-/// Bytes that are compared at once, at the ends.
+/// Bytes per comparison at the common start and end.
 const STRIDE: usize = 256;
-/// Bytes that are compared at once, between.
+/// Bytes per comparison in the middle.
 const BLOCK: usize = 64;
-/// So many blocks in a row that differ mean that something was inserted or removed.
+/// Number of consecutive different blocks that indicates an insertion or removal.
 const LOST_BLOCKS: usize = 16;
-/// Less than this between the ends is not looked into.
+/// A shorter middle is not split.
 const SPLIT_BYTES_MIN: usize = 1024;
 
-/// Places at which bytes differ, in order.
+/// The hunks between two versions, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hunks(pub(crate) Vec<Hunk>);
 
-/// One of these places.
+/// A hunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hunk {
-    /// Bytes that stay, between the hunk before, or the begin, and this one.
+    /// Unchanged bytes since the previous hunk, or since the start.
     pub(crate) stays: usize,
-    /// Bytes that go.
+    /// Removed bytes.
     pub(crate) goes: usize,
-    /// Bytes that come.
+    /// Added bytes.
     pub(crate) comes: usize,
 }
 
 impl Hunks {
-    /// Finds what makes `after` out of `before`.
+    /// Returns the hunks that turn `before` into `after`.
     pub(crate) fn between(before: &[u8], after: &[u8]) -> Self {
         let front = common_front(before, after);
         let back = common_back(&before[front..], &after[front..]);
@@ -65,17 +66,17 @@ impl Hunks {
         Self(hunks.collect())
     }
 
-    /// Returns how many bytes come.
+    /// Returns the number of added bytes.
     pub(crate) fn coming(&self) -> usize {
         self.0.iter().map(|hunk| hunk.comes).sum()
     }
 
-    /// Sees that they fit bytes of one length, and give the other.
+    /// Checks that the hunks apply to `before` bytes and result in `after` bytes.
     ///
     /// # Errors
-    /// Says that they do not.
+    /// The hunks do not fit.
     pub(crate) fn check(&self, before: usize, after: usize) -> Result<(), String> {
-        // No sum overflows: there are few hunks, and none of their numbers is larger than a body.
+        // Sums cannot overflow: there are few hunks, and each number is at most the size of a body.
         let used: usize = self.0.iter().map(|hunk| hunk.stays + hunk.goes).sum();
         let goes: usize = self.0.iter().map(|hunk| hunk.goes).sum();
         if used <= before && before - goes + self.coming() == after {
@@ -84,7 +85,7 @@ impl Hunks {
         Err("its frame does not fit the body before it".to_owned())
     }
 
-    /// Adds to `reference` what zstd is shown: what goes, and some before it.
+    /// Appends the reference for zstd to `reference`: removed bytes and some bytes before them.
     pub(crate) fn reference(&self, before: &[u8], reference: &mut Vec<u8>) {
         let look_back = LOOK_BACK_BYTES / self.0.len().max(1);
         let mut at = 0;
@@ -95,7 +96,7 @@ impl Hunks {
         }
     }
 
-    /// Adds to `comes` what comes.
+    /// Appends the added bytes to `comes`.
     pub(crate) fn comes(&self, after: &[u8], comes: &mut Vec<u8>) {
         let mut at = 0;
         for hunk in &self.0 {
@@ -105,7 +106,7 @@ impl Hunks {
         }
     }
 
-    /// Returns how many bytes [`apply`](Self::apply) moves in `before` bytes.
+    /// Returns the number of bytes that [`apply`](Self::apply) moves in `before` bytes.
     pub(crate) fn moved(&self, before: usize) -> u64 {
         let (mut moved, mut tail) = (0, before);
         tail -= self.0.iter().map(|hunk| hunk.stays + hunk.goes).sum::<usize>();
@@ -116,11 +117,11 @@ impl Hunks {
         moved as u64
     }
 
-    /// Puts what comes into the place of what goes; both must fit, as [`check`](Self::check) says.
+    /// Replaces removed by added bytes; the hunks must pass [`check`](Self::check).
     pub(crate) fn apply(&self, bytes: &mut Vec<u8>, comes: &[u8]) {
         let mut at: usize = self.0.iter().map(|hunk| hunk.stays + hunk.goes).sum();
         let mut from = comes.len();
-        // From the back, so that what stands before a hunk is where it was.
+        // From the back, so that earlier offsets stay valid.
         for hunk in self.0.iter().rev() {
             at -= hunk.goes;
             from -= hunk.comes;
@@ -130,7 +131,7 @@ impl Hunks {
     }
 }
 
-/// Puts `with` into the place of the `goes` bytes that begin at `at`.
+/// Replaces the `goes` bytes at `at` by `with`.
 fn replace(bytes: &mut Vec<u8>, at: usize, goes: usize, with: &[u8]) {
     if with.len() != goes {
         let tail = at + goes..bytes.len();
@@ -144,7 +145,7 @@ fn replace(bytes: &mut Vec<u8>, at: usize, goes: usize, with: &[u8]) {
     bytes[at..at + with.len()].copy_from_slice(with);
 }
 
-/// Looks into what is between the ends.
+/// Splits the middle into hunks.
 fn split(
     before: &[u8],
     after: &[u8],
@@ -184,7 +185,7 @@ fn split(
     }
 }
 
-/// Returns runs of blocks that differ, and how many blocks were gone through until nothing was alike any more.
+/// Returns runs of different blocks, and the number of blocks until the versions diverge.
 fn runs(blocks: usize, is_alike: impl Fn(usize) -> bool) -> (Vec<Range<usize>>, usize) {
     let mut runs = Vec::new();
     let mut block = 0;
@@ -200,7 +201,7 @@ fn runs(blocks: usize, is_alike: impl Fn(usize) -> bool) -> (Vec<Range<usize>>, 
                 return (runs, first);
             }
         }
-        // One hunk is left for what is between both directions.
+        // A hunk is reserved for the middle between both directions.
         if block == blocks || runs.len() >= HUNKS_MAX / 2 - 1 {
             return (runs, first);
         }

@@ -1,4 +1,4 @@
-//! What is wrong with the database beside its records.
+//! Finds defects of the database outside of records.
 
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
@@ -12,25 +12,25 @@ use crate::read::View;
 use crate::rows::RunRow;
 use crate::witness::folder_of;
 
-/// Most findings of SQLite that are told: a damaged page has many, and each says the same.
+/// Most reported findings of SQLite: a damaged page causes many similar findings.
 const FINDINGS_MAX: u32 = 10;
 
-/// Looks over what is kept of a run beside its records.
+/// Checks the data of a run outside of its records.
 pub(crate) fn run(view: View<'_>, run: &RunId) -> Result<Vec<String>, Failure> {
     let id = RunRow::get(view.connection, run)?.id;
     let mut found = view.frozen_findings(id, run)?;
     found.extend(view.summary_finding(id)?);
     match counters::findings(view, id) {
-        // The records that are on the damaged pages are told one by one.
+        // Records on damaged pages are reported individually.
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
         counted => found.extend(counted?),
     }
     Ok(found)
 }
 
-/// Lets SQLite compare all its pages and indexes, and looks for runs that it does not know.
+/// Runs SQLite's integrity check and looks for lost runs.
 ///
-/// Reads the whole file: about a second for each GiB that is in memory.
+/// Reads the whole file: about a second per GiB in memory.
 pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<String>, Failure> {
     let mut found = Vec::new();
     match integrity(connection) {
@@ -51,30 +51,30 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
     Ok(lines.filter(|line| *line != "ok" && !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// Returns the runs that have a folder beside the database. Those of them that have left a log and are not in it are
-/// lost, as long as this was asked before the database was: a run has its rows before it has a log.
+/// Returns the runs with a folder next to the database. Such a run with a log but without rows is lost, if
+/// this call precedes the database query: a run gets its rows before its log.
 pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
     let entries = std::fs::read_dir(place.folder.join("runs")).into_iter().flatten().flatten();
     let named = |entry: std::fs::DirEntry| RunId::new(entry.file_name().to_str()?).ok();
     entries.filter_map(named).collect()
 }
 
-/// Counts what is beside the database where runs have their folders.
+/// Counts the entries of the `runs` folder.
 pub(crate) fn count_folders(place: &Place) -> usize {
     std::fs::read_dir(place.home.join("runs")).into_iter().flatten().flatten().count()
 }
 
-/// Counts the runs; none can be told to be too few if they cannot be counted.
+/// Counts the runs; returns the maximum if counting fails, so that no run seems lost.
 pub(crate) fn count_runs(connection: &Connection) -> usize {
     let count = connection.query_row("SELECT count(*) FROM runs", [], |row| row.get::<_, i64>(0));
     count.ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
 }
 
-/// Returns the runs whose names the index has, and whose rows table `runs` has not: a page of it that was emptied looks
-/// as if they had never been.
+/// Returns the runs that the index contains but table `runs` does not: an emptied page looks as if its runs
+/// never existed.
 ///
 /// # Errors
-/// If the table is empty, and so is its index, and others say that there were runs.
+/// If table and index are empty but another table shows that runs existed.
 pub(crate) fn lost_rows(connection: &Connection) -> Result<Vec<RunId>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT name FROM (SELECT id, name FROM runs INDEXED BY sqlite_autoindex_runs_1) AS known
@@ -88,8 +88,8 @@ pub(crate) fn lost_rows(connection: &Connection) -> Result<Vec<RunId>, Failure> 
     Ok(names.iter().filter_map(|name| RunId::new(name).ok()).collect())
 }
 
-/// Keeps those that the database does not know and that have left a log. What is wrong with a row that cannot be read,
-/// others say; it is there.
+/// Returns the runs with a log but without a row, sorted. An unreadable row counts as present and is reported
+/// elsewhere.
 pub(crate) fn lost(connection: &Connection, place: &Place, mut told: Vec<RunId>) -> Vec<RunId> {
     told.retain(|run| {
         matches!(RunRow::find(connection, run), Ok(None)) && has_told(&RealDisk, &folder_of(place, run))

@@ -1,8 +1,8 @@
-//! Who may append: the kernel lock of a run, the token that fences, and what was asked of its holder.
+//! Leases: the kernel lock of a run, the fencing token, and requests to the holder.
 //!
-//! The lock file `locks/RUN.lock` keeps two living processes apart; the token, raised at every acquisition and looked
-//! at in every append, keeps apart those that only believe to live. `leased` in the table says whether a lease was
-//! given back: where it was not, the lock file tells whether its holder lives.
+//! The lock file `locks/RUN.lock` separates two living processes. The token increases with every lease and is
+//! checked by every append, which stops a process after an unnoticed loss of the lease. Column `leased` records an
+//! unreleased lease; the lock file then shows whether its holder is alive.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::open::Place;
 use crate::read::View;
 use crate::rows::{RunRow, count, int, time_text};
 
-/// Returns where the lock of a run lies. Run ids are safe names.
+/// Returns the path of the lock file of a run. Run ids are safe file names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
     place.folder.join("locks").join(format!("{run}.lock"))
 }
@@ -35,9 +35,9 @@ pub(crate) fn take_lock(
     taken.map_err(|error| not_taken(run, error))
 }
 
-/// Takes it without a note of who has it, for which a full disk has no room.
+/// Takes the lock without writing the holder's identity, which a full disk has no space for.
 pub(crate) fn take_lock_unnoted(place: &Place, run: &RunId) -> Result<RunLock, StoreError> {
-    // What is at such a place was opened before, by whoever answers for that.
+    // An earlier open of the store has decided about network file systems.
     RunLock::take_unnoted(&lock_path(place, run), true).map_err(|error| not_taken(run, error))
 }
 
@@ -51,7 +51,7 @@ fn not_taken(run: &RunId, error: LockError) -> StoreError {
     }
 }
 
-/// Says who holds the lock of a run now.
+/// Returns the current holder of the lock of a run.
 pub(crate) fn holder(place: &Place, run: &RunId) -> Result<Option<Holder>, StoreError> {
     let path = lock_path(place, run);
     RunLock::probe(&path).map_err(|source| StoreError::Io {
@@ -61,7 +61,7 @@ pub(crate) fn holder(place: &Place, run: &RunId) -> Result<Option<Holder>, Store
     })
 }
 
-/// Removes the lock file and lets the lock go: nothing of the run is left.
+/// Removes the lock file and releases the lock, after the run was deleted.
 pub(crate) fn remove_lock(lock: RunLock) -> Result<(), StoreError> {
     let path = lock.path().display().to_string();
     lock.remove_file().map_err(|source| StoreError::of_write("remove", path, source))
@@ -83,7 +83,7 @@ pub(crate) fn acquire(
     let summary = view.mend_summary(row.id, run);
     for mended in [frozen, summary, counters::mend(connection, row.id)] {
         match mended {
-            // Nothing sound to mend it from, or damaged pages; whoever reads them is told.
+            // Nothing sound to restore from, or damaged pages, which readers report.
             Err(Failure::Refused(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
             Err(Failure::Sqlite(fault)) if fault.is_corrupt() => {}
             mended => mended?,
@@ -106,11 +106,11 @@ pub(crate) fn release(
     Ok(())
 }
 
-/// Says whether a lease holds, and what was asked of its run.
+/// Returns whether a lease is current, with the pending requests to the run.
 pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<Renewal, Failure> {
     match RunRow::find(connection, run)? {
         Some(row) if row.fence(run, token).is_ok() => {
-            // A message that is damaged does not end the run; whoever asks for all of them is told.
+            // A damaged signal does not end the run; listing all signals reports it.
             let sound = pending(connection, row.id)?.into_iter().flatten();
             let asks = |signal: &Signal| signal.kind.is_for_the_run();
             Ok(Renewal::Held(sound.filter(asks).collect()))
@@ -119,7 +119,7 @@ pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<
     }
 }
 
-/// Keeps a message, unless one with its id is known; one that is damaged is replaced.
+/// Stores a signal unless its id is known; a damaged signal with the id is replaced.
 pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> Result<Signalled, Failure> {
     let id = RunRow::get(connection, run)?.id;
     let message = serde_json::to_vec(signal)
@@ -149,7 +149,7 @@ pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> R
     Ok(Signalled::Now)
 }
 
-/// Reads a message, if it is the one that was sent.
+/// Parses a signal, if the digest matches.
 fn open(digest: &[u8], message: &[u8]) -> Option<Signal> {
     if digest != Digest::of(message).as_bytes() {
         return None;
@@ -157,7 +157,7 @@ fn open(digest: &[u8], message: &[u8]) -> Option<Signal> {
     serde_json::from_slice(message).ok()
 }
 
-/// Returns the messages that are not consumed, oldest first, each read or known to be damaged.
+/// Returns the pending signals, oldest first; a damaged signal is an error entry.
 pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Signal, Fault>>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT name, digest, message FROM signals WHERE run = ?1 AND consumed = 0 ORDER BY id",
@@ -174,7 +174,7 @@ pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Si
     Ok(signals)
 }
 
-/// Marks the run as left by its holder, for a store that is closed.
+/// Marks the lease as released, when a store is closed.
 pub(crate) fn abandon(connection: &Connection, run: &RunId, token: u64) -> Result<(), Failure> {
     connection
         .prepare_cached("UPDATE runs SET leased = 0 WHERE name = ?1 AND token = ?2")?

@@ -1,6 +1,7 @@
-//! The Waypost store over an SQLite file.
+//! The Waypost store in an SQLite file.
 //!
-//! [`SqliteStore`] keeps all runs of a folder in one database, and beside it what is for people and for the kernel:
+//! [`SqliteStore`] keeps all runs of a folder in a database. Files for people and kernel locks are next to
+//! it:
 //!
 //! ```text
 //!   .waypost/waypost.db       records, summaries, signals, quarantine      (0600)
@@ -8,21 +9,20 @@
 //!   .waypost/runs/RUN/        events.jsonl, report.md, logs/               derived, or not synced
 //! ```
 //!
-//! Where to look:
+//! Module map:
 //!
-//! - `open`, `schema`: how the file is opened, made, checked and upgraded; `beside` names the folder that goes with it.
-//! - `commit`: the one path by which anything is written, and how tasks share a sync; `present` sees whether the files
-//!   are still there.
-//! - `append`, `lease`, `trim`, `tidy`: what is written, each in one transaction; `shrink` gives pages back, and `clear` makes room
-//!   where nothing can be written.
-//! - `pack`, `frame`, `hunks`, `header`: what is kept of a record, as little as that can be; `squeeze` has the compression,
-//!   `tips` the bodies that the next ones are compared with, `unpack` makes bodies again.
-//! - `rows`, `branch`, `read`, `runs`: how it is read back, verified.
-//! - `witness`, `counters`, `inspect`: what tells that the database has lost something, or contradicts itself.
-//! - `teller`: has what was committed put into the report, without anyone waiting for it.
-//! - `fault`: what SQLite's errors mean to a caller.
+//! - `open`, `schema`: open, create, check and upgrade the file; `beside` names its folder.
+//! - `commit`: the write path with group commit; `present` checks that the files still exist.
+//! - `append`, `lease`, `trim`, `tidy`: the write operations, each a single transaction. `shrink` returns
+//!   pages to the file system, and `clear` frees space on a full disk.
+//! - `pack`, `frame`, `hunks`, `header`: the compact stored form of a record. `squeeze` has the compression,
+//!   `tips` caches delta bases, and `unpack` decodes bodies.
+//! - `rows`, `branch`, `read`, `runs`: verified reads.
+//! - `witness`, `counters`, `inspect`: detection of lost or contradictory data.
+//! - `teller`: writes events and report off the commit path.
+//! - `fault`: maps SQLite errors to store errors.
 //!
-//! Knows SQL and the file system; decides nothing about a run, and never looks into a state.
+//! The crate knows SQL and the file system. It makes no decisions about runs and never reads a state.
 
 mod append;
 mod beside;
@@ -65,5 +65,5 @@ pub use open::SqliteOptions;
 pub use schema::schema_of;
 pub use store::SqliteStore;
 
-/// The version of the tables that this crate writes; it reads all before.
+/// The schema version that this crate writes; older versions are readable.
 pub const SCHEMA_VERSION: u32 = schema::VERSION;

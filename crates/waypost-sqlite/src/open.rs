@@ -1,4 +1,4 @@
-//! How the database is found, made and opened: files, modes, settings.
+//! Finds, creates and opens the database: files, modes, settings.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,28 +25,29 @@ use crate::room::{FramesSeen, Room};
 use crate::schema;
 use crate::tips::Frames;
 
-/// How long a call waits for other processes that are writing. SQLite lets nobody queue: with hundreds of runs at once one
-/// of them may be unlucky for many seconds, and giving up would stop a run whose disk is sound.
+/// How long a call waits for writing processes. SQLite has no fair queue. With hundreds of concurrent runs, a
+/// writer may be unlucky for many seconds, and giving up would stop a run with a sound disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Pages of the log after which it is copied into the database: whoever opens it after a kill reads it whole, at up to
-/// 0.7 ms a MiB, and copying it more often costs the commits (docs/decisions/0004-commit-path.md).
+/// Pages of the log before a checkpoint. A process that opens the database after a kill reads the whole log,
+/// at up to 0.7 ms per MiB. More frequent checkpoints slow down commits (docs/decisions/0004-commit-path.md).
 const CHECKPOINT_PAGES: i32 = 192;
-/// The same while many share commits: those write many pages each, most of them anew before the log is copied.
+/// The limit while many tasks share commits: each commit writes many pages, most of them again before the
+/// checkpoint.
 const CHECKPOINT_PAGES_SHARED: i32 = 2_048;
 /// Prepared statements kept: all that this crate has.
 const STATEMENTS_MAX: usize = 64;
-/// Pause before the journal mode is asked for again while another process makes the same store.
+/// Delay between attempts to set the journal mode while another process creates the store.
 const MODE_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
 pub struct SqliteOptions {
-    /// Opens a store on a network file system all the same. Only safe if a single machine ever uses it: neither locks
-    /// nor the shared memory of the write-ahead log are reliable there.
+    /// Opens a store even on a network file system. This is safe only if a single machine uses the store:
+    /// locks and the shared memory of the write-ahead log are unreliable there.
     pub allow_network: bool,
     /// How long a call waits for another process that is writing.
     pub busy_timeout: Duration,
-    /// Tells when the schema was made and when a damaged record was moved aside; for people.
+    /// Source of times for migrations and quarantine, which are informational.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -56,22 +57,22 @@ impl Default for SqliteOptions {
     }
 }
 
-/// Where a store is, and what its reads and writes share.
+/// The location of a store, with the data shared by reads and writes.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Its URL, as given.
     pub(crate) name: String,
-    /// The database, with every link resolved, so that all who open it use the same locks.
+    /// The database with resolved links, so that all processes use the same locks.
     pub(crate) file: PathBuf,
-    /// The folder that holds it.
+    /// The parent folder.
     pub(crate) home: PathBuf,
     /// The folder for locks, and for the folders of its runs.
     pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
     pub(crate) frames: Frames,
-    /// Its files, which nobody else here may open.
+    /// Guards its files against being opened elsewhere in this process.
     in_use: InUse,
-    /// What appends need not ask the database for.
+    /// Cached ends of branches.
     pub(crate) ends: Ends,
 }
 
@@ -93,7 +94,7 @@ impl Place {
         })
     }
 
-    /// Refuses what is no regular file in the place of one of SQLite's, which would wait for the other end of a pipe.
+    /// Rejects special files in place of SQLite's files: opening a pipe would block.
     fn check_files(&self) -> Result<(), StoreError> {
         for suffix in ["", "-wal", "-shm", "-journal"] {
             let path = self.beside(suffix);
@@ -106,7 +107,7 @@ impl Place {
         Ok(())
     }
 
-    /// Returns the path of a file that SQLite keeps beside the database.
+    /// Returns the path of a sidecar file of the database.
     pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
         let mut path = self.file.clone().into_os_string();
         path.push(suffix);
@@ -122,7 +123,7 @@ fn cannot_open(path: &Path, source: io::Error) -> StoreError {
     StoreError::Io { action: "open", place: path.display().to_string(), source }
 }
 
-/// Finds or makes the database file and its folder.
+/// Finds or creates the database file and its folder.
 pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let cannot_create = |path: &Path, source| StoreError::Create { path: path.to_owned(), source };
@@ -142,11 +143,12 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
             folder.display()
         )));
     }
-    // SQLite gives its companions the mode of the database.
+    // SQLite creates sidecar files with the mode of the database.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => sync_folder(folder).map_err(|source| cannot_create(path, source))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        // A read-only file system says so even where the file is there; opening it says what is the matter.
+        // A read-only file system reports an error even for an existing file; opening it finds the actual
+        // problem.
         Err(_) if path.exists() => {}
         Err(error) => return Err(cannot_create(path, error)),
     }
@@ -167,7 +169,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Opens the connection that writes, and what its log has room for; makes or upgrades the schema.
+/// Opens the writing connection and its WAL preallocation; creates or upgrades the schema.
 pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connection, Room), StoreError> {
     let failed = |error: rusqlite::Error| explain(Fault::from(error), place);
     let mut connection = Connection::open_with_flags(
@@ -183,14 +185,16 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
     }
     common(&connection).map_err(failed)?;
     end_log(&connection, false).map_err(failed)?;
-    // An empty database gets its log before its tables, so that these come with one commit of the log.
+    // An empty database gets its log before its tables, so that the tables arrive with a single commit of the
+    // log.
     let is_new = schema::begin(&connection, place)?;
     if is_new {
         settle(&connection, place, options)?;
     }
     schema::ensure(&mut connection, place, options)?;
     if is_new {
-        // A log that is damaged later does not take the tables with it. Where others are in the way, it waits.
+        // After this checkpoint, a damaged log does not lose the tables. If blocked, the checkpoint happens
+        // later.
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
     settle(&connection, place, options)?;
@@ -207,20 +211,20 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
     Ok((connection, Room::new(frames)))
 }
 
-/// Says whether the last connection that ends copies the log into the database and removes it. Only where it is known to
-/// be the last (`present.rs`): all that others wrote to the log would be gone with it.
+/// Sets whether the last closing connection checkpoints and removes the log. Permitted only for the known
+/// last connection (`present.rs`): writes of others to the log would be lost.
 pub(crate) fn end_log(connection: &Connection, ends: bool) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !ends).map(drop)
 }
 
-/// Opens a connection that reads and changes nothing, also where nothing may be written.
+/// Opens a read-only connection, even without write permission.
 ///
-/// A database whose folder cannot be written, and that has no log, is opened as immutable: SQLite then makes no shared
-/// memory. With a log that is not possible, since what it holds would be missed; nor with a rollback journal, whose
-/// owner was killed while it wrote the database itself.
+/// A database without a log in an unwritable folder is opened as immutable, so SQLite creates no shared
+/// memory. With a log this is impossible, because its content would be missed. A rollback journal is an
+/// obstacle too: its owner was killed during a write to the database itself.
 ///
-/// Where the disk is full, so that there is no room for shared memory, a log is read by a connection that has the database
-/// to itself, and needs none.
+/// On a full disk without space for shared memory, a log is read by a connection with exclusive access, which
+/// needs none.
 pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let prepare = |connection: Connection| -> rusqlite::Result<Connection> {
@@ -258,7 +262,7 @@ pub(crate) fn checked_reader(place: &Place, options: &SqliteOptions) -> Result<C
     Ok(reader)
 }
 
-/// Opens a connection that keeps the database to itself, shares no memory, and leaves the log as it is.
+/// Opens a connection with exclusive access, which uses no shared memory and keeps the log.
 fn alone(place: &Place) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(&place.file, flags)?;
@@ -268,17 +272,17 @@ fn alone(place: &Place) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Says that a database is one of ours, or going to be, and has no tables.
+/// Returns the error for a Waypost database without tables.
 pub(crate) fn no_runs_yet(place: &Place) -> StoreError {
     StoreError::NotFound { store: place.name.clone(), what: "runs yet".to_owned() }
 }
 
-/// Says whether whoever made the database was killed before it was one: then its rollback journal takes it back to
-/// nothing, or to the one page that says how the tables are going to be kept: they come with the first commit of the
-/// log. Only a connection that writes can do that.
+/// Returns whether the creating process was killed before the tables existed. The rollback journal then
+/// restores an empty file, or the single page with the settings for the tables. Only a writing connection can
+/// do this.
 fn is_half_made(place: &Place) -> bool {
     const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
-    // Pages that the database had before: the fifth number of the header, behind the magic of two.
+    // Number of pages before the transaction: the fifth number of the header, after a magic of two.
     const PAGES_BEFORE: std::ops::Range<usize> = 16..20;
     let mut header = [0; 20];
     let read = File::open(place.beside("-journal"))
@@ -287,7 +291,7 @@ fn is_half_made(place: &Place) -> bool {
     read.is_ok() && header.starts_with(&MAGIC) && before.iter().any(|pages| header[PAGES_BEFORE] == *pages)
 }
 
-/// Says in our words what SQLite says of a file that is none of its own.
+/// Maps a fault to a store error, with a clear message for a file that is not an SQLite database.
 pub(crate) fn explain(fault: Fault, place: &Place) -> StoreError {
     if fault.is_not_a_database() {
         let file = place.file.display();
@@ -298,15 +302,15 @@ pub(crate) fn explain(fault: Fault, place: &Place) -> StoreError {
 
 fn common(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-    // A file from elsewhere must not bring its own code, nor be believed where it contradicts itself.
+    // A foreign file must not run own code, and its schema is not trusted.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
-    // Plans do not depend on what is bound, or each statement would be prepared anew when that changes.
+    // Query plans do not depend on bound values, so statements need not be prepared again.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update(None, "cell_size_check", true)
 }
 
-/// Turns the write-ahead log on, and sees that it is.
+/// Enables the write-ahead log and verifies the mode.
 fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Result<(), StoreError> {
     let began = Instant::now();
     loop {
@@ -319,7 +323,7 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
                     place.name
                 )));
             }
-            // SQLite does not wait for another process here, for fear of a deadlock that we cannot have.
+            // SQLite does not wait here, to avoid a deadlock that cannot occur with our connections.
             Err(fault) if fault.is_busy() && began.elapsed() < options.busy_timeout => {
                 std::thread::sleep(MODE_RETRY_DELAY);
             }
@@ -328,9 +332,9 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
     }
 }
 
-/// Copies the log into the database now and then, as SQLite would, but does not ignore a sync that fails meanwhile:
-/// the kernel tells of it only once, and commits of `async` runs may depend on it.
-/// Keeps in `frames` how many the log has.
+/// Checkpoints the log periodically, as SQLite does, but does not ignore a failed sync. The kernel reports it
+/// only once, and commits of `async` runs may depend on it. Also stores the number of frames of the log in
+/// `frames`.
 fn watch_checkpoints(connection: &mut Connection, frames: FramesSeen) -> rusqlite::Result<()> {
     connection.wal_hook(Some(move |log: &mut rusqlite::hooks::Wal, pages: i32| {
         frames.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
@@ -346,7 +350,7 @@ fn watch_checkpoints(connection: &mut Connection, frames: FramesSeen) -> rusqlit
     }))
 }
 
-/// Names a file so that SQLite takes no lock on it and makes nothing beside it.
+/// Returns a URL for a file, for which SQLite takes no lock and creates no sidecar file.
 fn immutable_url(file: &Path) -> PathBuf {
     let mut url = b"file://".to_vec();
     for byte in file.as_os_str().as_bytes() {

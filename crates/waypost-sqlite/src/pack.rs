@@ -1,5 +1,5 @@
-//! Records to what is kept of them. Done before an append gets in line, so that a hundred runs at once do not wait for
-//! each other's compression.
+//! Encodes records. Encoding happens before an append is queued, so that concurrent runs do not wait for each
+//! other's compression.
 
 use std::collections::HashMap;
 
@@ -12,26 +12,26 @@ use crate::rows::{CODEC_DELTA, CODEC_FULL, CODEC_PLAIN};
 use crate::squeeze::Contexts;
 use crate::tips::{Chain, Frames, Tip};
 
-/// Bodies up to this size are kept as they are: a frame would cost as much as it saves.
+/// Largest body stored as is; a frame would not pay.
 const PLAIN_BYTES_MAX: usize = 256;
 
-/// What is kept of a record.
+/// The stored form of a record.
 #[derive(Debug)]
 pub(crate) struct Packed {
     pub(crate) header: Vec<u8>,
     pub(crate) body: Kept,
 }
 
-/// How a body is kept.
+/// The stored form of a body.
 #[derive(Debug)]
 pub(crate) enum Kept {
-    /// There is none.
+    /// The record has no body.
     Nothing,
-    /// As it is.
+    /// Stored as is.
     Plain,
-    /// In a frame that needs no other.
+    /// A full frame.
     Full(Vec<u8>),
-    /// In a frame that needs the one of an earlier record: its seq, and its digest.
+    /// A delta frame, with seq and digest of its base record.
     Delta(Vec<u8>, u64, Digest),
 }
 
@@ -45,7 +45,7 @@ impl Kept {
         }
     }
 
-    /// Returns codec and bytes; `plain` are those of the body itself.
+    /// Returns codec and bytes; `plain` is the body itself.
     pub(crate) fn columns<'a>(&'a self, plain: Option<&'a [u8]>) -> (Option<i64>, Option<&'a [u8]>) {
         let bytes = match self {
             Self::Nothing => None,
@@ -56,7 +56,7 @@ impl Kept {
     }
 }
 
-/// Packs the records of a batch. What is to be known once they are written comes with them.
+/// Encodes the records of a batch. The second value updates the cache after the write.
 pub(crate) fn pack(frames: &Frames, records: &[Record]) -> (Vec<Packed>, Learned) {
     let mut contexts = frames.squeezer.lend();
     let mut learned = Learned::default();
@@ -104,26 +104,26 @@ fn pack_body(frames: &Frames, contexts: &mut Contexts, record: &Record, learned:
     Kept::Full(frame.bytes)
 }
 
-/// Makes the frame of a record that needs no other, where the one that it was made against is not there any more.
+/// Encodes a record as a full frame, because its delta base is no longer there.
 pub(crate) fn pack_alone(frames: &Frames, record: &Record) -> Kept {
     let body = record.body_bytes().and_then(|bytes| Body::new(bytes, position_bytes(record)));
     let full = |body| frame::full(&mut frames.squeezer.lend(), record.header().seq, body);
     body.and_then(full).map_or(Kept::Plain, |frame| Kept::Full(frame.bytes))
 }
 
-/// Returns where the position of a body ends.
+/// Returns the end of the position in a body.
 pub(crate) fn position_bytes(record: &Record) -> usize {
     record.header().body.as_ref().map_or(0, |body| body.position_bytes as usize)
 }
 
-/// The newest body of each branch, once a batch is written.
+/// The newest body of each branch after the write of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     tips: HashMap<BranchPath, Tip>,
 }
 
 impl Learned {
-    /// Takes note that the batch was written.
+    /// Updates the cache after the write of the batch.
     pub(crate) fn keep(mut self, frames: &Frames, records: &[Record]) {
         for record in records {
             let header = record.header();

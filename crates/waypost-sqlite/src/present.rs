@@ -1,17 +1,17 @@
-//! Whether what is written can be found again: the files that SQLite has open still have their names.
+//! Checks that SQLite's open files keep their names, because data in an unnamed file is lost.
 //!
-//! A file that somebody removed is there for as long as it is open: everything that is written to it succeeds, is
-//! acknowledged, and is gone with the process. A step that cleans up too much does that to a store in its way. So each
-//! file is asked before every commit whether it still has a name, which costs a microsecond or two where the system can
-//! be asked about an open file. (Asking some of them only now and then lost records: a step takes less than a millisecond to
-//! remove one.) Whether that name is the one that it was opened by, as it is not once somebody has moved the file away,
-//! takes several times as long to find out: that is looked at once in [`NAMES_EVERY`]. SQLite itself never removes or replaces these files while a connection is open. What is removed
-//! between a look and the end of the commit is noticed by the next one.
+//! A removed file lives as long as it is open: writes succeed, are acknowledged, and are lost when the
+//! process ends. A step that deletes too much does this to a store. So every commit first checks that each
+//! file still has a name. The check takes a microsecond or two where the system supports it. (Checking less often
+//! lost records: a step removes a file in less than a millisecond.) The name may also have changed after a
+//! move. This check takes several times as long, and is made once per [`NAMES_EVERY`]. SQLite itself never
+//! removes or replaces these files while a connection is open. The next commit notices a removal between the
+//! check and the end of a commit.
 //!
-//! The shared memory, `-shm`, holds nothing that is not in the log, but by it those who have the database open know of
-//! each other. Who opens it after it was removed makes another, and then two write the same places of the log, each
-//! over what the other had acknowledged; and who ends copies into the database what it knows of the log, and removes
-//! the log with all the rest. So a connection that finds it removed writes no more, and leaves the log as it is.
+//! The shared memory, `-shm`, has no data beyond the log, but connections find each other through it. After a
+//! removal, the next connection creates another. Then two writers use the same places of the log and
+//! overwrite acknowledged data. A closing connection copies only its own view of the log to the database, and
+//! removes the log with the rest. So a connection stops writing after a removal, and keeps the log.
 
 use std::cell::{Cell, OnceCell};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -25,14 +25,14 @@ use waypost::store::StoreError;
 use crate::open::Place;
 use crate::recent::open_flags;
 
-/// How often the names are looked at: few commands end sooner, so that what a step of a workflow did is mostly noticed by
-/// the commit behind it.
+/// Interval of the name checks. Few commands are faster, so the commit of a step usually notices a change by
+/// this step.
 const NAMES_EVERY: Duration = Duration::from_millis(1);
 
-/// Device and inode: what a name stands for.
+/// Device and inode of a file.
 type Identity = (u64, u64);
 
-/// The files of a connection that writes, as they were when it opened them.
+/// The files of a writing connection, as at open.
 #[derive(Debug)]
 pub(crate) struct Present {
     database: Watched,
@@ -44,12 +44,12 @@ pub(crate) struct Present {
     looked: Cell<Option<Instant>>,
 }
 
-/// A file that is not what was opened under its name.
+/// A file that no longer has the name of the opened file.
 #[derive(Debug)]
 pub(crate) struct Missing<'a>(&'a Path);
 
 impl Present {
-    /// Notes which files they are; to be called right after the database was opened and read.
+    /// Records the identity of the files; call this right after the first read of the database.
     pub(crate) fn of(place: &Place) -> Self {
         let database = Watched::new(place.file.clone());
         let [log, shared] = ["-wal", "-shm"].map(|suffix| Watched::new(place.beside(suffix)));
@@ -58,7 +58,7 @@ impl Present {
         Self { database, log, shared, looked: Cell::new(None) }
     }
 
-    /// Looks whether all are still there; within a transaction, before it ends.
+    /// Checks that all files still exist; called at the end of a transaction.
     pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
         let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
         for watched in [&self.database, &self.log, &self.shared] {
@@ -72,16 +72,16 @@ impl Present {
         Ok(())
     }
 
-    /// Opens the log for writing; none if it is not there, or not the one that was seen.
+    /// Opens the log for writing; returns `None` if it is missing or was replaced.
     pub(crate) fn open_log(&self) -> Option<fs::File> {
         let seen = self.log.file()?;
-        // A pipe in its place is not waited for.
+        // Does not block on a pipe in its place.
         let opened =
             fs::OpenOptions::new().write(true).custom_flags(open_flags()).open(&self.log.path).ok()?;
         (system::identity_of(&opened) == Some(seen.identity())).then_some(opened)
     }
 
-    /// Looks whether those that were seen are still there; a connection that never wrote may have seen no log.
+    /// Checks that all recorded files still exist; a connection without writes may have no log.
     pub(crate) fn check_seen(&self) -> Result<(), Missing<'_>> {
         let all = [&self.database, &self.log, &self.shared].into_iter();
         let gone = all.filter(|watched| watched.file.get().is_some()).find(|watched| !watched.is_there(true));
@@ -89,7 +89,7 @@ impl Present {
     }
 }
 
-/// A file that is to keep its name.
+/// A file with its expected name.
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
@@ -101,7 +101,7 @@ impl Watched {
         Self { path, file: OnceCell::new() }
     }
 
-    /// Returns the file that had the name when this was first asked; none if there is none.
+    /// Returns the file that had the name at the first call, if any.
     fn file(&self) -> Option<&system::File> {
         match self.file.get() {
             Some(file) => Some(file),
@@ -111,13 +111,13 @@ impl Watched {
 
     fn is_there(&self, names: bool) -> bool {
         let Some(file) = self.file() else { return false };
-        // What the name stands for has one.
+        // An equal identity implies that the file has a name.
         if names { system::identity(&self.path) == Some(file.identity()) } else { file.has_name() }
     }
 }
 
 impl Missing<'_> {
-    /// Says that nothing may be written any more.
+    /// Returns the error that stops all writes.
     pub(crate) fn to_store_error(&self) -> StoreError {
         let why = "it was removed or replaced while it was in use";
         let source = match system::File::find(self.0) {
@@ -129,8 +129,8 @@ impl Missing<'_> {
     }
 }
 
-/// Asks for the inode, or the number of names, and nothing else: once somebody has asked for the times of a file, Linux
-/// notes each write to it at once and exactly, which made every commit a fifth slower.
+/// Queries only the inode or link count. Once the times of a file are queried, Linux records each write
+/// immediately and exactly, which made every commit a fifth slower.
 #[cfg(target_os = "linux")]
 mod system {
     use std::os::fd::OwnedFd;
@@ -140,9 +140,9 @@ mod system {
 
     use super::Identity;
 
-    /// A file, held by a descriptor that can neither read nor write.
+    /// A file, held by a descriptor without read and write access.
     ///
-    /// Of a usual one, closing it would take the locks away that SQLite has on the file in this process.
+    /// Closing an ordinary descriptor would release SQLite's locks on the file in this process.
     #[derive(Debug)]
     pub(super) struct File {
         held: OwnedFd,

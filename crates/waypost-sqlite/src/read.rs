@@ -12,21 +12,21 @@ use crate::open::Place;
 use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
 use crate::witness::{Lost, Testimony};
 
-/// Bodies of one page of heads, in bytes: a page holds at least one, and no more than a few of the largest.
+/// Bytes of bodies per page of heads: a page has at least one head, and at most a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
-/// Branches read from the table at once.
+/// Branches read from the table per query.
 const BRANCHES_AT_ONCE: usize = 256;
-/// Keys taken from an index at once.
+/// Keys read from an index per query.
 const KEYS_AT_ONCE: usize = 256;
 
-/// A transaction that reads, and the store that it reads.
+/// A read transaction and its store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) place: &'a Place,
 }
 
-/// A position in a run: a branch by its id, and a seq; the next page begins there.
+/// The start of the next page: branch id and seq.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     branch: i64,
@@ -51,7 +51,7 @@ impl Cursor {
 }
 
 pub(crate) fn unknown_cursor(text: &str) -> StoreError {
-    // A clipped copy is enough to recognise it; the text may be anything.
+    // A truncated copy suffices for recognition; the text may be arbitrary.
     let text: String = text.chars().take(80).collect();
     StoreError::Invalid(format!("`{text}` is no cursor of this store"))
 }
@@ -94,8 +94,9 @@ impl View<'_> {
         }
     }
 
-    /// Says whether a branch that is kept as ended has a sound newest record: then it is not a head. What the main branch
-    /// ended with is the result of the run, so that its body must be sound, too; those of others, who joins them reads.
+    /// Returns whether a branch that is stored as ended has a sound newest record, and so is not a head. For
+    /// the main branch, the body must be sound too, because it is the result of the run. Joins read the
+    /// bodies of other branches.
     fn has_ended(&self, run: &RunId, branch: &Branch) -> Result<bool, Failure> {
         if branch.open {
             return Ok(false);
@@ -105,7 +106,7 @@ impl View<'_> {
         Ok(matches!(newest, Found::Sound(record) if record.header().end.is_some()))
     }
 
-    /// Returns the head of a branch; none if it has ended.
+    /// Returns the head of a branch; `None` if the branch has ended.
     fn head(&self, run: &RunId, branch: &Branch) -> Result<Option<Head>, Failure> {
         let mut damaged: Vec<Damage> = Vec::new();
         for seq in (1..=branch.newest).rev() {
@@ -125,7 +126,7 @@ impl View<'_> {
         .into())
     }
 
-    /// Returns one record, verified. With a log, one that is not there may turn out to be missed.
+    /// Returns a verified record. With `told`, a missing record may turn out to be lost.
     pub(crate) fn load(
         &self,
         run: &RunId,
@@ -193,7 +194,7 @@ impl View<'_> {
         }
     }
 
-    /// Adds what is wanted of a branch; sets `next` where the page is full.
+    /// Adds the matching records of a branch; sets `next` when the page is full.
     fn scan_branch(
         &self,
         scan: &Scan,
@@ -240,7 +241,8 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Returns the next seqs to look at, at most [`KEYS_AT_ONCE`]: all of them, or those that an index names.
+    /// Returns the next candidate seqs, at most [`KEYS_AT_ONCE`]: the whole range, or the entries of an
+    /// index.
     fn candidates(&self, scan: &Scan, branch: &Branch, low: u64, high: u64) -> Result<Vec<u64>, Failure> {
         let newest_first = scan.order == ScanOrder::NewestFirst;
         let (sql, asked): (_, rusqlite::types::Value) = match (&scan.external, scan.about) {

@@ -1,8 +1,9 @@
-//! The newest records of a run that were acknowledged, where their lines may not stand in the log yet.
+//! The tail journal: the newest acknowledged records of a run, whose log lines may not be written yet.
 //!
-//! What was acknowledged must be told of outside the database (`witness.rs`) before the caller hears of it. The lines of
-//! `events.jsonl` do so, and they cost a step more than it can spare; so they are written behind its back
-//! (`teller.rs`), and this file tells of what comes between: one small write, always in the same place.
+//! An acknowledged record must be known outside the database before the caller gets the answer, so that its
+//! loss is detectable (`witness.rs`). The lines of `events.jsonl` serve this purpose, but are too slow for
+//! each step and are written later (`teller.rs`). This file covers the interval with a small write at a fixed
+//! place:
 //!
 //! ```text
 //!   runs/RUN/recent      128 entries of 128 bytes, written round and round
@@ -12,11 +13,11 @@
 //!     ^^ which entry, ^^^ branch and seq; spaces;       the first 16 digits of the SHA-256 of run and entry
 //! ```
 //!
-//! An entry is written after its record was on the disk, so each one that can be read is true by itself and for ever: a
-//! name and number are never given again. One that is not whole says nothing. Nothing is ever written over an entry
-//! whose line is not in the log; where there is no room, or no file, the caller waits for the line instead. The
-//! file is there while somebody works on the run, and what a kill left of it until somebody has written behind it and given
-//! the run back: a look must not take away what tells of a loss.
+//! An entry is written after its record is durable, so every readable entry is true forever: a branch and seq
+//! are never reused. An incomplete entry is ignored. An entry is overwritten only after its log line is
+//! written; without space or without a file, the caller waits for the log line. The file exists while a
+//! worker holds the run. After a kill, the file stays until a later worker has written to it and released the
+//! run. A reader must not remove the evidence of a loss.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -33,21 +34,22 @@ use waypost::record::Record;
 
 use crate::commit::lock;
 
-/// The file, in the folder of a run.
+/// Name of the file in the folder of a run.
 const RECENT_FILE: &str = "recent";
 const ENTRY_BYTES: usize = 128;
-/// More than a single run commits while the thread that writes the log naps. Each who reads a run reads all of them.
+/// More entries than a single run commits while the log thread sleeps. Every reader of a run reads all
+/// entries.
 const ENTRIES: u64 = 128;
-/// Of the digest, in digits.
+/// Length of the check in digits.
 const CHECK_DIGITS: usize = 16;
 
-/// What is told of the newest records of a run, as its one writer sees it.
+/// The tail journal of a run, as seen by its only writer.
 #[derive(Debug)]
 pub(crate) struct Recent {
     run: RunId,
     path: PathBuf,
     pen: Mutex<Pen>,
-    /// The lines of all up to this entry are in the log.
+    /// Last entry whose log line is written; all earlier lines are written too.
     logged: AtomicU64,
 }
 
@@ -56,15 +58,15 @@ enum Pen {
     Closed,
     Open {
         file: File,
-        /// The entry that was written last.
+        /// The last written entry.
         newest: u64,
     },
-    /// The file could not be written; what is in it stays true.
+    /// The file could not be written; its entries stay true.
     GivenUp,
 }
 
 impl Recent {
-    /// Stands for the file in the folder of a run; nothing is touched before there is something to tell.
+    /// Returns the journal in the folder of a run; the first entry creates the file.
     pub(crate) fn new(folder: &Path, run: &RunId) -> Self {
         Self {
             run: run.clone(),
@@ -74,8 +76,8 @@ impl Recent {
         }
     }
 
-    /// Tells of what was committed, before it is acknowledged. Returns the entry up to which that is told; none if it
-    /// cannot be told here, and has to be in the log before it is acknowledged.
+    /// Writes the entries of committed records, before their acknowledgement. Returns the last entry. `None`
+    /// means that the log lines must be written before the acknowledgement.
     pub(crate) fn tell(&self, records: &[Record]) -> Option<u64> {
         let mut pen = lock(&self.pen);
         if matches!(*pen, Pen::Closed) {
@@ -95,13 +97,13 @@ impl Recent {
         Some(*newest)
     }
 
-    /// Notes that what was told up to an entry is in the log now.
+    /// Records that the log lines up to an entry are written.
     pub(crate) fn is_logged(&self, entry: u64) {
         self.logged.fetch_max(entry, Ordering::Release);
     }
 
-    /// Takes the file away, once all of it is in the log and nobody works on the run any more. What a kill left stays where
-    /// nothing was written since: it may tell of what is missed.
+    /// Removes the file, after all log lines are written and the run is released. A file of a killed worker
+    /// stays if nothing was written since, because it may show a loss.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match std::mem::replace(&mut *lock(&self.pen), Pen::Closed) {
             Pen::Open { .. } => remove(&self.path),
@@ -109,7 +111,7 @@ impl Recent {
         }
     }
 
-    /// Opens the file behind what an earlier writer left in it.
+    /// Opens the file and continues after the entries of an earlier writer.
     fn open(&self) -> io::Result<Pen> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(open_flags());
@@ -119,7 +121,7 @@ impl Recent {
         Ok(Pen::Open { file, newest })
     }
 
-    /// Makes an entry for the newest record of each branch; none if one is too long to be one.
+    /// Returns the entries for the newest record of each branch; `None` if an entry is too long.
     fn entries(&self, newest: u64, records: &[Record]) -> Option<Vec<u8>> {
         let mut entries = Vec::with_capacity(2 * ENTRY_BYTES);
         let mut number = newest;
@@ -145,10 +147,10 @@ impl Recent {
     }
 }
 
-/// How far a batch is searched for a newer record of a branch; an entry more than need be is none the less true.
+/// Number of later records checked for a newer record of the same branch; a superfluous entry is harmless.
 const BATCH_LOOKED_AT_MAX: usize = 8;
 
-/// Writes entries behind the one that was last written, and goes on at the start of the file at its end.
+/// Writes entries after the last written entry, wrapping around at the end of the file.
 fn write_round(file: &File, newest: u64, entries: &[u8]) -> io::Result<()> {
     let place = newest % ENTRIES;
     let before_end = (ENTRIES - place) as usize * ENTRY_BYTES;
@@ -164,7 +166,7 @@ fn check(run: &RunId, entry: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first.try_into().expect("it is half as many bytes as digits")))
 }
 
-/// What an entry says.
+/// A parsed entry.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     number: u64,
@@ -182,7 +184,7 @@ impl Entry {
     }
 }
 
-/// What an entry seems to say, before its digits are compared: that takes longer than all else.
+/// An entry before its check is verified, which is the most expensive part.
 struct Unchecked<'b> {
     number: u64,
     branch: &'b str,
@@ -220,13 +222,13 @@ fn entries_in(file: &mut File, run: &RunId) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Returns where the file of a run is.
+/// Returns the path of the file of a run.
 pub(crate) fn path_in(folder: &Path) -> PathBuf {
     folder.join(RECENT_FILE)
 }
 
-/// Returns the newest record of each branch that the file of a run tells of, newest first. A file that cannot be read tells
-/// nothing.
+/// Returns the newest record of each branch in the file of a run, newest first; empty if the file is
+/// unreadable.
 pub(crate) fn told(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(open_flags()).open(path);
@@ -234,12 +236,12 @@ pub(crate) fn told(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
     entries.into_iter().map(|entry| (entry.branch, entry.seq)).collect()
 }
 
-/// Takes the file of a run away.
+/// Removes the file of a run.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// What somebody puts in the place of the file is not followed, nor waited for.
+/// Open flags that neither follow a link nor block on a pipe at this path.
 pub(crate) fn open_flags() -> i32 {
     (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32
 }

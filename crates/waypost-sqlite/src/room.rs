@@ -1,18 +1,19 @@
-//! Room in the log for commits to come: it grows by many frames at once.
+//! Preallocates WAL space for future commits, many frames at a time.
 //!
-//! A commit that makes the file of the log longer waits for the disk twice, once for its pages and once for the inode
-//! that has the new length. SQLite begins a log anew once it was copied into the database, and never makes it shorter; but
-//! whoever opens a store begins with an empty one, and most runs end before it was full once: nearly all that they
-//! wait for is that. Zeros that were written ahead are no frames, and SQLite reads a log up to what is none, as it does
-//! where an earlier one was longer.
+//! A commit that extends the log file waits for the disk twice: for its pages, and for the inode with the new
+//! length. SQLite restarts the log after a checkpoint and never shortens it. But a newly opened store starts
+//! with an empty log, and most runs end before the log is full once, so nearly every commit extends it.
+//! Preallocated zeros are not frames, and SQLite reads a log up to the first invalid frame, as after a longer
+//! log.
 //!
 //! ```text
 //!   without   pages + sync + inode   pages + sync + inode   pages + sync + inode ...
 //!   with      pages, zeros + sync + inode   pages + sync   pages + sync ...
 //! ```
 //!
-//! Only who has the write lock may do this: nobody else writes to the log then, nor removes it. And only where there is
-//! plenty of space: the last of it is for records, and for those who wait for a page of the index beside the log.
+//! Only the holder of the write lock may preallocate: no other process then writes or removes the log.
+//! Preallocation needs plenty of free space, because the last space is for records and for the pages of the
+//! WAL index.
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
@@ -29,29 +30,32 @@ use crate::schema::PAGE_BYTES;
 
 /// Bytes of a log before its first frame (<https://www.sqlite.org/fileformat2.html#walformat>).
 const HEADER_BYTES: u64 = 32;
-/// Bytes of a frame: some before its page, and that. Of an older store they may be fewer, for which this is room as well.
+/// Bytes of a frame: a header and a page. Frames of an older store may be smaller.
 const FRAME_BYTES: u64 = 24 + PAGE_BYTES as u64;
-/// So many frames are room for eight commits of a run by itself, and are written in less time than an inode.
+/// Fewest preallocated frames: space for eight commits of a single run, written faster than an inode.
 const AHEAD_MIN: u64 = 16;
-/// The log of a run by itself has few more than twice as many before it is copied.
+/// Most preallocated frames. The log of a single run has little more than twice as many before its
+/// checkpoint.
 const AHEAD_MAX: u64 = 128;
-/// Frames of most commits of a run by itself: the page of its record, that of its row, and those above, should one be split.
+/// Frames of most commits of a single run: the pages of its record and its row, and their parents in case of
+/// a split.
 const FRAMES_PER_COMMIT: u64 = 4;
-/// Space that must be left on the disk: many times what is taken.
+/// Free space that must remain on the disk: many times the preallocated bytes.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// Frames that the log had after the last commit of a connection.
+/// Frames of the log after the last commit of a connection.
 pub(crate) type FramesSeen = Arc<AtomicU64>;
 
-/// The room that a log has.
+/// The preallocated space of a log.
 #[derive(Debug)]
 pub(crate) struct Room {
     frames: FramesSeen,
-    /// How many they were when the file was last looked at: fewer, and the log began anew, maybe in a shorter file.
+    /// Frames at the last check of the file; a lower number means that the log restarted, possibly in a
+    /// shorter file.
     frames_then: u64,
-    /// The length of the file then.
+    /// Length of the file at that check.
     bytes: u64,
-    /// It is left as it is, since it could not be made longer.
+    /// Whether preallocation stopped after a failure.
     is_given_up: bool,
 }
 
@@ -60,12 +64,13 @@ impl Room {
         Self { frames, frames_then: 0, bytes: 0, is_given_up: false }
     }
 
-    /// Makes room for the commit that is about to end, if it is a usual one, and for some more; to be called within its
-    /// transaction.
+    /// Preallocates space for the current commit, if it has the usual size, and for some later commits. Call
+    /// this within the transaction.
     ///
-    /// Nothing depends on it: where there is no space for it the commit itself may still find some, or says so.
+    /// Nothing depends on success: without preallocated space, the commit itself may still find space or
+    /// report an error.
     pub(crate) fn make(&mut self, present: &Present) {
-        // A commit of many waits for its many pages, and what it waits for the inode is little of that.
+        // A large commit writes many pages, so the inode is a small part of its wait.
         if self.is_given_up || is_shared_by_many() {
             return;
         }
@@ -86,18 +91,18 @@ impl Room {
     }
 }
 
-/// Makes a file longer by so many frames unless it has `needed` bytes; returns how many it has, or none if there is not
-/// plenty of space.
+/// Extends a file by `frames` frames unless it has `needed` bytes. Returns the length, or `None` if free
+/// space is scarce.
 ///
 /// # Errors
-/// It could not be written; it is as long as it was.
+/// The write failed; the length is unchanged.
 fn lengthen(mut file: File, needed: u64, frames: u64) -> io::Result<Option<u64>> {
-    // Asking for the length in the usual way asks for the times as well, and has a cost (`present.rs`).
+    // The usual query of the length also requests times, which is costly (`present.rs`).
     let bytes = file.seek(SeekFrom::End(0))?;
     if bytes >= needed {
         return Ok(Some(bytes));
     }
-    // A file that would be too large for a limit ends the process, if nobody has seen to that.
+    // A file that exceeds a size limit kills the process, unless the signal is handled.
     let system = fstatvfs(&file)?;
     let is_limited = getrlimit(Resource::Fsize).current.is_some();
     if is_limited || system.f_bavail.saturating_mul(system.f_frsize) < SPARE_BYTES {
@@ -105,7 +110,7 @@ fn lengthen(mut file: File, needed: u64, frames: u64) -> io::Result<Option<u64>>
     }
     let zeros = vec![0; (frames * FRAME_BYTES) as usize];
     if let Err(error) = file.write_all_at(&zeros, bytes) {
-        // What was written of it would be missing elsewhere; all frames lie before it.
+        // Free the partly written zeros; all frames are before them.
         file.set_len(bytes)?;
         return Err(error);
     }

@@ -1,7 +1,7 @@
-//! Rows to records, verified: nothing leaves this module whose bytes do not match their digest.
+//! Verified conversion of rows to records: bytes that do not match their digest never leave this module.
 //!
-//! Every lookup is by key, so that a damaged page makes only what is on it unreadable: the rows beside it are still
-//! reached, and a missing row is noticed by the branch's `newest`, which stands on another page.
+//! Every lookup is by key, so a damaged page affects only its own rows. A missing row is detected by the
+//! branch's `newest`, which is on another page.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -16,22 +16,22 @@ use crate::tips::Tip;
 use crate::unpack::{self, Unpacked};
 use crate::{header, pack};
 
-/// Bits of a key that hold the seq.
+/// Bits of a key for the seq.
 pub(crate) const SEQ_BITS: u32 = 32;
-/// Largest seq: 136 years of a checkpoint a second.
+/// Largest seq: 136 years with a checkpoint per second.
 pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
-/// Largest branch id: what a positive 64-bit key leaves.
+/// Largest branch id: the remaining bits of a positive 64-bit key.
 pub(crate) const BRANCH_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
-/// The body's bytes are kept as they are.
+/// The body is stored as is.
 pub(crate) const CODEC_PLAIN: i64 = 0;
-/// The body is kept in a frame that stands alone.
+/// The body is stored as a full frame.
 pub(crate) const CODEC_FULL: i64 = 1;
-/// The body is kept in a frame that tells how it differs from that of an earlier record of the branch.
+/// The body is stored as a delta frame of an earlier record of the branch.
 pub(crate) const CODEC_DELTA: i64 = 2;
 /// The body was dropped by retention.
 pub(crate) const CODEC_TRIMMED: i64 = -1;
 
-/// Makes the key of a record.
+/// Returns the key of a record.
 pub(crate) fn key(branch: i64, seq: u64) -> i64 {
     assert!((1..=BRANCH_ID_MAX).contains(&branch) && seq <= SEQ_MAX, "ids are checked when they are made");
     branch << SEQ_BITS | seq as i64
@@ -42,27 +42,27 @@ pub(crate) fn seq_of(key: i64) -> u64 {
     key as u64 & SEQ_MAX
 }
 
-/// Counts that SQLite keeps signed; none of ours comes near the edge.
+/// Converts a count to SQLite's signed integer; real counts are far below the limit.
 pub(crate) fn int(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Reads a count back.
+/// Converts a stored count back.
 pub(crate) fn count(value: i64) -> Result<u64, Fault> {
     u64::try_from(value).map_err(|_| Fault::corrupt(format!("a count is {value}")))
 }
 
-/// Writes a time so that text order is time order.
+/// Formats a time so that text order equals time order.
 pub(crate) fn time_text(time: Timestamp) -> String {
     format!("{time:.9}")
 }
 
-/// Reads a time back.
+/// Parses a stored time.
 pub(crate) fn time_of(text: &str) -> Result<Timestamp, Fault> {
     text.parse().map_err(|error| Fault::corrupt(format!("`{text}` is no time: {error}")))
 }
 
-/// A run, as its lease knows it.
+/// The row of a run, with its lease.
 #[derive(Debug)]
 pub(crate) struct RunRow {
     pub(crate) id: i64,
@@ -80,14 +80,14 @@ impl RunRow {
         row.transpose()
     }
 
-    /// Reads the first columns of a row: `id, token, leased, batch_token, batch_count`.
+    /// Reads the leading columns of a row: `id, token, leased, batch_token, batch_count`.
     pub(crate) fn read(row: &Row<'_>) -> Result<Self, Failure> {
         let batch = (count(row.get(3)?)?, count(row.get(4)?)?);
         Ok(Self { id: row.get(0)?, token: count(row.get(1)?)?, leased: row.get(2)?, batch })
     }
 
-    /// Finds a run that should be there. Before it says that there is none, it makes sure that not the index is at
-    /// fault: a run that seems gone would be begun anew.
+    /// Finds a run that should exist. Before it reports a missing run, a table scan checks that the index is
+    /// intact: a run that seems missing would be recreated.
     pub(crate) fn get(connection: &Connection, run: &RunId) -> Result<Self, Failure> {
         if let Some(row) = Self::find(connection, run)? {
             return Ok(row);
@@ -99,7 +99,7 @@ impl RunRow {
         Err(Failure::NoRun(run.clone()))
     }
 
-    /// Finds the run and sees that `token` is its newest lease, still held.
+    /// Finds the run and checks that `token` is its current lease.
     pub(crate) fn leased(connection: &Connection, run: &RunId, token: u64) -> Result<Self, Failure> {
         let row = Self::get(connection, run)?;
         row.fence(run, token)?;
@@ -114,28 +114,29 @@ impl RunRow {
     }
 }
 
-/// How much of a record is read.
+/// The part of a record to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
     Header,
     Whole,
 }
 
-/// What is at a key.
+/// The content at a key.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// A record, every byte of it checked as far as it was read.
+    /// A record, verified as far as it was read.
     Sound(Box<Record>),
-    /// Something else, and nobody has moved it aside.
+    /// A damaged record that is not in quarantine.
     Damaged(Box<Damage>),
-    /// Nothing, or what was there is in quarantine.
+    /// Nothing, or a quarantined record.
     Absent,
 }
 
-/// Reads the record `seq` of a branch; `seq` is at most its newest.
+/// Reads record `seq` of a branch; `seq` is at most its newest.
 ///
 /// # Errors
-/// [`StoreError::Version`] if it was written by a newer version: that is no damage, and nothing older may stand in.
+/// [`StoreError::Version`] if a newer version wrote the record: this is not damage, and an older record must
+/// not replace it.
 pub(crate) fn fetch(
     connection: &Connection,
     place: &Place,
@@ -201,10 +202,10 @@ fn columns(connection: &Connection, key: i64, want: Want) -> Result<Option<Colum
 }
 
 impl Columns {
-    /// Makes the record, with its body if that was read.
+    /// Returns the record, with its body if read.
     ///
     /// # Errors
-    /// The inner one says what is wrong with it.
+    /// The inner error is the defect of the record.
     fn open(
         self,
         connection: &Connection,
@@ -223,7 +224,7 @@ impl Columns {
             (Some(kind), Some(bytes)) => {
                 match unpack::unpack(connection, place, run, branch, seq, (kind, bytes))? {
                     Ok(Unpacked { body, chain, check }) => (Some(body), Some((chain, check))),
-                    // What the header says of itself goes before.
+                    // A defect of the header takes precedence.
                     Err(why) => {
                         let header = Record::open(digest, header, None);
                         return Ok(Err(header.err().unwrap_or(Flaw::Malformed(why))));
@@ -258,7 +259,7 @@ impl Columns {
     }
 }
 
-/// Says that a record stands in the place of another, if it does.
+/// Returns a message if the record belongs to another place.
 fn misplaced(record: &Record, run: &RunId, branch: &Branch, seq: u64) -> Option<String> {
     let header = record.header();
     let is_here = header.run == *run && header.branch == branch.path && header.seq == seq;

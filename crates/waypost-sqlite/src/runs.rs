@@ -23,18 +23,18 @@ const SUMMARY: &str =
     "SELECT id, name, workflow, path, labels, created_at, updated_at, status, doubtful, step, done,
     total, wake_at, lost, checkpoints, bytes, leased FROM runs";
 
-/// Most records that are read to count the steps of a run whose summary is lost.
+/// Most records read to count the steps of a run with a lost summary.
 const STEPS_COUNTED_MAX: u64 = 10_000;
 
-/// How a run has ended, by its records.
+/// The end of a run, by its records.
 struct Ended {
     status: RunStatus,
-    /// Steps that came to something.
+    /// Completed and skipped steps.
     done: u64,
     at: Timestamp,
 }
 
-/// A summary as kept, before its truth is found out.
+/// A stored summary, before its status is verified.
 struct Kept {
     id: i64,
     leased: bool,
@@ -56,7 +56,7 @@ impl View<'_> {
         Ok(RunEntry { record, summary: self.find_out(kept)? })
     }
 
-    /// Says what cannot be read of the summary of a run, if anything.
+    /// Returns the defect of a run's summary, if any.
     pub(crate) fn summary_finding(&self, id: i64) -> Result<Option<String>, Failure> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
@@ -68,8 +68,8 @@ impl View<'_> {
         }
     }
 
-    /// Writes the summary of a run anew, if it cannot be read: from its frozen record, and from the records of its main
-    /// branch if these have ended it. What else it said, the next append says.
+    /// Rewrites an unreadable summary from the frozen record, and from the records of the main branch if they
+    /// have ended the run. The next append restores the other values.
     pub(crate) fn mend_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
         if self.summary_finding(id)?.is_none() {
             return Ok(());
@@ -99,7 +99,8 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Returns how a run has ended by the newest record of its main branch, if that is sound and says so.
+    /// Returns the end of a run by the newest record of its main branch, if the record is sound and ends the
+    /// run.
     fn end_of(&self, id: i64, run: &RunId) -> Result<Option<Ended>, Failure> {
         let Some(main) = Branch::find(self.connection, id, &BranchPath::main())? else { return Ok(None) };
         let main = main.settled(self.connection, id)?;
@@ -123,9 +124,9 @@ impl View<'_> {
         Ok(Some(Ended { status, done: done.len() as u64, at: newest.header().created_at }))
     }
 
-    /// Returns a page of summaries, newest first, and how many runs the database knows.
+    /// Returns a page of summaries, newest first, and the number of runs in the database.
     ///
-    /// With `told`, what [`inspect::told_runs`] returned before, those of them that it has lost are told, too.
+    /// `told` is an earlier result of [`inspect::told_runs`]; its lost runs are reported too.
     pub(crate) fn runs(&self, query: &RunQuery, told: Option<Vec<RunId>>) -> Result<(Runs, usize), Failure> {
         let before = match &query.cursor {
             None => i64::MAX,
@@ -152,7 +153,7 @@ impl View<'_> {
         let mut last = 0;
         while let Some(row) = rows.next()? {
             let kept = match Kept::read(row) {
-                // The others are none the worse for it.
+                // Other runs are unaffected.
                 Err(Failure::Sqlite(fault)) => {
                     let unreadable = unreadable(row, &fault);
                     seen.extend(unreadable.as_ref().map(|run| run.run.clone()));
@@ -182,7 +183,7 @@ impl View<'_> {
             found.runs.push(summary);
         }
         let all = RunQuery { limit: query.limit, ..RunQuery::default() };
-        // Where all were read, or none was there to be read.
+        // The whole table was read, or it has no rows to read.
         if query.cursor.is_none() && found.next.is_none() && (*query == all || found.runs.is_empty()) {
             for run in inspect::lost_rows(self.connection)? {
                 if query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix.as_str())) {
@@ -204,9 +205,9 @@ impl View<'_> {
         Ok((found, known))
     }
 
-    /// Returns the runs that the database does not know and that have left their logs beside it; `seen` are all that were
-    /// read, if no others are there to be read. Those in the index alone are not: its pages may be sound where those of
-    /// the table are not.
+    /// Returns the runs with a log next to the database but without a row; `seen` is the set of all read runs,
+    /// if the page was complete. An index entry alone is not a row: pages of the index may be sound while pages
+    /// of the table are not.
     fn lost(
         &self,
         query: &RunQuery,
@@ -219,7 +220,7 @@ impl View<'_> {
             let why = "it has left its log, and the database has no row of it";
             return told.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
         }
-        // A list must not look at every run.
+        // A list must not check every run.
         if told.len() <= inspect::count_runs(self.connection) {
             return Vec::new();
         }
@@ -229,7 +230,7 @@ impl View<'_> {
         lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }
 
-    /// Asks the kernel whether the holder lives, where a lease was not given back.
+    /// Checks with the kernel lock whether the holder is alive, if the lease was not released.
     fn find_out(&self, kept: Kept) -> Result<RunSummary, Failure> {
         let Kept { leased, mut summary, .. } = kept;
         if leased {
@@ -240,7 +241,7 @@ impl View<'_> {
     }
 }
 
-/// Returns the statuses that runs without a holder may be kept with, if they are to turn out as asked.
+/// Returns the stored statuses that can result in the requested statuses for a run without a holder.
 fn kept_statuses(query: &RunQuery) -> Vec<&'static str> {
     let mut names: Vec<_> = query.statuses.iter().map(|status| status.name()).collect();
     if query.statuses.contains(&RunStatus::InDoubt) {
@@ -252,7 +253,7 @@ fn kept_statuses(query: &RunQuery) -> Vec<&'static str> {
     names
 }
 
-/// Says whether an error is about something else in the place of the lock of one run.
+/// Returns whether an error concerns another kind of file at the lock path of a single run.
 fn stands_elsewhere(error: &StoreError) -> bool {
     matches!(error, StoreError::Io { source, .. } if source.kind() == ErrorKind::InvalidInput)
 }
@@ -264,19 +265,19 @@ fn with_cause(error: &StoreError) -> String {
     }
 }
 
-/// Names a run whose summary cannot be read, if its name can.
+/// Returns a run with an unreadable summary, if its name is readable.
 fn unreadable(row: &Row<'_>, fault: &Fault) -> Option<UnreadableRun> {
     let run = RunId::new(&row.get::<_, String>(1).ok()?).ok()?;
     Some(UnreadableRun { run, why: fault.to_string() })
 }
 
-/// Writes labels as they are kept.
+/// Formats labels for storage.
 pub(crate) fn labels_text(record: &RunRecord) -> String {
     serde_json::to_string(&record.labels).expect("a map of text is plain JSON")
 }
 
 impl Kept {
-    /// Stands for a summary that cannot be read; whether somebody holds the run, its lock tells.
+    /// Returns a placeholder for an unreadable summary; the lock shows whether a worker holds the run.
     fn without(id: i64, record: &RunRecord) -> Self {
         let summary = Summary {
             status: RunStatus::Interrupted,

@@ -1,7 +1,8 @@
-//! Tables, their versions, and how an older file becomes a newer one.
+//! Tables, schema versions, and migrations.
 //!
-//! The version stands in `user_version` and is looked at in every transaction before which another connection committed, so that a program
-//! that was running while another upgraded the file is refused, too. docs/format-sqlite.md says what the columns mean.
+//! The version is in `user_version`. Every transaction that follows a commit of another connection checks it,
+//! so that a running program is refused after an upgrade by another program. Columns are described in
+//! docs/format-sqlite.md.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,7 +20,7 @@ use crate::rows::time_text;
 /// The version that this crate writes.
 pub(crate) const VERSION: u32 = 5;
 
-/// Reads which schema version a database has, without changing anything. A store that writes to it upgrades it to
+/// Returns the schema version of a database without changing it. A store that writes upgrades the database to
 /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
 ///
 /// # Errors
@@ -32,15 +33,15 @@ pub fn schema_of(path: &std::path::Path) -> Result<u32, StoreError> {
     version.map_err(|error| explain(Fault::from(error), &place))
 }
 
-/// The version of the first release, the oldest that this crate reads.
+/// The version of the first release, the oldest readable version.
 const VERSION_MIN: u32 = 5;
-/// Marks a database as ours: `WYPT`.
+/// Application id of our databases: `WYPT`.
 pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
-/// A record of some KiB fits a page, and a large state needs half the pages of the default.
+/// A record of a few KiB fits a page, and a large state needs half the pages of the default.
 pub(crate) const PAGE_BYTES: u32 = 8192;
-/// SQLite's number for an `auto_vacuum` that waits to be asked.
+/// SQLite's number for incremental `auto_vacuum`.
 const INCREMENTAL: u32 = 2;
-/// Back-ups that are kept apart before an upgrade is refused: nobody upgrades the same version that often.
+/// Most back-ups per version before an upgrade is refused; the same version is not upgraded that often.
 const BACKUPS_MAX: u32 = 100;
 
 const TABLES: &str = "
@@ -138,42 +139,42 @@ CREATE TABLE quarantine (
 CREATE INDEX quarantine_key ON quarantine (key);
 ";
 
-/// What makes a database of the next version out of one of the version before.
+/// A migration from the previous version.
 #[derive(Debug)]
 struct Migration {
-    /// The version afterwards.
+    /// The resulting version.
     to: u32,
     sql: &'static str,
 }
 
-/// All migrations, by rising version.
+/// All migrations, in ascending order.
 const MIGRATIONS: &[Migration] = &[];
 
-/// Says whether this crate reads what has that version.
+/// Returns whether this crate reads a version.
 pub(crate) fn is_readable(version: u32) -> bool {
     (VERSION_MIN..=VERSION).contains(&version)
 }
 
-/// Reads the version of the schema.
+/// Reads the schema version.
 pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
     let version =
         connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
     u32::try_from(version).map_err(|_| Fault::corrupt(format!("its version is {version}")))
 }
 
-/// Reads a number that changes with each commit of another connection, and never with one's own.
+/// Reads a counter that changes with each commit of another connection, but not with own commits.
 pub(crate) fn changes_of_others(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
 }
 
-/// Says that the schema is not the one that this crate reads.
+/// Returns the error for an unreadable schema version.
 pub(crate) fn version_error(place: &Place, found: u32) -> StoreError {
     StoreError::Version { what: place.name.clone(), found, supported: VERSION }
 }
 
-/// Chooses whether a commit waits for the disk, and sees that the choice was taken.
+/// Sets whether a commit waits for the disk, and verifies the setting.
 pub(crate) fn set_durability(connection: &Connection, durability: Durability) -> Result<(), Fault> {
-    // SQLite's numbers: 2 is FULL, a sync with every commit; 1 is NORMAL, a sync before the log is copied.
+    // SQLite's numbers: 2 is FULL, a sync per commit; 1 is NORMAL, a sync before a checkpoint of the log.
     let level = match durability {
         Durability::Sync => 2,
         Durability::Async => 1,
@@ -189,12 +190,12 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
     Err(Fault::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
 }
 
-/// Checks that a database is ours and of a version that this crate reads.
+/// Checks that a database is a Waypost store of a readable version.
 pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreError> {
     let failed = |fault| explain(fault, place);
     match kind(connection).map_err(failed)? {
         Kind::Ours => {}
-        // Its maker was killed before the tables were there; whoever opens it for writing makes them.
+        // The creating process was killed before the tables existed; the next writer creates them.
         Kind::Empty => return Err(no_runs_yet(place)),
         Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
     }
@@ -204,7 +205,7 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
     }
 }
 
-/// Says whether a database is empty, and prepares it for the first page that is written.
+/// Returns whether a database is empty, and prepares an empty database for its first page.
 pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, StoreError> {
     let failed = |fault| explain(fault, place);
     if !matches!(kind(connection).map_err(failed)?, Kind::Empty) {
@@ -217,7 +218,7 @@ pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, Stor
     Ok(true)
 }
 
-/// Makes the tables, or upgrades them, or leaves them as they are.
+/// Creates or upgrades the tables if needed.
 pub(crate) fn ensure(
     connection: &mut Connection,
     place: &Place,
@@ -232,7 +233,7 @@ pub(crate) fn ensure(
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
         found if is_readable(found) => upgrade(connection, place, options, MIGRATIONS),
-        // A newer one, or one that never was.
+        // A newer version, or a version that never existed.
         found => Err(version_error(place, found)),
     }
 }
@@ -243,7 +244,7 @@ enum Kind {
     Foreign,
 }
 
-/// Says what a database is, from one state of it: another process may be making it right now.
+/// Returns the kind of a database from a single snapshot, because another process may be creating it.
 fn kind(connection: &Connection) -> Result<Kind, Fault> {
     if !connection.is_autocommit() {
         return kind_now(connection);
@@ -270,7 +271,7 @@ fn not_ours(place: &Place, why: &str) -> StoreError {
 
 fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fault> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
-    // Another process may have made it while this one waited.
+    // Another process may have created the tables during the wait.
     if matches!(kind(&transaction)?, Kind::Empty) {
         transaction.execute_batch(TABLES)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -287,7 +288,7 @@ fn note(connection: &Connection, version: u32, options: &SqliteOptions) -> Resul
     Ok(())
 }
 
-/// Brings the schema up to date in one transaction, after a back-up beside the file.
+/// Upgrades the schema in a single transaction, after a back-up next to the file.
 fn upgrade(
     connection: &mut Connection,
     place: &Place,
@@ -296,13 +297,14 @@ fn upgrade(
 ) -> Result<(), StoreError> {
     let failed = |error: rusqlite::Error| explain(error.into(), place);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    // Another process may have done it while this one waited.
+    // Another process may have upgraded during the wait.
     let found = version(&transaction).map_err(|fault| explain(fault, place))?;
     let due: Vec<_> = migrations.iter().filter(|migration| migration.to > found).collect();
     if due.is_empty() {
         return transaction.commit().map_err(failed);
     }
-    // Nobody else writes now, and nothing is written yet: another connection sees exactly what is to be upgraded.
+    // Other writers are locked out and nothing is written yet, so another connection sees exactly the state
+    // to upgrade.
     back_up(place, found)?;
     for migration in due {
         transaction.execute_batch(migration.sql).map_err(failed)?;
@@ -312,7 +314,7 @@ fn upgrade(
     transaction.commit().map_err(failed)
 }
 
-/// Copies the database to a new file beside it, whole and synced, and returns its path.
+/// Copies the whole database to a new synced file next to it, and returns the path.
 fn back_up(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
     let path = new_backup(place, version)?;
     let copied = Connection::open(&place.file)
@@ -325,7 +327,7 @@ fn back_up(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
     Ok(path)
 }
 
-/// Makes an empty file of a name that is not taken: SQLite fills an empty one, and overwrites no other.
+/// Creates an empty file with an unused name: SQLite fills an empty file, but does not overwrite any other.
 fn new_backup(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
     for number in 1..=BACKUPS_MAX {
         let path = place.beside(&format!(".v{version}-{number}.backup"));

@@ -1,28 +1,28 @@
-//! Pages that nothing is on, given back to the file system a slice at a time.
+//! Returns free pages to the file system, a slice at a time.
 //!
-//! `auto_vacuum` is INCREMENTAL: the database keeps a map of what refers to each page, so that the last pages of the
-//! file can be moved into free ones, and the file be cut, in as small steps as wanted. `VACUUM` would write the whole
-//! database anew, with everybody else waiting, to free however little.
+//! `auto_vacuum` is INCREMENTAL: the database has a map of references to each page. So the last pages can
+//! move into free pages, and the file can be truncated in small steps. `VACUUM` would rewrite the whole
+//! database and block all writers, however little it frees.
 
 use rusqlite::Connection;
 
 use crate::fault::Failure;
 
-/// Pages that are given back in one transaction: 4 MiB, a few milliseconds, for which other writers wait.
+/// Pages per transaction: 4 MiB, which block other writers for a few milliseconds.
 const SLICE_PAGES: u32 = 512;
-/// A trim gives pages back where so many of a hundred are free; fewer are there for what comes next.
+/// Percentage of free pages from which a trim returns pages; fewer are kept for later writes.
 const FREE_PERCENT: i64 = 25;
 
-/// When pages are given back.
+/// When to return pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shrink {
-    /// All that are free.
+    /// If any page is free.
     All,
-    /// All, if many are.
+    /// If many pages are free.
     IfMany,
 }
 
-/// Gives one slice back, and says whether more is to be given.
+/// Returns a slice of pages; the result says whether more can be returned.
 pub(crate) fn slice(connection: &Connection, shrink: Shrink) -> Result<bool, Failure> {
     let free = number(connection, "PRAGMA freelist_count")?;
     let pages = number(connection, "PRAGMA page_count")?;
@@ -33,7 +33,7 @@ pub(crate) fn slice(connection: &Connection, shrink: Shrink) -> Result<bool, Fai
     if !enough {
         return Ok(false);
     }
-    // Each row is a page; the statement is done when there are no more.
+    // Each row is a page; the statement ends when its slice is done.
     let mut statement = connection.prepare(&format!("PRAGMA incremental_vacuum({SLICE_PAGES})"))?;
     let mut rows = statement.query([])?;
     while rows.next()?.is_some() {}

@@ -1,6 +1,6 @@
-//! zstd, with contexts that are kept: making one costs more than compressing a small state.
+//! zstd with cached contexts: creating a context costs more than compressing a small state.
 //!
-//! Knows bytes and references; what they mean, `frame` knows.
+//! The module knows only bytes and references; `frame` knows their meaning.
 
 use std::fmt;
 use std::io::Cursor;
@@ -14,19 +14,19 @@ use zstd_safe::{
 
 use crate::commit::lock;
 
-/// The fastest level of the usual ones: on states with a reference, higher ones gain nothing that pays.
+/// The fastest regular level; with a reference, higher levels gain too little for their cost.
 const LEVEL: i32 = 1;
-/// The smallest window that zstd has, and the largest that a 64-bit decoder takes without being asked.
+/// zstd's smallest window, and the largest that a 64-bit decoder accepts by default.
 const WINDOW_LOG: std::ops::RangeInclusive<u32> = 10..=27;
-/// The least and the greatest hash table, by the logarithm of its entries of four bytes. With a table smaller than the
-/// reference, level 1 finds nothing in references above 300 KB.
+/// Smallest and largest hash table, as the logarithm of its four-byte entries. With a table smaller than the
+/// reference, level 1 finds no matches in references above 300 KB.
 const HASH_LOG: std::ops::RangeInclusive<u32> = 12..=24;
-/// Pairs of contexts that are kept: as many as a machine has threads that append at the same moment, most often.
+/// Cached pairs of contexts: usually the number of concurrently appending threads.
 const KEPT_MAX: usize = 4;
-/// A context that has grown beyond this is let go after use: a hash table for states of a MiB fits.
+/// A larger context is freed after use; a hash table for states of a MiB fits.
 const CONTEXT_BYTES_MAX: usize = 16 << 20;
 
-/// What small texts of one kind have in common, prepared once.
+/// A dictionary for small texts of the same kind, prepared once.
 pub(crate) struct Dictionary {
     pack: CDict<'static>,
     unpack: DDict<'static>,
@@ -38,19 +38,19 @@ impl Dictionary {
     }
 }
 
-/// Contexts to be lent.
+/// A cache of contexts.
 #[derive(Default)]
 pub(crate) struct Squeezer {
     kept: Mutex<Vec<Contexts>>,
 }
 
-/// A pair of contexts, one for each direction.
+/// A compression and a decompression context.
 pub(crate) struct Contexts {
     pack: CCtx<'static>,
     unpack: DCtx<'static>,
 }
 
-/// A pair of contexts that goes back when it is dropped.
+/// A borrowed pair of contexts, returned on drop.
 pub(crate) struct Lent<'a> {
     from: &'a Squeezer,
     contexts: Option<Contexts>,
@@ -96,20 +96,20 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Borrows a context that is kept for the length of one call, so that it may refer to bytes that are not.
+/// Borrows a cached context for a single call, so that it may refer to short-lived bytes.
 macro_rules! borrowed {
     ($context:expr, $kind:ident) => {{
         #[expect(unsafe_code, reason = "a context that is kept cannot name the life of a reference")]
-        // SAFETY: only the lifetime parameter changes, which is no part of the layout. What is given to the context
-        // under the shorter life is forgotten by `reset` before the function that borrowed it returns, on each path.
+        // SAFETY: only the lifetime parameter changes, which is not part of the layout. `reset` removes every
+        // reference with the shorter lifetime before the borrowing function returns, on each path.
         let context = unsafe { std::mem::transmute::<&mut $kind<'static>, &mut $kind<'_>>($context) };
         context
     }};
 }
 
 impl Contexts {
-    /// Compresses `bytes`, which are likely to hold parts of `reference`, and adds what comes out to `out`; none if
-    /// zstd could not do it, and then `out` is as it was.
+    /// Compresses `bytes`, which probably share parts with `reference`, and appends the result to `out`.
+    /// Returns `None` if zstd fails; `out` is then unchanged.
     pub(crate) fn pack(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let context = borrowed!(&mut self.pack, CCtx);
         let result = refer(context, reference, bytes).and_then(|()| append(context, bytes, out));
@@ -117,14 +117,14 @@ impl Contexts {
         result.ok()
     }
 
-    /// As [`pack`](Self::pack), for small `bytes` of the kind that `dictionary` was made of.
+    /// As [`pack`](Self::pack), for small `bytes` of the kind covered by `dictionary`.
     pub(crate) fn pack_with(
         &mut self,
         dictionary: &'static Dictionary,
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> Option<()> {
-        // Which dictionary it was, whoever keeps the bytes knows.
+        // The owner of the bytes knows their dictionary.
         let set = self.pack.set_parameter(CParameter::DictIdFlag(false));
         let set = set.and_then(|_| self.pack.ref_cdict(&dictionary.pack));
         let result = set.and_then(|_| append(&mut self.pack, bytes, out));
@@ -132,10 +132,10 @@ impl Contexts {
         result.ok()
     }
 
-    /// Decompresses `packed` into `out`, whose old content goes. What comes out must be `bytes` long.
+    /// Decompresses `packed` into `out`, replacing its content. The result must have `bytes` bytes.
     ///
     /// # Errors
-    /// Says what is wrong with `packed`. Nothing was made that is longer than `bytes`.
+    /// The defect of `packed` as text. The output never exceeds `bytes`.
     pub(crate) fn unpack(
         &mut self,
         reference: &[u8],
@@ -151,10 +151,10 @@ impl Contexts {
         made(result, bytes)
     }
 
-    /// As [`unpack`](Self::unpack), for what was packed with `dictionary`.
+    /// As [`unpack`](Self::unpack), for data packed with `dictionary`.
     ///
     /// # Errors
-    /// Says what is wrong with `packed`. Nothing was made that is longer than `bytes`.
+    /// The defect of `packed` as text. The output never exceeds `bytes`.
     pub(crate) fn unpack_with(
         &mut self,
         dictionary: &'static Dictionary,
@@ -169,14 +169,14 @@ impl Contexts {
         made(result, bytes)
     }
 
-    /// Ends what the last call referred to, which may not be there any more.
+    /// Removes references of the last call, which may be invalid by now.
     fn forget_packing(&mut self) {
         if self.pack.reset(ResetDirective::SessionAndParameters).is_err() {
             self.pack = CCtx::create();
         }
     }
 
-    /// Ends what the last call referred to, which may not be there any more.
+    /// Removes references of the last call, which may be invalid by now.
     fn forget_unpacking(&mut self) {
         if self.unpack.reset(ResetDirective::SessionAndParameters).is_err() {
             self.unpack = DCtx::create();
@@ -184,10 +184,10 @@ impl Contexts {
     }
 }
 
-/// Returns how many bytes `packed` gives.
+/// Returns the decompressed size of `packed`.
 ///
 /// # Errors
-/// Says that it does not tell, or that there are more than `bytes_max`.
+/// The size is missing, or exceeds `bytes_max`.
 pub(crate) fn size_of(packed: &[u8], bytes_max: usize) -> Result<usize, String> {
     let found = get_frame_content_size(packed).ok().flatten();
     let found = found.ok_or("it does not tell how long it is")?;
@@ -195,7 +195,7 @@ pub(crate) fn size_of(packed: &[u8], bytes_max: usize) -> Result<usize, String> 
     size.ok_or_else(|| format!("it gives {found} bytes, {bytes_max} are allowed"))
 }
 
-/// Makes room in `out` for the `bytes` that `packed` must give.
+/// Reserves space in `out` for the `bytes` of `packed`.
 fn make_room(packed: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), String> {
     let found = size_of(packed, bytes)?;
     if found != bytes {
@@ -213,7 +213,7 @@ fn made(result: Result<usize, ErrorCode>, bytes: usize) -> Result<(), String> {
     }
 }
 
-/// Prepares a context for `bytes` that are likely to hold parts of `reference`.
+/// Prepares a context for `bytes` that probably share parts with `reference`.
 fn refer<'a>(context: &mut CCtx<'a>, reference: &'a [u8], bytes: &[u8]) -> Result<(), ErrorCode> {
     context.set_parameter(CParameter::CompressionLevel(LEVEL))?;
     if !reference.is_empty() {
@@ -225,7 +225,7 @@ fn refer<'a>(context: &mut CCtx<'a>, reference: &'a [u8], bytes: &[u8]) -> Resul
     Ok(())
 }
 
-/// Compresses `bytes` behind what `out` has.
+/// Compresses `bytes` and appends the result to `out`.
 fn append(context: &mut CCtx<'_>, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), ErrorCode> {
     let begin = out.len();
     out.reserve(compress_bound(bytes.len()));
@@ -234,7 +234,7 @@ fn append(context: &mut CCtx<'_>, bytes: &[u8], out: &mut Vec<u8>) -> Result<(),
     context.compress2(&mut behind, bytes).map(drop)
 }
 
-/// Returns the smallest power of two that is at least `count`, by its logarithm.
+/// Returns the logarithm of the smallest power of two that is at least `count`.
 fn log_of(count: usize) -> u32 {
     usize::BITS - count.saturating_sub(1).leading_zeros()
 }

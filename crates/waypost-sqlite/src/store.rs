@@ -1,4 +1,4 @@
-//! The store as the trait asks for it: what runs where, and what happens beside the database.
+//! The implementation of the store trait: where each operation runs, and the files next to the database.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -34,50 +34,50 @@ mod deletion;
 
 /// Transactions of this store after which reading gets a connection of its own: one takes the lease of a run.
 const COMMITS_BEFORE_READER: u64 = 1;
-/// How often a trim is planned anew since something came in between.
+/// Most attempts of a trim, each with a new plan after concurrent changes.
 const TRIM_TRIES_MAX: u32 = 3;
 
-/// Keeps runs in an SQLite database, and beside it what is for people.
+/// Keeps runs in an SQLite database, with files for people next to it.
 ///
-/// Safe to use from many tasks, threads and processes at once: one process holds a run, any number read and signal.
+/// Safe for concurrent use by many tasks, threads and processes: a single process holds a run, and any number read and
+/// signal.
 ///
-/// A call does its work on the thread that polls it, and so does the commit for all tasks that wait: a hop to another
-/// thread would cost more than the work. On a current-thread runtime, other tasks wait meanwhile: for a commit (as
-/// long as the disk takes to sync), or for another process that is writing, at most
-/// [`busy_timeout`](SqliteOptions::busy_timeout). While eight or more share commits, a thread of the store makes them,
-/// and the tasks go on.
+/// A call runs on the polling thread, and so does the commit for all waiting tasks: a thread hop would cost more than
+/// the work. On a current-thread runtime, other tasks are blocked meanwhile by the sync of a commit. They are also
+/// blocked by another writing process, at most for [`busy_timeout`](SqliteOptions::busy_timeout). While eight or more
+/// tasks share commits, a thread of the store commits, and the tasks continue.
 ///
-/// Commits of runs with durability `async` do not wait for the disk: SQLite then syncs the log only when it copies it
-/// into the database. The last commit of such a run, and one at least every second in which there are commits, are
-/// synced all the same, and any commit of a `sync` run makes everything before it durable, since all share one log.
+/// Commits of runs with durability `async` do not wait for the disk: SQLite syncs the log only at a checkpoint. The
+/// last commit of such a run is synced, and so is at least one commit per second of activity. A commit of a `sync` run
+/// makes all earlier commits durable, because all share a log.
 pub struct SqliteStore {
     options: SqliteOptions,
     place: Arc<Place>,
     disk: Arc<dyn Disk>,
     held: Mutex<HashMap<RunId, Held>>,
     closed: AtomicBool,
-    /// Bodies were dropped, and pages may be left that nothing is on.
+    /// Whether bodies were dropped, so that free pages may exist.
     trimmed: AtomicBool,
     teller: Teller,
-    /// The connection that only reads, opened when it is first needed beside the one that writes.
+    /// The read-only connection, opened when the writing connection is busy.
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
     writer: Option<Arc<Writer>>,
 }
 
-/// What is kept of a run whose lease was taken here.
+/// A run whose lease was taken by this store.
 #[derive(Debug)]
 struct Held {
     token: u64,
     durability: Durability,
-    /// None if the run record is damaged, which the report needs.
+    /// `None` if the run record, which the report needs, is damaged.
     files: Option<Arc<RunFiles>>,
 }
 
 impl SqliteStore {
-    /// Opens the database at `path` for reading and writing; makes it, and its folder, if it is not there.
+    /// Opens the database at `path` for reading and writing; creates missing files and folders.
     ///
-    /// An older database is upgraded in one transaction, after a back-up beside it. The folder is made with mode 0700
+    /// An older database is upgraded in one transaction, after a back-up next to the file. The folder is made with mode 0700
     /// and the file with 0600; existing ones keep theirs.
     ///
     /// # Errors
@@ -93,11 +93,11 @@ impl SqliteStore {
         Self::with(place, writer, options)
     }
 
-    /// Opens the database at `path` for reading only: makes nothing, upgrades nothing, and works on a read-only file
-    /// system, where there must be no log that SQLite would have to share (a clean end leaves none).
+    /// Opens the database at `path` for reading only, without creation or upgrade. Works on a read-only file system if
+    /// the log is empty, as after a clean close.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`StoreError::Io`] if the file is not there.
+    /// As [`open`](Self::open); [`StoreError::Io`] if the file does not exist.
     pub fn open_read_only(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         Self::with(Arc::new(open::find(path)?), None, options)
     }
@@ -107,7 +107,7 @@ impl SqliteStore {
         writer: Option<Arc<Writer>>,
         options: SqliteOptions,
     ) -> Result<Self, StoreError> {
-        // What writes has seen to the schema, and what it is not busy with it can read.
+        // The writer has checked the schema, and also serves reads while idle.
         let reader = if writer.is_none() { Some(open::checked_reader(&place, &options)?) } else { None };
         Ok(Self {
             options,
@@ -122,22 +122,22 @@ impl SqliteStore {
         })
     }
 
-    /// Returns how many transactions this store has committed: fewer than appends, where tasks shared one.
+    /// Returns the number of committed transactions: fewer than appends if tasks shared commits.
     pub fn commits(&self) -> u64 {
         self.writer.as_ref().map_or(0, |writer| writer.commits())
     }
 
-    /// Returns what went wrong since this was last asked with the files that people read of a run whose lease was taken
-    /// here: they are derived, so that no commit fails for them.
+    /// Returns and clears the trouble with log or report of a run held by this store. These files are derived, so
+    /// commits do not fail because of them.
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
         let files = lock(&self.held).get(run).and_then(|held| held.files.clone())?;
         self.teller.finish();
         files.folder.take_trouble()
     }
 
-    /// Says whether the SQLite that was built in syncs with `fdatasync`, which a growing file pays less for than
-    /// `fsync`, as far as the settings of the build tell: SQLite does not list it among its compile options. Without
-    /// it the store is slower and as safe.
+    /// Returns whether the built-in SQLite syncs with `fdatasync`, which is cheaper than `fsync` for a growing file.
+    /// The answer comes from the build settings, because SQLite does not list this option. Without it, the store is
+    /// slower but equally safe.
     pub fn has_fdatasync() -> bool {
         option_env!("LIBSQLITE3_FLAGS").is_some_and(|flags| flags.contains("HAVE_FDATASYNC"))
     }
@@ -169,7 +169,7 @@ impl SqliteStore {
         if let Some(reader) = reader.as_ref() {
             return read(reader);
         }
-        // A process that takes up a run reads before it writes much: a connection less is a good part of that.
+        // A resuming process reads before it writes much, and saving a connection is a relevant gain.
         let idle = self.writer.as_ref().filter(|writer| writer.commits() <= COMMITS_BEFORE_READER);
         match idle.and_then(|writer| writer.borrow()) {
             Some(borrowed) => read(borrowed.connection()),
@@ -188,8 +188,8 @@ impl SqliteStore {
             let answer = work(View { connection, place: &self.place });
             transaction.finish()?;
             match answer {
-                // What was read may be from before the run was made. Its log is written after that and removed before its
-                // rows are, so that only a log from before another look, and still there after it, tells of a loss.
+                // The snapshot may predate the creation of the run. The log is written after the rows and removed
+                // before them. So only a log that exists before and after another lookup proves a loss.
                 Err(Failure::NoRun(run)) if !self.is_missed(connection, &run)? => {
                     Err(StoreError::no_run(self, &run).into())
                 }
@@ -198,7 +198,7 @@ impl SqliteStore {
         })
     }
 
-    /// Says whether a run that has left its log is not there.
+    /// Returns whether a run with a log has no row.
     fn is_missed(&self, connection: &Connection, run: &RunId) -> Result<bool, Failure> {
         Ok(witness::has_told(&self.place, run) && RunRow::find(connection, run)?.is_none())
     }
@@ -216,26 +216,27 @@ impl SqliteStore {
         lock(&self.held).insert(run.clone(), Held { token, durability, files });
     }
 
-    /// Forgets a lease that was given back, once all is written down: another may take it up as soon as its lock is free.
+    /// Drops a released lease after all its files are written: another worker may acquire it as soon as the lock is
+    /// free.
     fn let_go(&self, lease: &Lease) {
         self.teller.finish();
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
             let files = held.remove(lease.run()).and_then(|held| held.files);
             self.place.frames.forget_run(lease.run());
-            // What it says stays true if it cannot be removed.
+            // Its entries stay true if the file cannot be removed.
             let _ = files.map(|files| files.recent.remove());
         }
     }
 
-    /// Gives free pages back to the file system, in slices between which others write. What is not given back now, since
-    /// others write all the time or there is no space to move pages, is used for what comes next.
+    /// Returns free pages to the file system in slices, between which others write. Pages that cannot be returned now,
+    /// for lack of space or idle time, are reused later.
     async fn shrink(&self, shrink: Shrink) {
         let Ok(writer) = self.writer() else { return };
         while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
     }
 
-    /// Tells of what was committed outside the database, before it is acknowledged.
+    /// Records committed data outside the database, before its acknowledgement.
     fn tell(&self, lease: &Lease, batch: Arc<Batch>) {
         let files = match lock(&self.held).get(lease.run()) {
             Some(held) if held.token == lease.token() => held.files.clone(),
@@ -246,7 +247,7 @@ impl SqliteStore {
         }
     }
 
-    /// Returns the folder of a run that is taken up, mended.
+    /// Returns the repaired folder of a run at resume.
     fn heal(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
         let frozen = self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
@@ -263,7 +264,7 @@ impl SqliteStore {
         let told = witness::told(&self.place, run);
         self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
-            // A log that tells of more than there is stays as it is: it is the witness.
+            // A log with more records than the database stays unchanged as evidence.
             if Lost::of(view, run, id, told)?.is_empty() {
                 folder.heal(NewestFirst::of(view, run)?)
             } else {
@@ -308,7 +309,7 @@ impl Store for SqliteStore {
         match self.read(|view| RunRow::get(view.connection, &id).map(drop)) {
             Ok(()) => return Err(StoreError::Exists { run: id }),
             Err(StoreError::NotFound { .. }) => {}
-            // Such as that its records were lost: what is left of it is not to be taken for the beginning of another.
+            // For example its records were lost: the rest must not be taken for the start of another run.
             Err(error) => return Err(error),
         }
         let kernel_lock = self.take_lock(&id, holder)?;
@@ -325,7 +326,7 @@ impl Store for SqliteStore {
             .await;
         if let Err(error) = made {
             if !matches!(error, StoreError::Exists { .. } | StoreError::Unknown { .. }) {
-                // Nothing was made, so nothing is to be locked; what could not be removed is in nobody's way.
+                // Nothing was created, so the lock is not needed; a left-over file is harmless.
                 let _ = lease::remove_lock(kernel_lock);
             }
             return Err(error);
@@ -355,14 +356,14 @@ impl Store for SqliteStore {
         let kernel_lock = self.take_lock(run, holder)?;
         self.refuse_deleting(run)?;
         let (id, now) = (run.clone(), self.options.clock.now());
-        // A power cut ends all who have a lease. What this one appends is synced behind the token, in the same log: no token
-        // that anything was written or started with is given again.
+        // A power cut ends all leases. Later appends are synced after the token in the same log, so a token that was
+        // used is never reused.
         let token = self
             .write(Durability::Async, move |connection, place| lease::acquire(connection, place, &id, now))
             .await;
         let token = match token {
             Err(error @ StoreError::NotFound { .. }) => {
-                // Deleted meanwhile, and its lock file with it: this one was made anew.
+                // The run was deleted meanwhile, with its lock file; this call created another.
                 let _ = lease::remove_lock(kernel_lock);
                 return Err(error);
             }
@@ -440,12 +441,12 @@ impl Store for SqliteStore {
         if query.cursor.is_some() {
             return Ok(look()?.0);
         }
-        // Counting the folders of many runs takes longer than listing some, so that both are done at once.
+        // Counting the folders of many runs takes longer than listing some runs, so both happen in parallel.
         let count = || inspect::count_folders(&self.place);
         let (found, folders) = std::thread::scope(|scope| {
             let counting = std::thread::Builder::new().spawn_scoped(scope, count);
             let found = look();
-            // The system may have no thread left to give.
+            // The system may be out of threads.
             (found, counting.map_or_else(|_| count(), |counting| counting.join().unwrap_or(usize::MAX)))
         });
         let (mut found, known) = found?;
@@ -496,7 +497,7 @@ impl Store for SqliteStore {
                 return Ok(trimmed);
             }
             let of = run.clone();
-            // What is lost of it by a power cut is trimmed again.
+            // After a power cut, a lost trim is repeated.
             let done = self
                 .write(Durability::Async, move |connection, _| trim::apply(connection, &of, token, &plan))
                 .await?;

@@ -1,8 +1,8 @@
-//! Writing down for people what was committed, behind the back of those who commit.
+//! Writes `events.jsonl` and `report.md` off the commit path.
 //!
-//! The lines of the log and the sections of the report are derived from records that are durable already, so that nobody
-//! need wait for them: what was acknowledged, `recent.rs` tells of meanwhile. They are written by a thread of their own,
-//! which begins at the first commit of a store:
+//! Log lines and report sections are derived from durable records, so commits need not wait for them. Until
+//! they are written, `recent.rs` records what was acknowledged. A thread writes them; it starts with the
+//! first commit of a store:
 //!
 //! ```text
 //!   commit   commit   commit            commit
@@ -12,9 +12,10 @@
 //!   thread ---- nap  5 ms ---- writes ---- nap --- writes
 //! ```
 //!
-//! While commits follow one another, the thread naps between two looks, so that no commit pays for waking it; after a
-//! pause, the first one does. Where many runs share the store it naps longer: what gathers of a run is one write, and
-//! of each run there is less to gather. What is not written when the process dies is added when the run is taken up again.
+//! During frequent commits the thread sleeps between writes, so that commits need not wake it; only the first
+//! commit after a pause does. With many runs the thread sleeps longer: the lines of a run are a single write,
+//! and each run has fewer lines to gather. Lines that are unwritten when the process dies are added at the
+//! next resume.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -29,28 +30,28 @@ use waypost::store::Batch;
 use crate::commit::lock;
 use crate::recent::Recent;
 
-/// How long commits gather before they are put into the report: nobody who reads along sees the difference. A kill
-/// leaves so much to be added when the run is taken up again.
+/// How long commits gather before they are written; a reader does not notice the delay. A kill leaves this
+/// much to add at the next resume.
 const NAP: Duration = Duration::from_millis(5);
-/// The same where there is something to write about many runs.
+/// The delay with many runs.
 const LONG_NAP: Duration = Duration::from_millis(50);
-/// So many runs are many.
+/// Number of runs from which the longer delay applies.
 const MANY_FOLDERS: usize = 16;
-/// Batches that may wait. With more, the disk does not keep up, and commits wait for it.
+/// Most queued batches. With more, the disk is too slow, and commits wait for it.
 const BACKLOG_BATCHES_MAX: usize = 4 << 10;
-/// Bytes of records that may wait with them.
+/// Most bytes of queued records.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes of records that are kept at most, once written, until somebody tells the next.
+/// Most bytes of written records kept until the next commit frees them.
 const SPENT_BYTES_MAX: usize = BACKLOG_BYTES_MAX;
 
-/// What a record takes in memory beside its bytes, about: its header, as it was read, with all its names.
+/// Approximate memory of a record besides its bytes, mainly the parsed header.
 const RECORD_BYTES: usize = 1 << 10;
 
-/// What is written of a run beside the database, from two threads.
+/// The files of a run next to the database, written by two threads.
 #[derive(Debug)]
 pub(crate) struct RunFiles {
-    /// What people read.
+    /// The log and report.
     pub(crate) folder: RunFolder,
     pub(crate) recent: Recent,
 }
@@ -62,7 +63,7 @@ impl RunFiles {
     }
 }
 
-/// Writes down, in the order in which it is told.
+/// Writes committed batches in order.
 #[derive(Debug, Default)]
 pub(crate) struct Teller {
     desk: Arc<Desk>,
@@ -72,37 +73,37 @@ pub(crate) struct Teller {
 #[derive(Debug, Default)]
 struct Desk {
     backlog: Mutex<Backlog>,
-    /// There is work, or somebody waits for its end.
+    /// Signals work, or a waiter for the end of work.
     call: Condvar,
-    /// All is written.
+    /// Signals that everything is written.
     done: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Backlog {
     jobs: Vec<Job>,
-    /// Bytes of records of `jobs`.
+    /// Bytes of the records in `jobs`.
     bytes: usize,
-    /// What was written, for who tells next: memory is given back where it was taken, since two threads that give and
-    /// take the same memory wait for each other more than the writing costs.
+    /// Written jobs; the next committing thread frees them. Memory is freed on the thread that allocated it:
+    /// two threads that allocate and free the same memory wait longer than the writes take.
     spent: Vec<Job>,
     thread: Thread,
-    /// The thread is writing what it took from the backlog.
+    /// Whether the thread is writing jobs from the backlog.
     busy: bool,
-    /// So many wait until nothing waits.
+    /// Number of waiters for an empty backlog.
     waiting: usize,
     closing: bool,
 }
 
-/// What is known of the thread.
+/// State of the thread.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Thread {
-    /// It was not needed yet, or could not be made, or has ended.
+    /// Not started, failed to start, or ended.
     #[default]
     None,
-    /// It looks at the backlog of its own accord.
+    /// Checks the backlog without a wake-up.
     Awake,
-    /// It waits to be called.
+    /// Waits for a wake-up.
     Asleep,
 }
 
@@ -110,18 +111,18 @@ enum Thread {
 struct Job {
     files: Arc<RunFiles>,
     batch: Arc<Batch>,
-    /// The entry up to which it was told among the recent ones, if it was.
+    /// The last entry in the tail journal, if it was written.
     recent: Option<u64>,
 }
 
-/// What there is to write of a run.
+/// Pending work of a run.
 #[derive(Default)]
 struct Work<'a> {
     batches: Vec<&'a Batch>,
     recent: Option<u64>,
 }
 
-/// Writes what was committed of each run, and returns of how many there was something.
+/// Writes the committed batches of each run; returns the number of runs.
 fn write(jobs: &[Job]) -> usize {
     let mut works: Vec<(&RunFiles, Work<'_>)> = Vec::new();
     let mut places: HashMap<*const RunFiles, usize> = HashMap::new();
@@ -146,7 +147,8 @@ fn write(jobs: &[Job]) -> usize {
 }
 
 impl Teller {
-    /// Has the records of `batch` written down, soon; before this returns if they could not be told of otherwise.
+    /// Queues the records of `batch` for writing; writes before returning if the tail journal has no entry
+    /// for them.
     pub(crate) fn tell(&self, files: Arc<RunFiles>, batch: Arc<Batch>) {
         let bytes = batch.records.iter().map(bytes_of).sum::<usize>();
         let recent = files.recent.tell(&batch.records);
@@ -159,7 +161,7 @@ impl Teller {
                 self.desk.call.notify_one();
             }
             Thread::None if self.start() => backlog.thread = Thread::Awake,
-            // The system has no thread left to give.
+            // The system cannot create another thread.
             Thread::None => {
                 drop(backlog);
                 write(&[job]);
@@ -178,7 +180,7 @@ impl Teller {
         }
     }
 
-    /// Returns once all that was told before is written down.
+    /// Returns after all queued batches are written.
     pub(crate) fn finish(&self) {
         let mut backlog = lock(&self.desk.backlog);
         backlog.waiting += 1;
@@ -204,20 +206,20 @@ impl Drop for Teller {
         lock(&self.desk.backlog).closing = true;
         self.desk.call.notify_one();
         if let Some(thread) = lock(&self.thread).take() {
-            // A panic in it was reported when it happened.
+            // A panic of the thread was already reported.
             let _ = thread.join();
         }
     }
 }
 
-/// Returns what a record takes in memory: small ones have more beside their bodies than in them, and a fan-out commits a
-/// thousand at once.
+/// Returns the memory of a record. Small records need more memory besides their bodies, and a fan-out commits
+/// a thousand at once.
 fn bytes_of(record: &Record) -> usize {
     let body = record.body_bytes().map_or(0, |body| body.len());
     RECORD_BYTES + record.header_bytes().len() + body
 }
 
-/// The work of the thread; whoever waits for it learns when it ends, however it does.
+/// The work of the thread; waiters are notified at its end, even on a panic.
 struct Shift(Arc<Desk>);
 
 impl Shift {

@@ -1,4 +1,4 @@
-//! What is moved aside and deleted; what is dropped, `trim` knows.
+//! Quarantine and deletion; `trim` implements pruning.
 
 use rusqlite::{Connection, params};
 use waypost::id::RunId;
@@ -13,10 +13,10 @@ use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, key, time_text};
 use crate::trim::{Freed, add_bytes, bases};
 use crate::witness::{Lost, told};
 
-/// Moves a damaged record aside, byte for byte.
+/// Moves a damaged record to quarantine, byte for byte.
 ///
-/// One that SQLite cannot read, since its page is damaged, stays where it is; only a note is made, so that it is known
-/// from now on.
+/// A record on an unreadable page stays in place; only a note is added, so that the damage is known from now
+/// on.
 pub(crate) fn quarantine(
     connection: &Connection,
     place: &Place,
@@ -28,7 +28,7 @@ pub(crate) fn quarantine(
     let branch = Branch::get(connection, run, &damage.branch)?
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
         .settled(connection, run)?;
-    // Nobody else appends: the log tells of nothing that is not in this transaction.
+    // Other workers cannot append, so every record of the log is in this snapshot.
     let lost = Lost::of(View { connection, place }, &damage.run, run, told(place, &damage.run))?;
     let branch = lost.extend(branch);
     let found = match damage.seq {
@@ -67,7 +67,7 @@ pub(crate) fn quarantine(
     }
 }
 
-/// Makes it known that a record is gone: its number is given to nobody, and it is counted no more.
+/// Marks a record as lost: its seq is never reused, and the count excludes the record.
 fn note(
     connection: &Connection,
     run: i64,
@@ -76,19 +76,19 @@ fn note(
     had_no_row: bool,
 ) -> Result<(), Failure> {
     branch.reach(connection, run, seq)?;
-    // One that the log tells of was never counted here.
+    // A record that only the log knows was never counted here.
     if had_no_row && branch.gone(seq).is_none() {
         connection
             .prepare_cached("UPDATE runs SET checkpoints = max(checkpoints - 1, 0) WHERE id = ?1")?
             .execute([run])?;
-        // How many bytes it had, nobody knows any more.
+        // The number of its bytes is unknown.
         return counters::mend_bytes(connection, run);
     }
     Ok(())
 }
 
-/// Gives full frames to the bodies that are made from that of record `seq`, which goes: they are sound as long as its
-/// frame is.
+/// Rewrites bodies with record `seq` as delta base as full frames before `seq` is removed. They are sound as
+/// long as its frame is.
 fn free_dependants(
     connection: &Connection,
     place: &Place,
@@ -126,7 +126,7 @@ fn remove(connection: &Connection, run: i64, branch: &Branch, key: i64) -> Resul
     Ok(())
 }
 
-/// Deletes all rows of a run; says whether there was one.
+/// Deletes all rows of a run; returns whether the run existed.
 pub(crate) fn delete(connection: &Connection, run: &RunId) -> Result<bool, Failure> {
     let Some(RunRow { id, .. }) = RunRow::find(connection, run)? else { return Ok(false) };
     let mut from = 0;
@@ -147,7 +147,7 @@ pub(crate) fn delete(connection: &Connection, run: &RunId) -> Result<bool, Failu
     Ok(true)
 }
 
-/// Returns some ids of branches, by rising id; their other columns may be damaged.
+/// Returns a page of branch ids in ascending order; other columns may be damaged.
 fn branch_ids(connection: &Connection, run: i64, from: i64) -> Result<Vec<i64>, Failure> {
     const AT_ONCE: i64 = 1_000;
     let mut statement = connection

@@ -1,8 +1,8 @@
-//! The newest body of each branch, kept in memory as far as it fits: what the next one is made a delta of.
+//! Cache of the newest body of each branch, as delta base for the next body.
 //!
-//! Nothing here is needed: what is not here costs the next body of its branch a full frame. Nothing here is believed
-//! either: an append looks in its transaction whether the record is still kept as it was, and a read whether its
-//! frame is.
+//! The cache is optional: without an entry, the next body of a branch costs a full frame. The cache is also
+//! not trusted. An append checks in its transaction that the record is still stored as expected, and a read
+//! checks its frame.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,28 +14,28 @@ use waypost::record::Bytes;
 use crate::commit::lock;
 use crate::squeeze::Squeezer;
 
-/// Bytes of all bodies that are kept: two of the largest, or a hundred runs with states of a MiB.
+/// Most bytes of cached bodies: two of the largest, or a hundred runs with states of a MiB.
 const BYTES_MAX: usize = 128 << 20;
-/// Branches of which the body is kept, since small ones cost more than their bytes.
+/// Most cached branches, because small bodies cost more than their bytes.
 const BRANCHES_MAX: usize = 4096;
-/// Most frames that a body is made of: bounds what a read costs, and what one damaged frame takes with it.
+/// Most frames of a body; limits the cost of a read, and the loss through a damaged frame.
 pub(crate) const CHAIN_FRAMES_MAX: u32 = 512;
-/// A full frame is due when the last one and the deltas since then have so many times the size that one would have now,
-/// by how the last one was compressed. A state that grows reaches that never: its frames together are about as large as
-/// one of all of it would be, and writing that at each doubling, say, would cost twice what the pieces do. A state
-/// whose parts are overwritten again and again reaches it, before a read costs much more than that of a full frame.
+/// A full frame is due when the last full frame and the later deltas exceed this multiple of a new full
+/// frame, estimated from the last compression ratio. A growing state never reaches the limit: its frames
+/// together are about as large as a full frame, and a full frame at each doubling would double the cost. A
+/// state whose parts are overwritten repeatedly reaches the limit before reads become much more expensive.
 const CHAIN_PER_FULL: u64 = 5;
-/// A full frame is due when so many times the size of the body had to be moved to make it.
+/// A full frame is due when decoding moves this multiple of the body size.
 const MOVED_PER_BODY: u64 = 64;
-/// Full frames that follow a delta that did not pay before the next one is tried.
+/// Full frames after an unprofitable delta before the next delta is tried.
 const RESTS: u8 = 3;
 
-/// What reads and writes of a store share about frames.
+/// Frame data shared by reads and writes of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     pub(crate) squeezer: Squeezer,
     tips: Mutex<Tips>,
-    /// The last body that was read, for who reads one after the other.
+    /// The last body read, for sequential readers.
     last: Mutex<Option<(RunId, BranchPath, Tip)>>,
 }
 
@@ -45,40 +45,40 @@ struct Tips {
     bytes: usize,
 }
 
-/// A body that is known, and the frame that it is kept in.
+/// A cached body and its frame.
 #[derive(Debug, Clone)]
 pub(crate) struct Tip {
     pub(crate) seq: u64,
     /// Digest of the record.
     pub(crate) record: Digest,
-    /// Check of its frame.
+    /// Check of the frame.
     pub(crate) check: [u8; 8],
     pub(crate) body: Bytes,
     pub(crate) position_bytes: usize,
     pub(crate) chain: Chain,
 }
 
-/// What it costs to make a body of its frames.
+/// The cost of decoding a body from its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
     full_bytes: u64,
-    /// Size of the body that the full frame gives.
+    /// Size of the body of the full frame.
     full_body_bytes: u64,
     delta_bytes: u64,
     moved: u64,
     frames: u32,
-    /// So many full frames are written before a delta is tried again.
+    /// Number of full frames before a delta is tried again.
     rests: u8,
 }
 
 impl Chain {
-    /// A full frame by itself, and the size of its body.
+    /// Returns the chain of a full frame, given the size of frame and body.
     pub(crate) fn of_full(bytes: usize, body_bytes: usize) -> Self {
         let (full_bytes, full_body_bytes) = (bytes as u64, body_bytes as u64);
         Self { full_bytes, full_body_bytes, delta_bytes: 0, moved: 0, frames: 1, rests: 0 }
     }
 
-    /// One more delta.
+    /// Returns the chain with another delta.
     pub(crate) fn with(self, bytes: usize, moved: u64) -> Self {
         Self {
             delta_bytes: self.delta_bytes + bytes as u64,
@@ -88,25 +88,25 @@ impl Chain {
         }
     }
 
-    /// Says whether a delta is to be tried next.
+    /// Returns whether to try a delta next.
     pub(crate) fn may_grow(&self) -> bool {
         self.rests == 0 && self.frames < CHAIN_FRAMES_MAX
     }
 
-    /// Says whether a delta of so many bytes saves enough to depend on another frame.
+    /// Returns whether a delta of this size saves enough to depend on another frame.
     pub(crate) fn is_worth(&self, delta_bytes: usize) -> bool {
         delta_bytes as u64 <= self.full_bytes / 2
     }
 
-    /// Says whether a full frame is due, instead of the last delta of this chain, for a body of so many bytes.
+    /// Returns whether a full frame should replace the last delta of this chain, for a body of this size.
     pub(crate) fn is_due(&self, body_bytes: usize) -> bool {
-        // No product overflows: bodies have at most 2^27 bytes, and a chain has few of them.
+        // Products cannot overflow: bodies have at most 2^27 bytes, and a chain has few of them.
         (self.full_bytes + self.delta_bytes) * self.full_body_bytes
             > CHAIN_PER_FULL * self.full_bytes * body_bytes as u64
             || self.moved > MOVED_PER_BODY * body_bytes as u64
     }
 
-    /// The chain of a full frame that follows this one; `in_vain` if a delta was tried that was not worth it.
+    /// Returns the chain of a full frame after this chain; `in_vain` if an unprofitable delta was tried.
     pub(crate) fn anew(&self, bytes: usize, body_bytes: usize, in_vain: bool) -> Self {
         let rests = if in_vain { RESTS } else { self.rests.saturating_sub(1) };
         Self { rests, ..Self::of_full(bytes, body_bytes) }
@@ -114,23 +114,23 @@ impl Chain {
 }
 
 impl Frames {
-    /// Returns what is known of a branch.
+    /// Returns the cached body of a branch.
     pub(crate) fn tip(&self, run: &RunId, branch: &BranchPath) -> Option<Tip> {
         lock(&self.tips).by_branch.get(&(run.clone(), branch.clone())).cloned()
     }
 
-    /// Takes note of the body that a branch was continued with.
+    /// Caches the body that an append has written.
     pub(crate) fn wrote(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
         lock(&self.tips).put(run, branch, tip);
     }
 
-    /// Returns the bodies that are known of a branch, for who makes another of its bodies.
+    /// Returns the cached bodies of a branch, as starting points for decoding another body.
     pub(crate) fn known(&self, run: &RunId, branch: &BranchPath) -> Vec<Tip> {
         let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == branch);
         last.map(|(_, _, tip)| tip).into_iter().chain(self.tip(run, branch)).collect()
     }
 
-    /// Takes note of a body that was read.
+    /// Caches a body that was read.
     pub(crate) fn read(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
         *lock(&self.last) = Some((run.clone(), branch.clone(), tip.clone()));
         let mut tips = lock(&self.tips);
@@ -140,12 +140,12 @@ impl Frames {
         }
     }
 
-    /// Forgets a branch that has ended.
+    /// Removes a branch that has ended.
     pub(crate) fn forget(&self, run: &RunId, branch: &BranchPath) {
         lock(&self.tips).remove(&(run.clone(), branch.clone()));
     }
 
-    /// Forgets a run that is not worked on any more.
+    /// Removes a run that was released.
     pub(crate) fn forget_run(&self, run: &RunId) {
         let mut tips = lock(&self.tips);
         tips.by_branch.retain(|(of, _), _| of != run);
@@ -162,8 +162,8 @@ impl Tips {
             return;
         }
         while self.by_branch.len() >= BRANCHES_MAX || self.bytes + tip.body.capacity() > BYTES_MAX {
-            // Any one: where more branches take turns than fit, the one unused for longest is the next to be needed,
-            // and letting that go each time would let all of them go.
+            // An arbitrary entry: with more active branches than fit, the least recently used branch is the
+            // next to be needed, and LRU eviction would always miss.
             let Some(any) = self.by_branch.keys().next().cloned() else { break };
             self.remove(&any);
         }

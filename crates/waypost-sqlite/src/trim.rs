@@ -1,7 +1,7 @@
-//! Bodies that are dropped, and those that must not need them any more.
+//! Pruning of bodies, and full frames for bodies that depend on pruned bodies.
 //!
-//! What is to be done is found out while others write: bodies are checked, and the frames that the kept ones get are
-//! made. The transaction then only looks whether all is as it was, and does it.
+//! The plan is made while other writers continue: bodies are verified, and the new frames are encoded. The
+//! transaction only checks that nothing has changed, and applies the plan.
 
 use std::collections::BTreeSet;
 
@@ -19,12 +19,12 @@ use crate::pack::{Kept, pack_alone};
 use crate::read::View;
 use crate::rows::{CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of};
 
-/// What a trim is going to do.
+/// The plan of a trim.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     branches: Vec<BranchPlan>,
     checkpoints: u64,
-    /// Bytes that go, less those that come with full frames.
+    /// Removed bytes, less the bytes of new full frames.
     bytes: i64,
 }
 
@@ -32,15 +32,15 @@ pub(crate) struct Plan {
 struct BranchPlan {
     branch: Branch,
     drop: BTreeSet<u64>,
-    /// Kept bodies that get a frame of their own.
+    /// Kept bodies that get a full frame.
     freed: Vec<Freed>,
-    /// All records that keep a body which is made from one that goes: those, and damaged ones.
+    /// All kept records whose delta base is dropped, including damaged records.
     dependants: Vec<u64>,
-    /// The records that keep their bodies, and their digests.
+    /// Records that keep their bodies, with digests.
     kept: Vec<(u64, [u8; 32])>,
 }
 
-/// A body that gets a frame which needs no other.
+/// A body with its new full frame.
 #[derive(Debug)]
 pub(crate) struct Freed {
     seq: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Freed {
 }
 
 impl Plan {
-    /// Says what is dropped.
+    /// Returns the number of dropped bodies and bytes.
     pub(crate) fn trimmed(&self) -> Trimmed {
         Trimmed { checkpoints: self.checkpoints, bytes: u64::try_from(self.bytes).unwrap_or(0) }
     }
@@ -60,10 +60,10 @@ impl Plan {
     }
 }
 
-/// Plans to drop the bodies of all sound checkpoints of each branch but those that [`retention::kept`] names.
+/// Plans to drop the bodies of all sound checkpoints of each branch except those of [`retention::kept`].
 ///
-/// Looks at no branch that has not more bodies than are to be kept at least, and within one only down to the oldest
-/// body. With a token, only for who holds that lease.
+/// Skips branches with at most `keep` bodies, and reads a branch only down to its oldest body. With a token,
+/// the caller must hold the lease.
 pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -> Result<Plan, Failure> {
     let row = RunRow::get(view.connection, run)?;
     if let Some(token) = token {
@@ -86,7 +86,7 @@ fn plan_branch(
     plan: &mut Plan,
 ) -> Result<(), Failure> {
     let sound = |seq| match fetch(view.connection, view.place, run, &branch, seq, Want::Whole)? {
-        // Damaged ones are neither counted nor touched: quarantine is for them.
+        // Damaged records are neither counted nor changed; quarantine handles them.
         Found::Sound(record) => Ok::<_, Failure>(Some(record)),
         _ => Ok(None),
     };
@@ -121,7 +121,7 @@ fn plan_branch(
     Ok(())
 }
 
-/// Does what was planned; says whether it did, or changed nothing since something is not as it was.
+/// Applies a plan. Returns `false` without a change if the records have changed since.
 pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Plan) -> Result<bool, Failure> {
     let id = RunRow::leased(connection, run, token)?.id;
     for BranchPlan { branch, drop, freed, dependants: known, kept, .. } in &plan.branches {
@@ -136,7 +136,7 @@ pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Pla
                 return Ok(false);
             }
         }
-        // One that was appended meanwhile may be made from a body that goes.
+        // A record appended meanwhile may have a dropped body as delta base.
         if dependants(connection, branch, drop)?.iter().any(|seq| !known.contains(seq)) {
             return Ok(false);
         }
@@ -154,8 +154,8 @@ pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Pla
     Ok(true)
 }
 
-/// Writes a row anew without its body. SQLite joins pages that have become empty only where rows are deleted: a row that
-/// is made smaller leaves its page as it is, and nothing would be freed of most.
+/// Rewrites a row without its body. SQLite merges emptied pages only when rows are deleted. Shrinking a row
+/// in place would free almost nothing.
 fn drop_body(connection: &Connection, key: i64) -> Result<(), Failure> {
     type Row = (Option<String>, Option<i64>, Vec<u8>, Vec<u8>);
     let (external, about, digest, header): Row = connection
@@ -169,7 +169,7 @@ fn drop_body(connection: &Connection, key: i64) -> Result<(), Failure> {
 }
 
 impl Freed {
-    /// Makes the frame of a record that was read with its body.
+    /// Encodes a full frame for a record read with its body.
     pub(crate) fn of(place: &Place, record: &Record) -> Self {
         Self {
             seq: record.header().seq,
@@ -187,7 +187,7 @@ impl Freed {
         self.columns().1.map_or(0, |bytes| int(bytes.len() as u64))
     }
 
-    /// Puts it into its row, and returns by how many bytes that grew.
+    /// Writes the frame to its row; returns the growth in bytes.
     pub(crate) fn write(&self, connection: &Connection, branch: &Branch) -> Result<i64, Failure> {
         let key = key(branch.id, self.seq);
         let before: Option<i64> = connection
@@ -203,7 +203,7 @@ impl Freed {
     }
 }
 
-/// Counts bytes that came, or went.
+/// Adds to the byte count of a run; `bytes` may be negative.
 pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result<(), Failure> {
     connection
         .prepare_cached("UPDATE runs SET bytes = max(bytes + ?2, 0) WHERE id = ?1")?
@@ -211,7 +211,7 @@ pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result
     Ok(())
 }
 
-/// Returns the branches with more bodies than are to be kept, each with how many it has.
+/// Returns the branches with more than `keep` bodies, each with its number of bodies.
 fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<(Branch, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT id, held FROM (SELECT id,
@@ -228,8 +228,8 @@ fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<(Br
     Ok(branches)
 }
 
-/// Returns seq and size of the bodies of a branch, newest first. It has `held` of them: what is below the last is not
-/// looked at.
+/// Returns seq and size of the bodies of a branch, newest first. The branch has `held` bodies; rows below the
+/// last are not read.
 fn bodies(connection: &Connection, branch: &Branch, held: u64) -> Result<Vec<(u64, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT key, length(body) FROM records
@@ -244,15 +244,15 @@ fn bodies(connection: &Connection, branch: &Branch, held: u64) -> Result<Vec<(u6
     Ok(bodies)
 }
 
-/// Returns the records that stay whose bodies are made from one that goes.
+/// Returns the kept records whose delta base is dropped.
 fn dependants(connection: &Connection, branch: &Branch, drop: &BTreeSet<u64>) -> Result<Vec<u64>, Failure> {
     let Some(first) = drop.first() else { return Ok(Vec::new()) };
     let deltas = bases(connection, branch, *first)?.into_iter();
     Ok(deltas.filter(|(seq, base)| drop.contains(base) && !drop.contains(seq)).map(|(seq, _)| seq).collect())
 }
 
-/// Returns the deltas above record `seq`, oldest first, each with the record that it is made from, as far as the row
-/// says; what is damaged may say anything, or nothing.
+/// Returns the deltas above record `seq`, oldest first, each with its base record according to its row. A
+/// damaged row may have any base or none.
 pub(crate) fn bases(connection: &Connection, branch: &Branch, seq: u64) -> Result<Vec<(u64, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT key, substr(body, 1, ?4) FROM records
@@ -270,7 +270,7 @@ pub(crate) fn bases(connection: &Connection, branch: &Branch, seq: u64) -> Resul
                 found.extend(frame::base_of(&begin, above).map(|base| (above, base)));
             }
             Ok(None) => return Ok(found),
-            // What is on that page, and above it, is damaged or found to be so when it is read.
+            // Rows on this page and above are damaged, or are found to be when read.
             Err(fault) if fault.is_corrupt() => return Ok(found),
             Err(fault) => return Err(fault.into()),
         }

@@ -1,8 +1,7 @@
-//! Frames to a body: those that it is made of are followed down to one that stands alone, each is checked, and then
-//! the body is made upward.
+//! Decodes a body: follows its delta bases down to a full frame, verifies each frame, and rebuilds the body
+//! upwards.
 //!
-//! Every one of them is looked at, also where the body of one in between is known: what is damaged on the disk is told
-//! as long as there is somebody to tell.
+//! Every frame is verified, even if an intermediate body is cached, so that damage on disk is reported early.
 
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::RunId;
@@ -14,14 +13,14 @@ use crate::open::Place;
 use crate::rows::{CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED, key};
 use crate::tips::{CHAIN_FRAMES_MAX, Chain};
 
-/// A body made of its frames.
+/// A decoded body.
 pub(crate) struct Unpacked {
     pub(crate) body: Vec<u8>,
     pub(crate) chain: Chain,
     pub(crate) check: [u8; 8],
 }
 
-/// Returns the kind of frame that a codec stands for.
+/// Returns the frame kind of a codec.
 pub(crate) fn kind(codec: i64) -> Option<Kind> {
     match codec {
         CODEC_FULL => Some(Kind::Full),
@@ -30,10 +29,10 @@ pub(crate) fn kind(codec: i64) -> Option<Kind> {
     }
 }
 
-/// Makes the body of record `seq`, whose frame is given.
+/// Decodes the body of record `seq` from its frame.
 ///
 /// # Errors
-/// The inner one says what is wrong with it or with a frame that it needs.
+/// The inner error is the defect of this frame or of a required frame.
 pub(crate) fn unpack(
     connection: &Connection,
     place: &Place,
@@ -74,7 +73,7 @@ pub(crate) fn unpack(
     Ok(Ok(Unpacked { body: making.finish(), chain, check }))
 }
 
-/// Returns the frames that a body is made of, itself first, each with the seq of its record.
+/// Returns the frames of a body, its own frame first, each with the seq of its record.
 fn follow(
     connection: &Connection,
     branch: &Branch,
@@ -106,7 +105,7 @@ fn follow(
 /// Reads the frame at a key.
 ///
 /// # Errors
-/// The inner one says why there is none.
+/// The inner error is the reason for a missing frame.
 fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>), String>, Failure> {
     let row = connection
         .prepare_cached("SELECT codec, body FROM records WHERE key = ?1")?
@@ -124,7 +123,7 @@ fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>),
     })
 }
 
-/// Says whose frame is at fault.
+/// Attributes a defect to the record of the frame.
 fn needed(seq: u64, of: u64, why: String) -> String {
     if of == seq { why } else { format!("its body is made from that of record {of}: {why}") }
 }

@@ -1,19 +1,18 @@
-//! What was acknowledged and is not there, as files of a run tell, which stand outside the database.
+//! Detects acknowledged records missing from the database, using the files of a run outside the database.
 //!
-//! SQLite cuts its own log off, without a word, at the first frame whose checksum does not fit: one changed bit in it, or
-//! the log taken away, and commits that were acknowledged are gone, while all that is left is sound. The same goes for
-//! an older copy of the database in the place of the newer one. Nothing within the database can tell; `events.jsonl`
-//! can ([`Told`] argues why it is never ahead of what was on the disk), and of the last moments before a kill, when its lines
-//! were not written yet, [`recent`](crate::recent) can.
+//! SQLite silently truncates its log at the first frame with a wrong checksum. After a flipped bit, or the
+//! removal of the log, acknowledged commits are lost while the rest is sound. An older copy of the database
+//! has the same effect. The database itself cannot show this, but `events.jsonl` can ([`Told`] argues why it
+//! is never ahead of the disk). For the last moments before a kill, [`recent`](crate::recent) serves instead.
 //!
-//! A record that is missed so is damage like any other, [`Flaw::Missing`]: it is listed by whoever reads heads or
-//! scans, nothing goes on past it unasked, and it is noted in quarantine once somebody has decided, so that its number
-//! is not given again. Where a run has durability `async`, a power cut may do the same, and that is foreseen: then it
-//! is told as damage that a resume gets over by itself, saying so.
+//! A lost record is damage, [`Flaw::Missing`]: heads and scans list it, and a run does not continue past it
+//! without a decision. The decision is noted in quarantine, so that its seq is never reused. For a run with
+//! durability `async`, a power cut can lose records as expected; a resume then continues and reports the
+//! loss.
 //!
-//! Of the log only the end is looked at, back to the first record that is there: what is lost is always an end. One that
-//! is in quarantine is not there: it was lost, and noted since, and others behind it may not be noted yet.
-//! Branches that the database does not know are left out: what opened them is lost too, on a branch that it knows.
+//! The log is read backwards from its end to the first existing record, because only an end can be lost. A
+//! quarantined record does not count as existing: later lost records may not be noted yet. Branches unknown
+//! to the database are left out, because their opening record is lost too.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,27 +32,27 @@ use crate::read::View;
 use crate::recent;
 use crate::rows::key;
 
-/// What an `async` run says of a record that is not there.
+/// The flaw of a lost record of an `async` run.
 const NOT_YET_SYNCED: &str =
     "it is not there; a run with durability `async` may lose its last moments when the power fails";
 
-/// Returns the folder of a run, beside the database.
+/// Returns the folder of a run, next to the database.
 pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
     place.folder.join("runs").join(run.as_str())
 }
 
-/// What the files of a run tell of, each newest first.
+/// Acknowledged records by the files of a run, newest first.
 pub(crate) struct Testimony {
     recent: Vec<(BranchPath, u64)>,
     recent_path: PathBuf,
     log: Told<'static>,
 }
 
-/// Reads what was acknowledged last. To be called before the transaction that is compared with it begins.
+/// Reads the last acknowledged records. Call this before the transaction for the comparison.
 pub(crate) fn told(place: &Place, run: &RunId) -> Testimony {
     let folder = folder_of(place, run);
     let recent_path = recent::path_in(&folder);
-    // In this order: what is taken out of the first is in the second by then.
+    // In this order: entries leave the tail journal only after their log lines are written.
     let recent = recent::told(&recent_path, run);
     Testimony { recent, recent_path, log: Told::newest_first(&RealDisk, &folder, run) }
 }
@@ -63,7 +62,7 @@ pub(crate) fn has_told(place: &Place, run: &RunId) -> bool {
     folder::has_told(&RealDisk, &folder_of(place, run))
 }
 
-/// Says that the database does not know a run; that it has lost it, if the run has left its log.
+/// Returns the error for a run without a row: lost if its log exists, else unknown.
 pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
     if !has_told(place, run) {
         return StoreError::no_run(&place.name, run);
@@ -85,14 +84,14 @@ fn shown(folder: &Path) -> String {
     folder.join("events.jsonl").display().to_string()
 }
 
-/// How records of a branch come to be missed.
+/// Why records of a branch are lost.
 #[derive(Debug)]
 pub(crate) struct Gone {
     flaw: Flaw,
     place: String,
 }
 
-/// The newest record of each branch that is missed, if any is.
+/// The newest lost record of each branch.
 #[derive(Debug, Default)]
 pub(crate) struct Lost {
     newest: BTreeMap<BranchPath, u64>,
@@ -100,7 +99,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Compares what was told with what is there; `id` is the row of the run.
+    /// Compares acknowledged records with existing records; `id` is the row of the run.
     pub(crate) fn of(view: View<'_>, run: &RunId, id: i64, told: Testimony) -> Result<Self, Failure> {
         let Testimony { recent, recent_path, mut log } = told;
         let mut lost = Self::default();
@@ -127,7 +126,7 @@ impl Lost {
         Ok(lost)
     }
 
-    /// Takes in a record that was told of, if it is missed; says whether it is there.
+    /// Adds an acknowledged record if it is lost; returns whether it exists.
     fn miss(
         &mut self,
         view: View<'_>,
@@ -150,12 +149,12 @@ impl Lost {
         }
     }
 
-    /// Says whether nothing is missed.
+    /// Returns whether every acknowledged record exists.
     pub(crate) fn is_empty(&self) -> bool {
         self.newest.is_empty()
     }
 
-    /// Makes a branch as long as it was told to be.
+    /// Extends a branch to its acknowledged end.
     pub(crate) fn extend(&self, mut branch: Branch) -> Branch {
         if let Some((told, gone)) = self.newest.get(&branch.path).zip(self.gone.as_ref())
             && *told > branch.newest
@@ -167,14 +166,14 @@ impl Lost {
     }
 }
 
-/// Returns the id of a branch, and the highest seq that it ever had.
+/// Returns the id of a branch and its highest seq ever.
 fn newest_of(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<(i64, u64)>, Failure> {
     let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
     let branch = branch.settled(connection, run)?;
     Ok(Some((branch.id, branch.newest)))
 }
 
-/// Says whether a record has a row; one that is on a damaged page has.
+/// Returns whether a record has a row, possibly on a damaged page.
 fn is_there(connection: &Connection, key: i64) -> Result<bool, Failure> {
     let found = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([key]);
     match found.map_err(Fault::from) {
@@ -184,7 +183,7 @@ fn is_there(connection: &Connection, key: i64) -> Result<bool, Failure> {
 }
 
 impl Branch {
-    /// Says what is wrong with a record that has no row, and where one sees it, if the log tells of it.
+    /// Returns the flaw and evidence of a lost record, if the log contains it.
     pub(crate) fn gone(&self, seq: u64) -> Option<(Flaw, String)> {
         let (above, gone) = self.gone.as_ref()?;
         (seq > *above).then(|| (gone.flaw.clone(), gone.place.clone()))

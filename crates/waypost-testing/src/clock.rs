@@ -1,4 +1,4 @@
-//! A clock that stands until it is set.
+//! A clock that tests set.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -6,26 +6,27 @@ use std::time::Duration;
 use jiff::Timestamp;
 use waypost::Clock;
 
-/// A clock for tests: it stands still until it is told to go on, and may be set back.
+/// A clock for tests. The time changes only by [`pass`](Self::pass) and [`set`](Self::set), in either
+/// direction.
 #[derive(Debug)]
 pub struct TestClock(Mutex<Timestamp>);
 
 impl TestClock {
-    /// Makes a clock that shows `now`.
+    /// Returns a clock that shows `now`.
     pub fn at(now: Timestamp) -> Self {
         Self(Mutex::new(now))
     }
 
-    /// Lets `time` pass.
+    /// Advances the clock by `time`.
     ///
     /// # Panics
-    /// If the time leaves the range of [`Timestamp`].
+    /// If the result is outside the range of [`Timestamp`].
     pub fn pass(&self, time: Duration) {
         let mut now = self.0.lock().expect("no holder of this lock panics");
         *now = now.checked_add(time).expect("a test stays within the range of time");
     }
 
-    /// Sets the clock, also back.
+    /// Sets the clock to `now`, forwards or backwards.
     pub fn set(&self, now: Timestamp) {
         *self.0.lock().expect("no holder of this lock panics") = now;
     }

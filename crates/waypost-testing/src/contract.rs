@@ -1,6 +1,6 @@
-//! The contract of a store, as tests: one for each clause of [`Store`]'s `# Contract`, under the clause's name.
+//! The contract of a store as tests: a test per clause of [`Store`]'s `# Contract`, with the clause's name.
 //!
-//! Whoever writes a store says once how to set it up, by a [`StoreFixture`], and gets every clause from one line:
+//! The author of a store implements [`StoreFixture`]; a single macro call then creates all tests:
 //!
 //! ```
 //! use waypost_testing::memory::MemoryFixture;
@@ -10,9 +10,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! [`MemoryFixture`](crate::memory::MemoryFixture) is the shortest example of a fixture.
-//! The second argument is an expression that makes a fixture over a fresh, empty store; it is evaluated in an async
-//! block, once for each clause. A clause that fails says what was expected and what came.
+//! [`MemoryFixture`](crate::memory::MemoryFixture) is the shortest fixture. The second argument is an
+//! expression that returns a fixture over an empty store. The macro evaluates it in an async block, once per
+//! clause. A failing clause prints the expected and the actual result.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,41 +43,41 @@ pub use lease::*;
 pub use read::*;
 pub use scan::*;
 
-/// A store set up for a test, and what a test does to it from outside.
+/// A store under test, with access from outside.
 #[async_trait]
 pub trait StoreFixture: Send {
     /// Returns the store, open for writing.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Lets the process that uses the store crash, and opens the store anew as the next process does.
+    /// Simulates a crash of the process and opens the store again, as the next process does.
     ///
-    /// The store is not closed before. The test has dropped all leases and stores that it had, so that kernel locks are
-    /// free; where leases are kept otherwise, they end here.
+    /// The store is not closed before. The test has dropped its leases and stores, so kernel locks are free.
+    /// Leases of another kind must end here.
     async fn reopen(&mut self);
 
-    /// Flips at least one bit of what the store keeps for this place. Nobody holds the run's lease. If the store keeps
-    /// things in memory, it must not hide the damage: open it anew.
+    /// Flips at least one bit of the stored bytes at `place` while the run has no lease. A store with a cache
+    /// must be opened again, so that the cache does not hide the damage.
     async fn damage(&mut self, run: &RunId, place: &Place);
 
-    /// Returns what lies in quarantine for a run, one item for each thing moved there; the bytes as they are kept.
+    /// Returns the quarantined items of a run, as stored bytes.
     async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>>;
 
-    /// Returns the folder in which the store keeps everything, if it does.
+    /// Returns the folder that contains the whole store, if any.
     fn folder(&self) -> Option<PathBuf>;
 }
 
-/// Where a test damages a store.
+/// A place to damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// The frozen record of the run.
     Run,
-    /// The header of this record. It was the only record of its batch.
+    /// The header of a record that was alone in its batch.
     Header(BranchPath, u64),
-    /// The body of this record. It was the only record of its batch.
+    /// The body of a record that was alone in its batch.
     Body(BranchPath, u64),
 }
 
-/// Gives the names of all clauses to another macro, behind `{…}` of its own.
+/// Passes the names of all clauses to another macro, after the caller's own `{...}`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_clause {
@@ -116,10 +116,10 @@ macro_rules! for_each_clause {
     };
 }
 
-/// Makes a module of tests, one for each clause of the contract, for the store of a [`StoreFixture`].
+/// Creates a test module for the store of a [`StoreFixture`], with a test per clause of the contract.
 ///
-/// The first argument names the module, the second is an expression that makes a fixture over a fresh, empty store; it
-/// may `.await`.
+/// The first argument names the module. The second is an expression that returns a fixture over an empty
+/// store; it may `.await`.
 #[macro_export]
 macro_rules! store_contract {
     ($name:ident, $fixture:expr) => {
@@ -136,7 +136,7 @@ macro_rules! store_contract {
     };
 }
 
-/// Makes the tests of [`store_contract`].
+/// Creates the tests of [`store_contract`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! contract_tests {
@@ -150,10 +150,10 @@ macro_rules! contract_tests {
     };
 }
 
-/// Runs a test on a runtime of its own.
+/// Runs a test on a new runtime.
 ///
 /// # Panics
-/// If the system gives none.
+/// If the system cannot create a runtime.
 #[doc(hidden)]
 pub fn block_on(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

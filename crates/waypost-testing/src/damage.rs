@@ -1,9 +1,10 @@
-//! Flips every bit of chosen files and cuts them at every length, each on a fresh copy, and counts what comes of it.
+//! Flips every bit of chosen files and truncates them at every length, each on a fresh copy, and counts the
+//! outcomes.
 //!
-//! A store promises that damage never makes it return a wrong value: it returns the right one, or an older sound one
-//! and says so, or it refuses. [`damage_disk`] puts a store on a [`SimDisk`] to that proof, [`damage_folder`] one that
-//! needs a real folder. Which of the answers a check got is for the check to say; a check that panics has found
-//! a store that does.
+//! A store promises to never return a wrong value because of damage. The store returns the right value,
+//! reports the damage with an older sound value, or refuses. [`damage_disk`] tests a store on a [`SimDisk`];
+//! [`damage_folder`] tests a store that needs a real folder. The check classifies each answer; a panic of the
+//! check counts as wrong.
 
 use std::fmt;
 use std::fs;
@@ -13,29 +14,29 @@ use std::path::{Path, PathBuf};
 
 use crate::disk::SimDisk;
 
-/// One damage to one file.
+/// A damage to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
-    /// One bit is the other way.
+    /// A flipped bit.
     Flip {
-        /// The file.
+        /// The damaged file.
         file: PathBuf,
         /// The byte, counted from 0.
         byte: usize,
         /// The bit, 0 for the lowest.
         bit: u8,
     },
-    /// The file ends early.
+    /// A truncated file.
     Cut {
-        /// The file.
+        /// The damaged file.
         file: PathBuf,
-        /// How many bytes are left.
+        /// Remaining bytes.
         len: usize,
     },
 }
 
 impl Damage {
-    /// The damaged file.
+    /// Returns the damaged file.
     #[must_use]
     pub fn file(&self) -> &Path {
         match self {
@@ -43,10 +44,10 @@ impl Damage {
         }
     }
 
-    /// Does the damage to the bytes of the file.
+    /// Applies the damage to the bytes of the file.
     ///
     /// # Panics
-    /// If the file is shorter than the one that the damage was made for.
+    /// If the file is shorter than the file for which the damage was listed.
     pub fn apply(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Flip { byte, bit, .. } => bytes[*byte] ^= 1 << bit,
@@ -69,7 +70,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Lists every damage to files of those lengths: each bit of each byte, and each shorter length.
+/// Lists every damage of files with these lengths: each bit of each byte, and each shorter length.
 pub fn every_damage(files: Vec<(PathBuf, usize)>) -> impl Iterator<Item = Damage> {
     files.into_iter().flat_map(|(file, len)| {
         let flipped = file.clone();
@@ -81,20 +82,20 @@ pub fn every_damage(files: Vec<(PathBuf, usize)>) -> impl Iterator<Item = Damage
     })
 }
 
-/// What a store made of a damage.
+/// The reaction of a store to a damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It returned the right value: nothing that mattered was hit, or it was healed.
+    /// The right value: the damage was irrelevant or repaired.
     Right,
-    /// It returned an older sound value and reported the damage.
+    /// An older sound value, with a report of the damage.
     Older,
-    /// It returned an error.
+    /// An error.
     Refused,
-    /// It returned a wrong value, or an older one without a word; with what was found.
+    /// A wrong value, or an older value without a report; the text is the finding.
     Wrong(String),
 }
 
-/// How many damages had which outcome. None was wrong.
+/// The number of damages per outcome, none of them wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// [`Outcome::Right`].
@@ -105,14 +106,14 @@ pub struct Tally {
     pub refused: u64,
 }
 
-/// The first damage that a store did not stand.
+/// The first damage with a wrong outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstWrong {
     /// The damage.
     pub damage: Damage,
-    /// What the check found.
+    /// The finding of the check.
     pub found: String,
-    /// What came of the damages before.
+    /// The outcomes of the damages before.
     pub before: Tally,
 }
 
@@ -122,21 +123,21 @@ impl fmt::Display for FirstWrong {
     }
 }
 
-/// Which damages are done: all of them, or one in so many, which a short test can afford. An odd number reaches every
-/// bit of a byte in turn.
+/// The share of damages to apply, for short tests: every n-th. An odd number covers every bit position over
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OneIn(pub usize);
 
-/// Every damage is done.
+/// Applies every damage.
 pub const ALL: OneIn = OneIn(1);
 
-/// Does each damage to the chosen files of a disk, each time to a copy of its own, and has it checked.
+/// Applies each damage to the chosen files on a copy of the disk, and checks the copy.
 ///
 /// # Errors
 /// The first damage with a wrong outcome.
 ///
 /// # Panics
-/// If no file is chosen, or if the disk has changes that are not synced: see [`SimDisk::settle`].
+/// If no file is chosen, or if the disk has unsynced changes; see [`SimDisk::settle`].
 pub fn damage_disk(
     disk: &SimDisk,
     share: OneIn,
@@ -152,11 +153,11 @@ pub fn damage_disk(
     })
 }
 
-/// Does each damage to the chosen files beneath a folder, each time in a copy of it in a fresh folder (in memory,
-/// where the system has such a place), and has it checked. Paths are relative to the folder.
+/// Applies each damage to the chosen files in a copy of the folder, and checks the copy. Copies are in memory
+/// if the system has a memory file system. Paths are relative to the folder.
 ///
 /// # Errors
-/// The first damage with a wrong outcome; or what stood against the copying.
+/// The first damage with a wrong outcome, or the I/O error of a copy.
 ///
 /// # Panics
 /// If no file is chosen.
@@ -203,10 +204,10 @@ fn each(
     Ok(tally)
 }
 
-/// A folder (without bytes) or a file, by its path beneath the folder that was read.
+/// Folders (without bytes) and files, by path below the read folder.
 type Image = Vec<(PathBuf, Option<Vec<u8>>)>;
 
-/// Reads folders before what is in them. Anything but files and folders is left out.
+/// Reads a folder recursively, parents first. Only files and folders are included.
 fn read_folder(root: &Path, beneath: &Path, image: &mut Image) -> io::Result<()> {
     for entry in fs::read_dir(root.join(beneath))? {
         let entry = entry?;
@@ -219,7 +220,7 @@ fn read_folder(root: &Path, beneath: &Path, image: &mut Image) -> io::Result<()>
             image.push((path.clone(), Some(fs::read(root.join(&path))?)));
         }
     }
-    // The order of a listing is chance, and the first wrong outcome is to be the same each time.
+    // Directory listings are unordered, but the first wrong outcome must be reproducible.
     image.sort();
     Ok(())
 }

@@ -1,11 +1,12 @@
-//! Random calls to two stores, which must give the same answers: the store in memory is the model.
+//! Makes random calls to two stores and compares the answers. The memory store is the model.
 //!
-//! A seed decides a sequence of calls: sound ones, refused ones, repeated ones, crashes, damage. Each call is made to
-//! both stores, and both answers are drawn as text, errors by their kind ([`crate::picture`]). At the first difference
-//! the test prints the seed, the calls so far, both answers, and the one command that repeats it.
+//! A seed determines a sequence of calls: valid, refused and repeated calls, crashes, and damage. Each call
+//! goes to both stores. Both answers are formatted as text, with errors by kind ([`crate::picture`]). At the
+//! first difference, the test prints the seed, the calls so far, both answers, and the command that repeats
+//! the test.
 //!
-//! What stores may do in their own way is left out: sizes in bytes, names of places, the words of errors, and, once a
-//! record of a run is damaged, its summary, since a store may keep that in the very place that is damaged.
+//! The comparison leaves out store-specific values: byte sizes, place names and error texts. The summary of a
+//! run is left out once a record is damaged, because a store may keep it in the damaged place.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,21 +20,21 @@ mod script;
 use call::{Call, Side};
 use script::Script;
 
-/// Calls in one sequence: long enough for several crashes and repairs in a row, short enough to read.
+/// Calls per sequence: enough for several crashes and repairs, and short enough to read.
 const CALLS: usize = 150;
-/// Calls between two pictures of the run that was called.
+/// Calls between two full comparisons of the touched run.
 const PICTURE_CALLS: usize = 3;
-/// Sequences in the short form, which must not take longer than a test may.
+/// Sequences in the short form, limited by the time of a test.
 const SEEDS: u64 = 10;
-/// Set to repeat one seed.
+/// Variable that selects a single seed.
 const SEED_VARIABLE: &str = "WAYPOST_TEST_SEED";
-/// Set to the number of seeds to go through, for the long form.
+/// Variable with the number of seeds, for the long form.
 const SEEDS_VARIABLE: &str = "WAYPOST_TEST_SEEDS";
 
-/// Makes a test of this name that compares a store with the model.
+/// Creates a test with this name that compares a store with the model.
 ///
-/// The second argument is as in [`store_contract`](crate::store_contract). The test goes through a few dozen seeds;
-/// `WAYPOST_TEST_SEED` names one, `WAYPOST_TEST_SEEDS` how many.
+/// The second argument is as in [`store_contract`](crate::store_contract). By default, the test runs a few
+/// seeds. `WAYPOST_TEST_SEED` selects a single seed, and `WAYPOST_TEST_SEEDS` sets the number of seeds.
 #[macro_export]
 macro_rules! store_differential {
     ($name:ident, $fixture:expr) => {
@@ -52,7 +53,7 @@ macro_rules! store_differential {
     };
 }
 
-/// Where a test stands, for the command that repeats it.
+/// Location of a test, for the command that repeats it.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
@@ -60,10 +61,10 @@ pub struct Place {
     pub test: &'static str,
 }
 
-/// Returns the seeds to go through, as the environment says.
+/// Returns the seeds to run, as set by the environment.
 ///
 /// # Panics
-/// If a variable holds no number.
+/// If a variable is not a number.
 #[doc(hidden)]
 pub fn seeds() -> std::ops::Range<u64> {
     let number = |name: &str| {
@@ -79,17 +80,17 @@ pub fn seeds() -> std::ops::Range<u64> {
 /// Makes the calls of a seed to the model and to a fresh store.
 ///
 /// # Panics
-/// At the first difference, with what repeats it.
+/// At the first difference, with the command that repeats the test.
 pub async fn compare(place: &Place, seed: u64, subject: impl StoreFixture + 'static) {
     if let Err(difference) = find_difference(seed, CALLS, subject).await {
-        // The crate's name is not part of a test's name.
+        // Test names do not contain the crate name.
         let test = place.test.split_once("::").map_or(place.test, |(_, test)| test);
         let command = format!("{SEED_VARIABLE}={seed} cargo test -p {} {test}", place.package);
         panic!("seed {seed}, repeated by: {command}\n{difference}");
     }
 }
 
-/// How often each kind of call was carried out, and how often refused.
+/// Per kind of call: how many were applied and how many refused.
 pub type Tally = BTreeMap<&'static str, [u64; 2]>;
 
 /// Makes `calls` calls of a seed to the model and to a fresh store, and counts them.
@@ -120,7 +121,7 @@ pub async fn find_difference(
         let _ = writeln!(log, "      -> {}", expect.text.lines().next().unwrap_or_default());
         tally.entry(call.name()).or_default()[usize::from(!expect.done)] += 1;
         script.learn(&call, &expect);
-        // What a call changed stays to be seen: a picture now and then costs less and misses nothing.
+        // Changes persist, so an occasional full comparison finds the same differences for less time.
         let look = step % PICTURE_CALLS == 0 || matches!(call, Call::Crash | Call::Close | Call::Damage(..));
         let touched = if look { script.touched(&call) } else { Vec::new() };
         for (run, damaged) in touched {

@@ -1,41 +1,41 @@
-//! A disk in memory that can die, and that knows everything a real one could then have kept.
+//! A simulated disk in memory that can lose power, with every state that a real disk could keep.
 //!
-//! [`SimDisk`] is a [`Disk`]. It can be switched off before any call, it can answer any call with an error that a
-//! real disk gives, and it lists every state in which its media can be found when the power comes back
-//! ([`SimDisk::crash_states`]). [`first_loss`] does all of this to a program and looks for one state that breaks
-//! its promises. This file owns the disk itself; `tree` holds its files, `crash` the states after a power cut,
-//! `fault` the errors, `survey` the search.
+//! [`SimDisk`] is a [`Disk`]. A test can cut the power before any call, and let any call fail with a
+//! realistic error. [`SimDisk::crash_states`] lists every state of the media after a power cut.
+//! [`first_loss`] applies all of this to a program and searches for a state that breaks its promises. This
+//! file owns the disk; `tree` holds the files, `crash` the states after a power cut, `fault` the errors, and
+//! `survey` the search.
 //!
 //! # The model
 //!
-//! Programs see a cache, in which every call is done at once and in order. The media are behind it. Each call that
-//! changes something is one **change**, and a change reaches the media at any later moment, before or after any
-//! other one; all that a program knows is what it has synced:
+//! Programs see a cache, in which every call takes effect at once and in order. The media follow later. Each
+//! call that modifies the disk is a **change**. A change reaches the media at any later time, before or after
+//! any other change. Only a sync guarantees durability:
 //!
-//! - A write, and a cut of the length, waits for [`sync`](waypost::disk::DiskFile::sync) of that file.
-//! - A name that comes or goes waits for [`sync_dir`](Disk::sync_dir) of its folder, and for nothing else: syncing a
-//!   file does not save its name, syncing a folder does not save the bytes of its files.
-//! - A rename is one change. Between two folders it waits for both to be synced.
+//! - A write or truncation waits for [`sync`](waypost::disk::DiskFile::sync) of the file.
+//! - An added or removed name waits for [`sync_dir`](Disk::sync_dir) of its folder, and only for that. A sync
+//!   of a file does not save its name, and a sync of a folder does not save the bytes of its files.
+//! - A rename is a single change. Between two folders it waits for a sync of both.
 //!
-//! So after a power cut the media hold all changes that wait for nothing, in their order, and of the others **any
-//! subset**. Of a write that is in the subset, there may be only a part: cut at a multiple of 512 bytes or 4 KiB
-//! in the file, either half of it, and the length of the file with it or ahead of it (zeros then fill the gap).
+//! After a power cut, the media hold all durable changes in order, and **any subset** of the others. A write
+//! of the subset may be partial: cut at a multiple of 512 bytes or 4 KiB of the file, with either half
+//! present. The new length of the file may arrive before the bytes; zeros then fill the gap.
 //!
-//! What is assumed of the media, and would have to be shown by other means where it does not hold:
+//! The model assumes the following; where an assumption does not hold, other tests are needed:
 //!
-//! 1. A sync that answers well has made it durable. A drive that lies about its cache loses what it lied about.
-//! 2. What is durable stays as it is: a power cut spoils nothing that is not being written, not even in the same
-//!    sector. Decay of media is the business of [`crate::damage`].
-//! 3. A sector of 512 bytes is written whole or not at all.
-//! 4. The file system restores itself, and a rename is atomic in it (it keeps a journal, or copies on write). Bytes
-//!    that another file once had never appear in ours.
+//! 1. A successful sync is durable. A drive with a lying cache loses data.
+//! 2. Durable data stays intact: a power cut affects only bytes being written, even within a sector. For
+//!    decay of media see [`crate::damage`].
+//! 3. A sector of 512 bytes is written atomically.
+//! 4. The file system recovers its own structures, and a rename is atomic (journal or copy-on-write). Bytes
+//!    of other files never appear in ours.
 //!
-//! The model is harsher than any one file system: ext4 saves a new file's name along with its bytes, and every
-//! journal keeps the order of names. A program that is safe here relies on none of that.
+//! The model is stricter than any single file system. For example, ext4 saves the name of a new file with its
+//! bytes, and every journal keeps the order of names. A safe program relies on neither.
 //!
-//! After a **failed sync** the cache keeps the bytes, clean, and nothing ever writes them: they are read back until the
-//! power goes, and a second sync answers well without having done anything. That is what Linux does, and why a
-//! failed sync must not be tried again.
+//! After a **failed sync**, the cache keeps the bytes as clean, and they are never written. Reads return them
+//! until the power cut, and a second sync succeeds without effect. Linux behaves this way, so a program must
+//! not retry a failed sync.
 
 mod crash;
 mod fault;
@@ -58,16 +58,16 @@ pub use survey::{Loss, Survey, first_loss};
 use crash::Logged;
 use tree::{Change, Content, Node, ROOT, Tree};
 
-/// One call that was made.
+/// A call to the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// What it does.
+    /// The action.
     pub action: Action,
-    /// The path it was given, of a rename or a link the source; of a file that is open, the path it was opened by.
+    /// The path argument: the source of a rename or link; for an open file, the path at open.
     pub path: PathBuf,
 }
 
-/// A disk in memory. A clone is another handle on the same disk; [`SimDisk::fork`] makes a disk of its own.
+/// A disk in memory. A clone is a handle to the same disk; [`SimDisk::fork`] copies the disk.
 #[derive(Clone)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -75,17 +75,17 @@ pub struct SimDisk {
 
 #[derive(Clone)]
 struct State {
-    /// What has certainly reached the media.
+    /// The durable state.
     media: Tree,
-    /// All changes behind that, from the first one on that may still be lost.
+    /// Changes after that state, from the first change that may be lost.
     log: Vec<Logged>,
-    /// What programs see.
+    /// The state that programs see.
     cache: Tree,
     next_node: Node,
     calls: Vec<Call>,
     dies_at: Option<u64>,
     faults: Vec<(std::ops::RangeInclusive<u64>, Fault)>,
-    /// How this disk came out of another one, if it did.
+    /// The power cut from which this disk resulted, if any.
     origin: Option<crash::Origin>,
 }
 
@@ -96,16 +96,16 @@ impl Default for SimDisk {
 }
 
 impl SimDisk {
-    /// Makes an empty disk that never dies and never fails.
+    /// Returns an empty disk without planned faults.
     #[must_use]
     pub fn new() -> Self {
         Self::mounted(Tree::empty(), None)
     }
 
-    /// Makes a disk that has one empty folder in its root, durably.
+    /// Returns a disk with a durable empty folder in its root.
     ///
     /// # Panics
-    /// If `name` is not the name of one folder.
+    /// If `name` is not a single folder name.
     #[must_use]
     pub fn with_folder(name: &str) -> Self {
         let disk = Self::new();
@@ -114,7 +114,7 @@ impl SimDisk {
         disk
     }
 
-    /// A disk whose media hold that tree, right after it was switched on.
+    /// Returns a disk with this tree on the media, as after power-on.
     fn mounted(media: Tree, origin: Option<crash::Origin>) -> Self {
         let state = State {
             cache: media.clone(),
@@ -130,38 +130,39 @@ impl SimDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A test that panicked elsewhere leaves the disk as sound as it was: every change is one step.
+        // Every change is atomic, so a panic of another test thread leaves a valid disk.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a disk of its own that is just like this one, with all that is not synced, its calls and its faults.
+    /// Returns an independent copy of the disk, including unsynced changes, calls and faults.
     #[must_use]
     pub fn fork(&self) -> Self {
         Self { state: Arc::new(Mutex::new(self.state().clone())) }
     }
 
-    /// Switches the disk off right before call number `call`, counted from 0 with the first call ever made: that
-    /// call and all later ones fail and do nothing.
+    /// Cuts the power right before call number `call`, counted from 0 since creation. This call and all later
+    /// calls fail without effect.
     pub fn die_at(&self, call: u64) {
         self.state().dies_at = Some(call);
     }
 
-    /// Makes call number `call` meet a fault, if it is a call that can.
+    /// Plans a fault for call number `call`. A call that cannot have the fault is unaffected.
     pub fn fail(&self, call: u64, fault: Fault) {
         self.state().faults.push((call..=call, fault));
     }
 
-    /// Makes all calls from number `call` on meet a fault, each one that can.
+    /// Plans a fault for all calls from number `call` on that can have the fault.
     pub fn fail_from(&self, call: u64, fault: Fault) {
         self.state().faults.push((call..=u64::MAX, fault));
     }
 
-    /// Takes all faults away: space is free again, the disk is mounted writable.
+    /// Removes all faults: space is free again, and the disk is writable.
     pub fn heal(&self) {
         self.state().faults.clear();
     }
 
-    /// Writes everything to the media that no failed sync has dropped, as a kernel does by itself after some time.
+    /// Writes all cached changes to the media, except changes dropped by a failed sync. A kernel does so
+    /// after some time.
     pub fn settle(&self) {
         let mut state = self.state();
         for logged in &mut state.log {
@@ -170,47 +171,47 @@ impl SimDisk {
         state.absorb();
     }
 
-    /// All calls that were made, also those that failed, but none after the death.
+    /// Returns all calls before the power cut, including failed calls.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         self.state().calls.clone()
     }
 
-    /// How many calls were made.
+    /// Returns the number of calls.
     #[must_use]
     pub fn call_count(&self) -> u64 {
         self.state().calls.len() as u64
     }
 
-    /// Says whether the disk is switched off: every call fails from now on.
+    /// Returns whether the power is cut, so that every call fails.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         let state = self.state();
         state.dies_at.is_some_and(|call| state.calls.len() as u64 >= call)
     }
 
-    /// How many changes a power cut could undo now.
+    /// Returns the number of changes that a power cut could lose now.
     #[must_use]
     pub fn unsynced_count(&self) -> usize {
         self.state().log.iter().filter(|logged| logged.may_be_lost()).count()
     }
 
-    /// Every state in which the media can be found if the power is cut now; each is a disk that was just switched
-    /// on. Different choices that leave the same files are given once.
+    /// Returns every state of the media after a power cut now, each as a freshly mounted disk. States with
+    /// equal files are returned once.
     ///
-    /// With up to [`EXHAUSTIVE_MAX`] unsynced changes this is all of them, and beyond that a sample; see
+    /// Up to [`EXHAUSTIVE_MAX`] unsynced changes the list is complete, beyond that a sample; see
     /// [`Sampling`].
     pub fn crash_states(&self) -> CrashStates {
         self.crash_states_with(Sampling::default())
     }
 
-    /// [`SimDisk::crash_states`], with another seed or size of the sample.
+    /// As [`SimDisk::crash_states`], with another seed or sample size.
     pub fn crash_states_with(&self, sampling: Sampling) -> CrashStates {
         let state = self.state();
         CrashStates::new(state.media.clone(), &state.log, sampling)
     }
 
-    /// All files, with their bytes, sorted by path. This is no call: it is not counted and meets no fault.
+    /// Returns all files with their bytes, sorted by path. This method does not count as a call.
     #[must_use]
     pub fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let state = self.state();
@@ -229,14 +230,14 @@ impl SimDisk {
         files
     }
 
-    /// Changes the bytes of a file behind everyone's back, in the cache and on the media, as decay of the media
-    /// does. This is no call.
+    /// Changes the bytes of a file in the cache and on the media, as decay of the media does. This method
+    /// does not count as a call.
     ///
     /// # Errors
-    /// When there is no such file.
+    /// If the file does not exist.
     ///
     /// # Panics
-    /// If the disk has unsynced changes: what decays is what lies on the media.
+    /// If the disk has unsynced changes: only bytes on the media decay.
     pub fn spoil(&self, path: &Path, spoil: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
         let mut state = self.state();
         assert!(
@@ -250,8 +251,8 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Counts a call, and lets it through unless the disk is dead or a fault is set for it. A fault that leaves the
-    /// call to do a part of its work is returned.
+    /// Counts a call and checks for a power cut or a planned fault. Returns the fault if the call itself must
+    /// apply part of it.
     fn enter(&self, action: Action, path: &Path) -> io::Result<(MutexGuard<'_, State>, Option<Fault>)> {
         let mut state = self.state();
         let number = state.calls.len() as u64;
@@ -267,7 +268,7 @@ impl SimDisk {
                 },
             );
         match set {
-            // What a failed sync does, only the sync knows.
+            // The sync itself applies the effect of a failed sync.
             Some(Fault::Refuse(refusal)) if !matches!(action, Action::Sync | Action::SyncDir) => {
                 Err(refusal.error())
             }
@@ -281,7 +282,7 @@ impl SimDisk {
 }
 
 impl State {
-    /// Makes a change in the cache; it can be lost until all of `waits_for` are synced.
+    /// Applies a change to the cache. The change may be lost until all of `waits_for` are synced.
     fn change(&mut self, change: Change, waits_for: Vec<Node>) {
         self.cache.apply(&change, None);
         let what =
@@ -289,7 +290,7 @@ impl State {
         self.log.push(Logged::new(change, waits_for, what.unwrap_or_default().into()));
     }
 
-    /// Makes durable what waits for that node; if the sync fails, drops it instead.
+    /// Makes the changes that wait for a node durable, or drops them if the sync fails.
     fn sync(&mut self, node: Node, fault: Option<Fault>) -> io::Result<()> {
         if let Some(Fault::Refuse(refusal)) = fault {
             self.log.iter_mut().for_each(|logged| logged.drop_from_cache(node));
@@ -300,7 +301,7 @@ impl State {
         Ok(())
     }
 
-    /// Moves what waits for nothing from the log to the media, as far as no earlier change may still be lost.
+    /// Moves durable changes from the log to the media, up to the first change that may be lost.
     fn absorb(&mut self) {
         let count = self.log.iter().take_while(|logged| !logged.may_be_lost()).count();
         for logged in self.log.drain(..count) {
@@ -308,7 +309,7 @@ impl State {
         }
     }
 
-    /// Gives a new name for a node, if the place is free.
+    /// Adds a name for a node, unless the name exists.
     fn name(&mut self, path: &Path, node: Node, kind: Kind) -> io::Result<()> {
         let (folder, name) = self.cache.place(path)?;
         if self.cache.folder(folder)?.contains_key(name) {
@@ -324,7 +325,7 @@ impl State {
         self.next_node - 1
     }
 
-    /// Checks that something of that kind may take the place of another node.
+    /// Checks that a node of this kind may replace another node.
     fn may_replace(&self, kind: Kind, target: Node) -> io::Result<()> {
         match (kind, self.cache.kind(target)) {
             (Kind::Folder, Kind::Folder) if self.cache.folder(target)?.is_empty() => Ok(()),
@@ -483,7 +484,7 @@ impl fmt::Debug for SimDisk {
     }
 }
 
-/// After a power cut it says which changes were lost.
+/// Shows the lost changes after a power cut.
 impl fmt::Display for SimDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state().origin {

@@ -1,8 +1,8 @@
-//! A store that dies, fails or forgets on demand, around a real one.
+//! A wrapper around a store that dies, fails or loses answers on demand.
 //!
-//! What is above it sees the real store, but for one call or some calls that a test has planned something for: it is
-//! never answered, as if the process had died before or after it, it is refused, its answer is lost, or something else
-//! happens to the store meanwhile. It knows nothing of what the calls mean.
+//! The code above sees the real store, except for calls with a planned fault. The call is never answered, as
+//! if the process died before or after the call, it is refused, or its answer is lost. A test can also run
+//! other work during a call. The wrapper does not interpret the calls.
 
 use std::fmt;
 use std::io;
@@ -21,36 +21,36 @@ use waypost::store::{
 };
 use waypost::{BranchPath, RunId};
 
-/// What happens to a call.
+/// A fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The process dies right before it.
+    /// The process dies right before the call.
     DieBefore,
-    /// The process dies right after it, before it is answered.
+    /// The process dies after the call and before the answer.
     DieAfter,
-    /// It is refused, and nothing is done.
+    /// The call is refused and has no effect.
     Refuse,
-    /// It is done, but the answer is lost.
+    /// The call takes effect, but its answer is lost.
     LoseAnswer,
-    /// It is lost on its way: nothing is done, and nobody is told so.
+    /// The call has no effect, and the caller gets the same error as for a lost answer.
     Lose,
 }
 
-/// A call on its way to the store.
+/// A call to the store.
 #[derive(Debug, Clone, Copy)]
 pub enum Call<'a> {
-    /// A run is made with this first batch.
+    /// Creates a run with this first batch.
     Create(&'a Batch),
-    /// A batch is appended.
+    /// Appends a batch.
     Append(&'a Batch),
-    /// Headers are read.
+    /// Scans headers.
     Scan(&'a Scan),
-    /// Anything else, by the name of the method.
+    /// Any other call, by method name.
     Other(&'static str),
 }
 
 impl<'a> Call<'a> {
-    /// Returns what it writes to the chain of a run, if it does.
+    /// Returns the batch that the call appends to the chain of a run, if any.
     pub fn batch(self) -> Option<&'a Batch> {
         match self {
             Self::Create(batch) | Self::Append(batch) => Some(batch),
@@ -59,7 +59,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What a test does while a call is under way.
+/// Work of a test during a call.
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 enum Planned {
@@ -67,20 +67,20 @@ enum Planned {
     Meanwhile(Work),
 }
 
-/// Says which call something is planned for.
+/// Selects the call for a plan.
 type Chosen = Box<dyn Fn(Call<'_>) -> bool + Send>;
 
 #[derive(Default)]
 struct Plan {
     calls: u64,
     writes: u64,
-    /// For writes of these numbers, from the first up to and without the second.
+    /// Write numbers `from..to` with the fault.
     of_writes: Option<(u64, u64, Fault)>,
     of_call: Option<(u64, Fault)>,
     of_chosen: Option<(Chosen, Planned)>,
 }
 
-/// Passes every call on, counts them, and does to some of them what was planned.
+/// Forwards every call, counts the calls, and applies the planned faults.
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     plan: Mutex<Plan>,
@@ -88,30 +88,31 @@ pub struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// Puts it around a store.
+    /// Wraps a store.
     pub fn around(inner: Arc<dyn Store>) -> Arc<Self> {
         Arc::new(Self { inner, plan: Mutex::default(), dead: Notify::new() })
     }
 
-    /// Plans `fault` for `count` writes (create and append) from the `nth` from now on, counted from 1.
+    /// Plans `fault` for `count` writes (create and append), starting with the `nth` from now, counted from
+    /// 1.
     pub fn plan(&self, nth: u64, count: u64, fault: Fault) {
         let mut plan = self.lock();
         let from = plan.writes + nth;
         plan.of_writes = Some((from, from + count, fault));
     }
 
-    /// Plans `fault` for the `nth` call of any kind from now on, counted from 1.
+    /// Plans `fault` for the `nth` call of any kind from now, counted from 1.
     pub fn plan_call(&self, nth: u64, fault: Fault) {
         let mut plan = self.lock();
         plan.of_call = Some((plan.calls + nth, fault));
     }
 
-    /// Plans `fault` for the first call that is meant.
+    /// Plans `fault` for the first call that `is_meant` selects.
     pub fn plan_where(&self, is_meant: impl Fn(Call<'_>) -> bool + Send + 'static, fault: Fault) {
         self.lock().of_chosen = Some((Box::new(is_meant), Planned::Fault(fault)));
     }
 
-    /// Lets `work` happen right after the first call that is meant, before it is answered.
+    /// Runs `work` after the first call that `is_meant` selects, before its answer.
     pub fn meanwhile(
         &self,
         is_meant: impl Fn(Call<'_>) -> bool + Send + 'static,
@@ -120,17 +121,17 @@ impl FaultyStore {
         self.lock().of_chosen = Some((Box::new(is_meant), Planned::Meanwhile(Box::pin(work))));
     }
 
-    /// Returns how many writes there were, refused and unanswered ones included.
+    /// Returns the number of writes, including refused and unanswered writes.
     pub fn writes(&self) -> u64 {
         self.lock().writes
     }
 
-    /// Returns how many calls there were, refused and unanswered ones included.
+    /// Returns the number of calls, including refused and unanswered calls.
     pub fn calls(&self) -> u64 {
         self.lock().calls
     }
 
-    /// Resolves when the process is to have died.
+    /// Resolves when the simulated process has died.
     pub async fn died(&self) {
         self.dead.notified().await;
     }
@@ -177,7 +178,7 @@ impl FaultyStore {
             }
             Some(Planned::Fault(Fault::DieBefore)) => match self.die().await {},
             Some(Planned::Fault(Fault::DieAfter)) => {
-                // What it gave is lost with the process: a lease, for one.
+                // The answer, for example a lease, is lost with the process.
                 drop(made.await);
                 match self.die().await {}
             }

@@ -1,13 +1,14 @@
-//! Random graphs, crashed at every call to their store and again: they end as the run that never crashed, each step has
-//! had its effect as often, and no step that was recorded as finished runs again.
+//! Random graphs with a crash at every store call, once or repeatedly. Every run must end like the run
+//! without crashes, with the same effects per step, and must not rerun steps recorded as finished.
 //!
-//! A seed makes a graph (`make`): steps that note, fail once, keep, ask, or must not be repeated; sequences, loops,
-//! forks in forks, items, graphs in graphs; failures for good, which are collected, or end the run until they are mended;
-//! holds before and after steps. It is played once undisturbed, and then once for each call to the store, at which the
-//! process dies (`play`). `WAYPOST_SEED=7 WAYPOST_GRAPHS=1` repeats one seed, `WAYPOST_GRAPHS=10000` is the long form.
+//! A seed makes a graph (`make`). Its steps take notes, fail once, keep results, ask, or must not be
+//! repeated. They form sequences, loops, nested forks, items and nested graphs. Permanent failures are
+//! collected, or end the run until they are mended. Holds are set before and after steps. The graph runs once
+//! without a crash, and then once per store call with a crash at that call (`play`). `WAYPOST_SEED=7
+//! WAYPOST_GRAPHS=1` repeats a seed; `WAYPOST_GRAPHS=10000` is the long form.
 //!
-//! What a step did in the world outside is what counts: an effect under the same idempotency key is the same effect, and
-//! what must not be repeated has happened once, and once more for each time that somebody decided so.
+//! Only external effects count. Effects with the same idempotency key are a single effect. A non-idempotent
+//! effect occurs once, plus once per decision to repeat the step.
 
 use crate::contract::StoreFixture;
 use crate::faulty::Fault;
@@ -21,36 +22,37 @@ mod play;
 use make::Made;
 use play::{Disturbance, Played, play};
 
-/// Calls at which a graph of the short form crashes, an even sample where there are more.
+/// Most crash points per graph in the short form; an even sample if a graph has more calls.
 const CALLS_MAX: u64 = 16;
-/// The same of the long form, where many graphs show more than many crashes of one.
+/// Most crash points per graph in the long form, where many graphs find more than many crashes of a single
+/// graph.
 const CALLS_MAX_OF_LONG: u64 = 5;
-/// From so many graphs on, it is the long form.
+/// Number of graphs from which the long form applies.
 const LONG: u64 = 100;
 
-/// A kind of store that graphs are played on.
+/// A kind of store for the graphs.
 #[derive(Debug, Clone, Copy)]
 pub struct Kind {
-    /// Makes an empty one.
+    /// Creates an empty store.
     pub fresh: fn() -> Box<dyn StoreFixture>,
-    /// One record of a batch can be damaged alone.
+    /// Whether a single record of a batch can be damaged.
     pub damages: bool,
 }
 
-/// Plays random graphs on stores of these kinds, in turn.
+/// Runs random graphs on these kinds of store, in turn.
 ///
-/// `graphs`: how many, unless `WAYPOST_GRAPHS` says so. `again`: the command that repeats this test, behind the
-/// variables for one seed.
+/// `graphs` is the number of graphs unless `WAYPOST_GRAPHS` is set. `again` is the command that repeats this
+/// test, without the variables for the seed.
 ///
 /// # Panics
-/// If a crash changes how a run ends or what it did.
+/// If a crash changes the end or the effects of a run.
 pub async fn every_crash_ends_the_same(kinds: &[Kind], graphs: u64, again: &str) {
     let graphs = setting("WAYPOST_GRAPHS").unwrap_or(graphs);
     let first = setting("WAYPOST_SEED").unwrap_or(1);
     let calls_max = if graphs < LONG { CALLS_MAX } else { CALLS_MAX_OF_LONG };
     let (mut crashes, mut damaged) = (0, 0);
     for seed in first..first + graphs {
-        // Shown by the harness only where the test fails.
+        // The test harness prints it only on failure.
         #[expect(clippy::print_stdout, reason = "a random test says first how it is repeated")]
         {
             println!("repeat it with: WAYPOST_SEED={seed} WAYPOST_GRAPHS=1 {again} --nocapture");

@@ -1,5 +1,5 @@
-//! Contract suite, a disk and a store that can die, a clock that can be set, generators, random graphs that crash, a server
-//! that says what is wanted, a PostgreSQL of the tests' own.
+//! Test support: the contract suite, a simulated disk, a faulty store, a settable clock, generators, random
+//! graphs with crashes, a scripted server and a private PostgreSQL server.
 
 pub mod certificates;
 pub mod clock;

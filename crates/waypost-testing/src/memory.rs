@@ -1,4 +1,4 @@
-//! The store in memory, set up for the contract and as the model of differential tests.
+//! Fixture of the memory store, for the contract and as the model of differential tests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use waypost::{BranchPath, RunId};
 
 use crate::contract::{Place, StoreFixture};
 
-/// A store in memory that can crash and be damaged.
+/// A memory store that tests can crash and damage.
 #[derive(Debug)]
 pub struct MemoryFixture(Arc<MemoryStore>);
 
 impl MemoryFixture {
-    /// Makes an empty one.
+    /// Returns a fixture over an empty store.
     pub fn fresh() -> Self {
         Self(Arc::new(MemoryStore::new()))
     }
 
-    /// Returns the store itself, for a test that wraps it.
+    /// Returns the store, for a test that wraps it.
     pub fn memory(&self) -> MemoryStore {
         self.0.as_ref().clone()
     }

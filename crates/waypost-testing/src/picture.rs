@@ -1,4 +1,4 @@
-//! Pictures: what a store tells of a run, as text, so that two answers can be compared and a difference be read.
+//! Formats the content of a store as text, so that tests can compare stores and show differences.
 
 use std::fmt::Write as _;
 
@@ -6,12 +6,13 @@ use waypost::RunId;
 use waypost::record::{Record, SealedRun};
 use waypost::store::{Damage, Head, Page, RunQuery, RunSummary, Scan, ScanOrder, Scanned, Store, StoreError};
 
-/// Items a page when a picture is drawn: small, so that cursors are used even by short histories.
+/// Page size of a picture, small enough that short histories use cursors.
 const PAGE_ITEMS: usize = 3;
 
-/// Returns all that a store tells of a run: summary, frozen record, signals, heads, and each record as loaded.
+/// Returns the whole content of a run as text: summary, frozen record, signals, heads, and each loaded
+/// record.
 ///
-/// Two stores that went through the same calls give the same picture; errors stand in it by their kind.
+/// Two stores with the same calls have equal pictures. Errors appear by kind.
 pub async fn picture(store: &dyn Store, run: &RunId) -> String {
     let mut text = match store.run(run).await {
         Ok(entry) => format!("{}\n{}\n", of_summary(&entry.summary), of_run(&entry.record)),
@@ -55,7 +56,7 @@ pub async fn picture(store: &dyn Store, run: &RunId) -> String {
     text
 }
 
-/// Returns what a store's list of runs shows, newest first.
+/// Returns the run list of a store, newest first.
 pub async fn list(store: &dyn Store, query: &RunQuery) -> Result<Vec<RunSummary>, StoreError> {
     let mut runs = Vec::new();
     let mut query = query.clone();
@@ -88,7 +89,7 @@ pub async fn heads(store: &dyn Store, run: &RunId, limit: usize) -> Result<Vec<H
     }
 }
 
-/// Follows a scan to its end.
+/// Reads all pages of a scan.
 ///
 /// # Errors
 /// As [`Store::scan`].
@@ -108,19 +109,19 @@ pub async fn scan_all(store: &dyn Store, mut scan: Scan) -> Result<Scanned, Stor
     }
 }
 
-/// Names what a scan found: references in order, then what is damaged.
+/// Formats the result of a scan: references in order, then damaged records.
 pub fn of_scan(found: &Scanned) -> String {
     let records = found.records.iter().map(|record| record.header().reference().to_string());
     let damaged = found.damaged.iter().map(|damage| format!("damaged {}", of_damage(damage)));
     records.chain(damaged).collect::<Vec<_>>().join("\n")
 }
 
-/// Asks for all records in falling order; for the words of a test.
+/// Returns a scan of all records, newest first.
 pub fn newest_first(run: &RunId) -> Scan {
     Scan { order: ScanOrder::NewestFirst, ..Scan::of(run) }
 }
 
-/// Names an error by its variant and by what all stores must say alike.
+/// Formats an error by its variant and the values that are equal in all stores.
 pub fn kind(error: &StoreError) -> String {
     match error {
         StoreError::NotFound { .. } => "not found".to_owned(),
@@ -157,7 +158,7 @@ fn of_record(record: &Record) -> String {
     format!("{} {} body {body}", record.header().reference(), record.digest())
 }
 
-/// Draws a summary; sizes are left out, since each store keeps bytes in its own way.
+/// Formats a summary without byte sizes, which differ between stores.
 pub fn of_summary(run: &RunSummary) -> String {
     let RunSummary { summary, .. } = run;
     format!(

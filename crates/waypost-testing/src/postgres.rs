@@ -1,10 +1,10 @@
-//! A PostgreSQL server of the tests' own: made in a folder for the time being, and gone with the program that asked for it.
+//! A private PostgreSQL server for tests, in a temporary folder. The server ends with the test program.
 //!
 //! ```text
 //!   test program --- pipe ---> shell ---> postgres
 //! ```
-//! The shell waits for the end of the pipe, which comes however the test program ends, stops the server and removes its
-//! folder.
+//! The shell waits for the end of the pipe, however the test program ends. Then the shell stops the server
+//! and removes the folder.
 
 use std::fs;
 use std::io;
@@ -19,26 +19,26 @@ use std::time::{Duration, Instant};
 
 use crate::certificates::{KEY, SERVER};
 
-/// Where packages put the programs, beside the `PATH`: a folder, and how the names of versions in it begin.
+/// Install locations of packages besides `PATH`: a folder and the prefix of its version folders.
 const VERSIONS: [(&str, &str); 4] = [
     ("/usr/lib/postgresql", ""),
     ("/usr", "pgsql"),
     ("/opt/homebrew/opt", "postgresql"),
     ("/usr/local/opt", "postgresql"),
 ];
-/// Makes what is missing plain.
+/// Message about a missing installation.
 const MISSING: &str = "this test needs PostgreSQL (`initdb`, `postgres`, `psql`), which is not on the PATH, and not in a \
     folder where packages put it. `cargo xtask test` installs it; by hand: `apt-get install postgresql`, \
     `dnf install postgresql-server`, or `brew install postgresql`";
-/// How long a server may take to answer: seconds on a quiet machine.
+/// Start timeout; a start takes seconds on an idle machine.
 const START: Duration = Duration::from_secs(120);
-/// The superuser of the server, who needs no password at its socket.
+/// The superuser, who needs no password at the socket.
 pub const USER: &str = "waypost";
-/// A role that needs [`PASSWORD`] at the socket; over TCP, every role does.
+/// A role that needs [`PASSWORD`] at the socket. Over TCP every role needs a password.
 pub const LOCKED: &str = "locked";
 /// The password of every role.
 pub const PASSWORD: &str = "hunter22-of-the-tests";
-/// Starts the server, and ends it with whoever holds the other end of the pipe.
+/// Starts the server and stops it at the end of the pipe.
 const WATCH: &str = r#"trap '' INT TERM HUP
 "$1/postgres" -D "$2/data" >"$2/log" 2>&1 &
 server=$!
@@ -47,20 +47,20 @@ kill -QUIT "$server"
 wait "$server"
 rm -rf "$2""#;
 
-/// A server of the tests' own.
+/// A private server.
 #[derive(Debug)]
 pub struct Cluster {
     programs: PathBuf,
     folder: PathBuf,
     port: u16,
-    /// Its end is the end of the server.
+    /// Closing the pipe stops the server.
     _pipe: ChildStdin,
 }
 
-/// Returns the server of this program; the first who asks starts it.
+/// Returns the server of this program; the first call starts it.
 ///
 /// # Panics
-/// If PostgreSQL is not there, or does not start: the test cannot be made, and must not pass.
+/// If PostgreSQL is not installed or does not start: a test without a server must not pass.
 pub fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     CLUSTER.get_or_init(|| {
@@ -69,7 +69,7 @@ pub fn cluster() -> &'static Cluster {
     })
 }
 
-/// Finds the folder with the programs of the server; of several versions, the one with the greatest name.
+/// Returns the folder with the server programs; among several versions, the greatest name.
 fn programs() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let of_packages = VERSIONS.into_iter().flat_map(|(above, begins)| {
@@ -149,10 +149,10 @@ impl Cluster {
         checked(psql.output()?)
     }
 
-    /// Makes a database, in place of one of that name, and does there what a text says.
+    /// Creates a database, replacing an existing one, and runs SQL in it.
     ///
     /// # Panics
-    /// If that cannot be done.
+    /// If the server reports an error.
     pub fn database(&self, name: &str, text: &str) {
         for text in [format!("DROP DATABASE IF EXISTS {name}"), format!("CREATE DATABASE {name}")] {
             self.run("postgres", &text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -160,36 +160,36 @@ impl Cluster {
         self.sql(name, text);
     }
 
-    /// Does what a text says in a database.
+    /// Runs SQL in a database.
     ///
     /// # Panics
-    /// If that cannot be done.
+    /// If the server reports an error.
     pub fn sql(&self, database: &str, text: &str) {
         self.run(database, text).unwrap_or_else(|error| panic!("{text}: {error}"));
     }
 
-    /// Returns the connection of a role to a database at the socket.
+    /// Returns the connection of a role to a database through the socket.
     pub fn connection(&self, user: &str, database: &str) -> String {
         format!("host={} port={} user={user} dbname={database}", self.folder.display(), self.port)
     }
 
-    /// Returns the folder of its socket.
+    /// Returns the folder of the socket.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns its port, which is part of the name of the socket, too.
+    /// Returns the port, which is part of the socket name too.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Returns the program that does what SQL says.
+    /// Returns the path of `psql`.
     pub fn psql(&self) -> PathBuf {
         self.programs.join("psql")
     }
 }
 
-/// Who the server runs as: it refuses to be root. Packages make a user for it.
+/// Returns the user of the server process, which must not be root. Packages create a user for this purpose.
 fn owner() -> io::Result<Option<(u32, u32)>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Random records: valid, with a bit of everything that stores look at, the same for the same seed.
+//! Random valid records with a variety of all indexed fields, determined by a seed.
 
 use serde_json::json;
 use waypost::record::{End, FailureKind, Header, Phase, RunStatus, SkipCause, Verdict};
@@ -8,22 +8,22 @@ use waypost::{BranchPath, Digest, RunId};
 use crate::records::{Links, branch, evidence, failed, step_id, time};
 use crate::seed::Seeded;
 
-/// Branches on which random records stand: few, so that they grow long; in no order of names.
+/// Branches of random records: few, so that branches grow long, and not sorted by name.
 pub const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
-/// Steps of which they speak.
+/// Steps of random records.
 pub const STEPS: [&str; 3] = ["work", "rest", "work-2"];
 
-/// Makes random records.
+/// A generator of random records.
 #[derive(Debug, Clone)]
 pub struct Random {
     seeded: Seeded,
-    /// For what retention looks at, so that all else stays as it is for a seed.
+    /// Random numbers for retention, separate so that the other values of a seed do not change.
     fates: Seeded,
     made: u64,
 }
 
-/// Returns the random history of a run: sound batches that continue each other, the first one fit for `create`. None
-/// of them gives the lease back, so that all of them can be appended in a row.
+/// Returns a random history of a run: valid consecutive batches, of which the first suits `create`. The
+/// batches do not release the lease.
 pub fn history(seed: u64, run: &RunId, batches: usize) -> Vec<Batch> {
     let mut random = Random::new(seed);
     let mut links = Links::of(run);
@@ -40,12 +40,12 @@ pub fn history(seed: u64, run: &RunId, batches: usize) -> Vec<Batch> {
 }
 
 impl Random {
-    /// Begins the records of that seed.
+    /// Returns a generator for a seed.
     pub fn new(seed: u64) -> Self {
         Self { seeded: Seeded::new(seed), fates: Seeded::new(!seed), made: 0 }
     }
 
-    /// Returns a number from 0 up to and without `limit`.
+    /// Returns a number in `0..limit`.
     ///
     /// # Panics
     /// If `limit` is 0.
@@ -53,25 +53,26 @@ impl Random {
         self.seeded.below(limit)
     }
 
-    /// Returns one of several things.
+    /// Returns a random entry.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the list is empty.
     pub fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize].clone()
     }
 
-    /// Says yes in so many of a hundred cases.
+    /// Returns `true` with this probability in percent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// Makes a sound batch of one to four records on these branches, the first of them on the first.
+    /// Returns a valid batch of one to four records on these branches. The first record is on the first
+    /// branch.
     ///
     /// # Panics
-    /// If there is no branch.
+    /// If the list of branches is empty.
     pub fn batch(&mut self, links: &mut Links, branches: &[BranchPath]) -> Batch {
-        // Most batches are of one record: only what was alone in its batch can be damaged alone.
+        // Most batches have a single record: only a record alone in its batch can be damaged alone.
         self.made += 1;
         let count = if self.chance(70) { 1 } else { 2 + self.below(3) };
         let mut records = Vec::new();
@@ -102,7 +103,7 @@ impl Random {
         batch
     }
 
-    /// Makes a header that continues its branch, with a bit of everything that records are looked up by.
+    /// Returns a header that continues its branch, with random values in the indexed fields.
     pub fn header(&mut self, links: &Links, path: &BranchPath) -> Header {
         let mut header = links.header(path);
         header.step = self.chance(90).then(|| step_id(self.one_of(&STEPS)));
@@ -138,10 +139,10 @@ impl Random {
         header
     }
 
-    /// Makes a sound batch wrong in one way: a `seq` or `prev` that does not fit.
+    /// Makes a valid batch invalid with a wrong `seq` or `prev`.
     ///
     /// # Panics
-    /// If the batch has no records.
+    /// If the batch is empty.
     pub fn spoil(&mut self, batch: &mut Batch) {
         let place = self.below(batch.records.len() as u64) as usize;
         let mut header = batch.records[place].header().clone();

@@ -1,4 +1,4 @@
-//! Records for tests: sealed, valid, and continuing each other, with as few words as possible.
+//! Short constructors for valid, sealed, chained records.
 
 use std::collections::BTreeMap;
 
@@ -12,49 +12,49 @@ use waypost::record::{
 use waypost::store::{Batch, BatchId, FIRST_TOKEN, Lease, Progress, Signal, SignalKind, Summary};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
-/// The time of day, `seconds` after an arbitrary begin.
+/// Returns the time `seconds` after a fixed start.
 ///
 /// # Panics
-/// If that is beyond the range of [`Timestamp`].
+/// If the result is outside the range of [`Timestamp`].
 pub fn time(seconds: i64) -> Timestamp {
     const BEGIN: i64 = 1_790_000_000;
     Timestamp::from_second(BEGIN + seconds).expect("tests stay within the range of time")
 }
 
-/// A run id.
+/// Returns a run id.
 ///
 /// # Panics
-/// If it is none.
+/// If `text` is not a valid run id.
 pub fn run_id(text: &str) -> RunId {
     RunId::new(text).expect("a test names runs rightly")
 }
 
-/// A step id.
+/// Returns a step id.
 ///
 /// # Panics
-/// If it is none.
+/// If `text` is not a valid step id.
 pub fn step_id(text: &str) -> StepId {
     StepId::new(text).expect("a test names steps rightly")
 }
 
-/// A branch, as it is shown: `main`, `each:eu`.
+/// Returns a branch from its display form: `main`, `each:eu`.
 ///
 /// # Panics
-/// If it is none.
+/// If `text` is not a valid branch.
 pub fn branch(text: &str) -> BranchPath {
     BranchPath::new(text).expect("a test names branches rightly")
 }
 
-/// This process as the holder of a lease, calling itself `what`.
+/// Returns this process as the holder of a lease, with the name `what`.
 ///
 /// # Panics
-/// If the system does not tell about this process.
+/// If the system does not report the identity of this process.
 pub fn holder(what: &str) -> Holder {
     let here = Holder::here(time(0)).expect("the system tells about this process");
     Holder { what: what.to_owned(), ..here }
 }
 
-/// The record of a small run.
+/// Returns the record of a small run.
 pub fn run_record(run: &RunId) -> RunRecord {
     RunRecord {
         v: FORMAT,
@@ -77,7 +77,7 @@ pub fn run_record(run: &RunId) -> RunRecord {
     }
 }
 
-/// The same, sealed.
+/// Returns the record, sealed.
 ///
 /// # Panics
 /// If the record cannot be sealed.
@@ -85,18 +85,18 @@ pub fn sealed(record: RunRecord) -> SealedRun {
     SealedRun::seal(record).expect("a run record of a test can be sealed")
 }
 
-/// The summary of a run with this status.
+/// Returns the summary of a run with this status.
 pub fn summary(status: RunStatus) -> Summary {
     let progress = Progress { done: 0, total: 3 };
     Summary { status, doubtful: false, step: None, progress, wake_at: None, lost: 0 }
 }
 
-/// A signal of this id and kind.
+/// Returns a signal with this id and kind.
 pub fn signal(id: &str, kind: SignalKind) -> Signal {
     Signal { id: id.to_owned(), kind, branch: None, sender: "test".to_owned(), created_at: time(0) }
 }
 
-/// A phase that says that a step is done, with one output.
+/// Returns the phase of a completed step with a single output.
 pub fn completed(output: impl Into<Value>) -> Phase {
     Phase::Completed(Ending {
         exit_code: Some(0),
@@ -105,10 +105,10 @@ pub fn completed(output: impl Into<Value>) -> Phase {
     })
 }
 
-/// Makes the records of one run, each continuing the one before on its branch.
+/// Creates the records of a run, each chained to the record before on its branch.
 ///
-/// [`header`](Self::header) gives a header that fits; change what the test is about, [`seal`](Self::seal) it, and put
-/// it into a [`batch`](Self::batch). [`step`](Self::step) does all of it for the usual case.
+/// [`header`](Self::header) returns a valid header. Change it for the test, [`seal`](Self::seal) it, and put
+/// the record into a [`batch`](Self::batch). [`step`](Self::step) does all of this for the usual case.
 #[derive(Debug, Clone)]
 pub struct Links {
     run: RunId,
@@ -119,17 +119,17 @@ pub struct Links {
 }
 
 impl Links {
-    /// Begins the records of a run, under the token of its creator.
+    /// Starts the records of a run, under the token of its creator.
     pub fn of(run: &RunId) -> Self {
         Self { run: run.clone(), token: FIRST_TOKEN, batches: 0, made: 0, tips: BTreeMap::new() }
     }
 
-    /// Goes on under another lease.
+    /// Continues under another lease.
     pub fn under(&mut self, lease: &Lease) {
         self.go_on_under(lease.token());
     }
 
-    /// Goes on under the lease of this token.
+    /// Continues under the lease with this token.
     pub fn go_on_under(&mut self, token: u64) {
         (self.token, self.batches) = (token, 0);
     }
@@ -139,7 +139,7 @@ impl Links {
         &self.run
     }
 
-    /// Returns the seq that the next record of a branch has.
+    /// Returns the seq of the next record of a branch.
     pub fn next(&self, branch: &BranchPath) -> u64 {
         self.tips.get(branch).map_or(1, |(seq, _)| seq + 1)
     }
@@ -149,12 +149,12 @@ impl Links {
         self.tips.get(branch).and_then(|(_, digest)| *digest)
     }
 
-    /// Goes on behind record `seq` with this digest, as after damage.
+    /// Continues a branch after record `seq` with this digest, as after damage.
     pub fn go_on_behind(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
         self.tips.insert(branch.clone(), (seq, digest));
     }
 
-    /// Goes on behind a batch that was made elsewhere.
+    /// Continues after a batch that was created elsewhere.
     pub fn go_on_after(&mut self, batch: &Batch) {
         (self.token, self.batches) = (batch.id.token, batch.id.count);
         for record in &batch.records {
@@ -203,27 +203,28 @@ impl Links {
         }
     }
 
-    /// Seals a header with a state, and goes on behind it.
+    /// Seals a header with a state, and continues the branch from the record.
     ///
     /// # Panics
-    /// If it cannot be sealed.
+    /// If the header cannot be sealed.
     pub fn seal(&mut self, header: Header, state: &Value) -> Record {
         let body = Body::json(&Position::default(), state, 0).expect("a state of a test can be encoded");
         self.put(header, Some(body))
     }
 
-    /// Seals a header without a body, as all but the last record of a batch are, and goes on behind it.
+    /// Seals a header without a body, as for every record of a batch except the last, and continues the
+    /// branch.
     ///
     /// # Panics
-    /// If it cannot be sealed.
+    /// If the header cannot be sealed.
     pub fn seal_bare(&mut self, header: Header) -> Record {
         self.put(header, None)
     }
 
-    /// Seals a header with a state that is not JSON, and goes on behind it.
+    /// Seals a header with a state that is not JSON, and continues the branch.
     ///
     /// # Panics
-    /// If it cannot be sealed.
+    /// If the header cannot be sealed.
     pub fn seal_opaque(&mut self, header: Header, state: &[u8]) -> Record {
         let body = Body::opaque(&Position::default(), state, "test", 0).expect("a state of a test is small");
         self.put(header, Some(body))
@@ -237,14 +238,14 @@ impl Links {
         record
     }
 
-    /// Makes one record that ends a step on a branch; its state holds its own place.
+    /// Returns a record that completes a step on a branch; its state contains branch and seq.
     pub fn record(&mut self, branch: &BranchPath) -> Record {
         let header = self.header(branch);
         let state = json!({ "branch": branch.as_str(), "seq": header.seq });
         self.seal(header, &state)
     }
 
-    /// Puts records into the next batch, of a run that goes on.
+    /// Puts records into the next batch of a running run.
     pub fn batch(&mut self, records: Vec<Record>) -> Batch {
         self.batches += 1;
         let id = BatchId { token: self.token, count: self.batches };
@@ -252,19 +253,19 @@ impl Links {
         Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: false }
     }
 
-    /// Makes a batch of one record that ends a step on the main branch.
+    /// Returns a batch with a record that completes a step on the main branch.
     pub fn step(&mut self) -> Batch {
         let record = self.record(&BranchPath::main());
         self.batch(vec![record])
     }
 }
 
-/// A phase that says that a try failed, by its own error or because its evidence did not hold.
+/// Returns the phase of a failed attempt, with its own error or failed evidence.
 pub fn failed(kind: FailureKind) -> Phase {
     Phase::Failed(Failure::new(kind, vec!["it did not work".to_owned()]))
 }
 
-/// Evidence of one claim, with this verdict.
+/// Returns evidence with a single claim and this verdict.
 pub fn evidence(verdict: Verdict) -> Pack {
     let claim = Claim {
         kind: "artifact_exists".to_owned(),

@@ -1,12 +1,12 @@
 //! Reference model of recovery: which steps a resume runs again.
 //!
-//! An executable form of the rules of the engine over plain values, small enough to be read in one go. Random
-//! workflows are played against it with crashes at any commit, and oracles check each run at rest. The oracles compare
-//! truths, the values that executions read, and never digests. Each rule can be switched off: the oracles must then
-//! find a counterexample.
+//! The model states the rules of the engine over plain values, and is short enough to read as a whole. Random
+//! workflows are played on the model with crashes at any commit, and oracles check each run at rest. Oracles
+//! compare the values that executions read, never digests. Each rule can be switched off: the oracles must
+//! then find a counterexample.
 //!
-//! The model knows no store, no clock and no process. Its `World` stands for files, hidden inputs and failures. Only
-//! `drive` knows the real engine: it compares what that does with the model.
+//! The model does not know stores, clocks or processes. Its `World` replaces files, hidden inputs and
+//! failures. Only `drive` knows the real engine, and compares its executions with the model.
 
 pub mod chains;
 pub mod check;

@@ -1,6 +1,6 @@
-//! Random numbers that a seed repeats: the same seed gives the same tests for ever, on every machine.
+//! Seeded random numbers: a seed produces the same tests on every machine and in every version.
 
-/// A stream of numbers that looks random and is decided by its seed.
+/// A stream of pseudorandom numbers determined by a seed.
 ///
 /// # Source
 /// SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
@@ -10,13 +10,13 @@ pub struct Seeded {
 }
 
 impl Seeded {
-    /// Begins the stream of that seed.
+    /// Returns the stream of a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -25,10 +25,10 @@ impl Seeded {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from 0 up to and without `limit`. The tiny preference for small ones does not matter to a test.
+    /// Returns a number in `0..limit`. The tiny bias towards small numbers is irrelevant for tests.
     ///
     /// # Panics
-    /// If `limit` is 0: there is no such number.
+    /// If `limit` is 0.
     pub const fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "no number is below 0");
         self.number() % limit

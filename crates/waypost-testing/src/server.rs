@@ -1,4 +1,4 @@
-//! A server that says what a test wants, over TCP or a Unix socket: one answer a connection.
+//! A scripted server over TCP or a Unix socket, with an answer per connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Longest head of a request that is read; those of tests are a few lines.
+/// Longest request head; test requests have a few lines.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// What is said to a request.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// These bytes; then the connection is closed.
+    /// Sends these bytes and closes the connection.
     Bytes(Vec<u8>),
-    /// These bytes; then nothing more until the server ends.
+    /// Sends these bytes and keeps the connection open until the server ends.
     Silence(Vec<u8>),
 }
 
 impl Reply {
-    /// Makes an answer by HTTP/1.1 with these headers and this body.
+    /// Returns an HTTP/1.1 response with these headers and this body.
     pub fn http(status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Self {
         let body = body.as_ref();
         let mut text = format!("HTTP/1.1 {status} Said\r\ncontent-length: {}\r\n", body.len());
@@ -32,7 +32,7 @@ impl Reply {
     }
 }
 
-/// A server that ends when it is dropped.
+/// A server that ends when dropped.
 #[derive(Debug)]
 pub struct Server {
     place: Place,
@@ -57,20 +57,20 @@ impl Stream for TcpStream {}
 impl Stream for UnixStream {}
 
 impl Server {
-    /// Starts one at a free port of this machine; `answer` is given the head of each request.
+    /// Starts a server on a free local port; `answer` gets the head of each request.
     ///
     /// # Errors
-    /// When there is no port.
+    /// If no port can be bound.
     pub fn tcp(answer: impl Fn(&str) -> Reply + Send + Sync + 'static) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let place = Place::Tcp(listener.local_addr()?);
         Ok(Self::start(place, move || Ok(Box::new(listener.accept()?.0)), answer))
     }
 
-    /// Starts one at a socket.
+    /// Starts a server on a Unix socket; `answer` gets the head of each request.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be created.
     pub fn unix(path: &Path, answer: impl Fn(&str) -> Reply + Send + Sync + 'static) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         let place = Place::Unix(path.to_owned());
@@ -90,9 +90,9 @@ impl Server {
                     return;
                 }
                 let (answer, shared) = (Arc::clone(&answer), Arc::clone(&shared));
-                // Each on its own: one that is kept waiting keeps no other.
+                // A thread per connection: a waiting client does not block others.
                 thread::spawn(move || {
-                    // A client that has gone needs no answer.
+                    // The client may have closed the connection.
                     let _ = serve(stream, answer.as_ref(), &shared);
                 });
             }
@@ -100,10 +100,10 @@ impl Server {
         Self { place, state, thread: Some(thread) }
     }
 
-    /// Returns its port.
+    /// Returns the port.
     ///
     /// # Panics
-    /// If it is at a Unix socket.
+    /// If the server uses a Unix socket.
     pub fn port(&self) -> u16 {
         match &self.place {
             Place::Tcp(address) => address.port(),
@@ -111,15 +111,15 @@ impl Server {
         }
     }
 
-    /// Returns the URL of a path, with the address of this machine.
+    /// Returns the URL of a path on the loopback address.
     ///
     /// # Panics
-    /// If it is at a Unix socket.
+    /// If the server uses a Unix socket.
     pub fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port())
     }
 
-    /// Returns the heads of the requests so far.
+    /// Returns the request heads so far.
     pub fn heads(&self) -> Vec<String> {
         self.state.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -128,7 +128,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.state.ends.store(true, Ordering::SeqCst);
-        // It is woken up to see that it ends; where nobody listens any more, it has.
+        // A connection wakes the accept loop; a failure means that the loop has ended.
         match &self.place {
             Place::Tcp(address) => drop(TcpStream::connect(address)),
             Place::Unix(path) => drop(UnixStream::connect(path)),

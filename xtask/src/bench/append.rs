@@ -1,4 +1,4 @@
-//! Raw limit of a log: records of 1 KB appended to a growing file, one fdatasync each.
+//! Raw limit of a log: records of 1 KB appended to a growing file, each followed by fdatasync.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,10 +9,10 @@ use anyhow::ensure;
 
 use super::measure::{self, Bench, Subject, Topic, Unit};
 
-/// The subject's name, for demands of other topics.
+/// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "append + fdatasync, 1 KB";
 
-/// As a small checkpoint; the record size of all raw limits.
+/// The size of a small checkpoint; all raw limits use this record size.
 pub(super) const RECORD_BYTES: usize = 1024;
 
 /// About half a second on a fast disk.

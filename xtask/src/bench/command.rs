@@ -1,4 +1,4 @@
-//! The command line: what `waypost` adds to the processes of its steps, and how soon it answers.
+//! The command line: overhead of `waypost` per step, and response times.
 
 use std::cell::OnceCell;
 use std::fmt::Write as _;
@@ -24,18 +24,18 @@ const STEPS: &str = "`waypost run`, a step of `true`";
 const LIST: &str = "`waypost list`, newest 50 of 100,000 runs";
 const VERSION: &str = "`waypost --version`";
 
-/// As the target names them.
+/// The counts in the target.
 const STEP_COUNT: u32 = 1_000;
 const RUN_COUNT: u32 = 100_000;
-/// More than one page of a list, and made in seconds.
+/// More than a page of the list, and quick to create.
 const RUN_COUNT_SHORT: u32 = 2_000;
-/// Runs a list shows.
+/// Runs on a page of the list.
 const LIST_COUNT: usize = 50;
-/// Runs that are made at once: they share a commit.
+/// Runs created concurrently, which share commits.
 const RUNS_AT_ONCE: u32 = 256;
-/// State of the runs that are only listed: it does not matter.
+/// State size of the listed runs; irrelevant for the list.
 const STATE_BYTES: usize = 100;
-/// Processes a round, of which the median counts: one takes milliseconds, and a disturbed one many.
+/// Processes per round, of which the median counts: a start takes milliseconds, a disturbed start many.
 const STARTS: u32 = 15;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
@@ -58,14 +58,14 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "command", subjects: vec![run, list, version], demands })
 }
 
-/// The command `waypost`, built when it is first needed.
+/// The command `waypost`, built on first use.
 #[derive(Debug, Default)]
 pub(super) struct Waypost {
     path: OnceCell<PathBuf>,
 }
 
 impl Waypost {
-    /// A command of it in `folder`, away from the terminal and the user's settings.
+    /// Returns a command in `folder`, without terminal and user settings.
     pub(super) fn command(&self, folder: &Path) -> anyhow::Result<Command> {
         let path = match self.path.get() {
             Some(path) => path,
@@ -77,7 +77,7 @@ impl Waypost {
     }
 }
 
-/// Builds `waypost` as this program was built, beside it.
+/// Builds `waypost` with the profile of this program, in the same target folder.
 fn build() -> anyhow::Result<impl FnOnce() -> PathBuf> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let mut command = repo::cargo(&["build", "--quiet", "--package", "waypost-cli"]);
@@ -88,7 +88,7 @@ fn build() -> anyhow::Result<impl FnOnce() -> PathBuf> {
     Ok(move || this.with_file_name("waypost"))
 }
 
-/// Milliseconds a step of a workflow, everything counted: the start of the command, its store, its supervisor.
+/// Returns milliseconds per step of a workflow, including the start of command, store and supervisor.
 fn run(waypost: &Waypost, folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let mut text = "steps:\n".to_owned();
@@ -110,14 +110,14 @@ fn run(waypost: &Waypost, folder: &Path, steps: u32) -> anyhow::Result<f64> {
     Ok(figure)
 }
 
-/// Runs a command that answers in JSON.
+/// Runs a command and returns its JSON output.
 fn answer(command: &mut Command) -> anyhow::Result<Value> {
     let output = command.stdout(Stdio::piped()).output()?;
     ensure!(output.status.success(), "{command:?} ended with {}", output.status);
     serde_json::from_slice(&output.stdout).with_context(|| format!("the answer of {command:?} is no JSON"))
 }
 
-/// A store of many runs, made when it is first needed.
+/// A store with many runs, created on first use.
 struct Runs {
     folder: PathBuf,
     count: u32,
@@ -125,7 +125,7 @@ struct Runs {
 }
 
 impl Runs {
-    /// Returns the folder whose store it is.
+    /// Returns the folder of the store.
     fn made(&mut self) -> anyhow::Result<&Path> {
         if !self.made {
             let path = self.folder.join(".waypost").join("waypost.db");
@@ -169,7 +169,7 @@ fn version(waypost: &Waypost, starts: u32) -> anyhow::Result<f64> {
     median_of(&mut command, starts)
 }
 
-/// The median of the times that a command takes from its start to its end.
+/// Returns the median duration of a command.
 fn median_of(command: &mut Command, starts: u32) -> anyhow::Result<f64> {
     command.stdout(Stdio::null());
     let mut figures = Vec::new();

@@ -1,4 +1,4 @@
-//! What states cost on the disk, and what it costs to make them small and whole again.
+//! Disk space of states, and the cost of compression and decompression.
 
 use std::cell::RefCell;
 use std::fs;
@@ -28,25 +28,25 @@ const CHECKPOINT: &str = "1 MB state, small change, a step and its checkpoint";
 const SERIALISE: &str = "1 MB state, serialised";
 const RESULT: &str = "step with a new incompressible result of 1 KB, on disk";
 
-/// As the target names them.
+/// The count in the target.
 const STEPS: u32 = 1_000;
-/// Steps with the large state: it is written often enough that making the run is little of it.
+/// Steps with the large state: enough that the creation of the run does not matter.
 const LARGE_STEPS: u32 = 100;
 /// Items of the large state: about 1 MB of JSON.
 const ITEMS: u32 = 10_000;
-/// How often a newest state is loaded and parsed a round, of which the fastest counts: each takes a millisecond.
+/// Loads and parses of the newest state per round, of which the fastest counts; each takes a millisecond.
 const LOADS: u32 = 5;
-/// As the target names it, and what a step may cost.
+/// Result size and limit per step, as in the target.
 const RESULT_BYTES: usize = 1_024;
 const RESULT_BYTES_MAX: f64 = 1_536.0;
 
-/// A conversation, as agents keep it.
+/// A conversation as in the state of an agent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Conversation {
     messages: Vec<Message>,
 }
 
-/// What one turn adds: text, a call of a tool with its arguments, and what it took.
+/// The content of a turn: text, a tool call with arguments, and its usage.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Message {
     id: String,
@@ -73,7 +73,7 @@ struct Tokens {
 }
 
 impl Message {
-    /// About 1 KB of JSON, mostly text in lines, of letters in no order.
+    /// Returns a message of about 1 KB of JSON, mostly lines of random letters.
     fn new(number: usize) -> Self {
         let lines: Vec<String> = (0..9).map(|line| text(LETTERS, number * 16 + line, 70)).collect();
         let call = Call {
@@ -95,7 +95,7 @@ impl Message {
     }
 }
 
-/// A table of which a step changes one number.
+/// A table in which each step changes a single number.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Table {
     changed: usize,
@@ -122,9 +122,9 @@ fn at_most(claim: &'static str, ours: &'static str, limit: Option<&'static str>,
     Demand { claim, ours, limit, bound: Bound::AtMost(most) }
 }
 
-/// `count` characters of `alphabet` that follow no rule, another text for each `number`.
+/// Returns `count` random characters of `alphabet`, determined by `number`.
 fn text(alphabet: &[u8], number: usize, count: usize) -> String {
-    // Far apart, so that no text is the rest of another.
+    // The seeds are far apart, so that texts do not overlap.
     let noise = measure::noise_from((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15), count);
     noise.into_iter().map(|byte| char::from(alphabet[usize::from(byte) % alphabet.len()])).collect()
 }
@@ -152,17 +152,17 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "economy", subjects: vec![disk, last, beside, load, parse], demands })
 }
 
-/// A store with a run whose state has grown, closed.
+/// A closed store with a run whose state has grown.
 struct Grown {
     folder: tempfile::TempDir,
     state: Vec<u8>,
 }
 
-/// Letters and what stands between words, in no order: more to keep than any language.
+/// Random letters and punctuation compress worse than any language.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz ,.";
 const HEX: &[u8] = b"0123456789abcdef";
 
-/// Bytes of the database, everything in it counted, after a run whose every step adds about 1 KB to its state.
+/// Runs steps that each add about 1 KB to the state; returns the size of the database in bytes.
 fn grow(folder: &Path, steps: u32, made: &mut Option<Grown>) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let row = Row::of(steps, Conversation { messages: Vec::new() }, |state: &mut Conversation| {
@@ -170,7 +170,7 @@ fn grow(folder: &Path, steps: u32, made: &mut Option<Grown>) -> anyhow::Result<f
     });
     let path = folder.path().join("waypost.db");
     run(&path, &row)?;
-    // Closed: the log is gone, and everything is in the one file.
+    // After closing, the log is gone and all data is in the database file.
     ensure!(!path.with_extension("db-wal").exists(), "the store was closed, and its log is there");
     let bytes = fs::metadata(&path)?.len();
 
@@ -199,7 +199,7 @@ fn newest(path: &Path) -> anyhow::Result<Record> {
     Ok(runtime()?.block_on(store.newest(&RunId::new(RUN)?, &BranchPath::main()))?)
 }
 
-/// Sees that states from the whole history are there, each with one piece more than the one before.
+/// Checks a sample of states from the whole history: each has a message more than the state before.
 fn check(path: &Path, steps: u32) -> anyhow::Result<()> {
     let store = SqliteStore::open_read_only(path, SqliteOptions::default())?;
     let (run, main, runtime) = (RunId::new(RUN)?, BranchPath::main(), runtime()?);
@@ -211,7 +211,7 @@ fn check(path: &Path, steps: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of all files beneath a folder.
+/// Returns the bytes of all files below a folder.
 fn bytes_of(folder: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {
@@ -222,7 +222,7 @@ fn bytes_of(folder: &Path) -> anyhow::Result<u64> {
 }
 
 impl Grown {
-    /// Milliseconds that the newest state takes, as bytes that were checked, from a store that was just opened.
+    /// Returns the milliseconds to load and verify the newest state from a freshly opened store.
     fn load(&self) -> anyhow::Result<f64> {
         let path = self.folder.path().join("waypost.db");
         let (run, runtime) = (RunId::new(RUN)?, runtime()?);
@@ -238,7 +238,7 @@ impl Grown {
         })
     }
 
-    /// Milliseconds that it takes to parse it.
+    /// Returns the milliseconds to parse the newest state.
     fn parse(&self) -> anyhow::Result<f64> {
         fastest(|| {
             let start = Instant::now();
@@ -287,7 +287,7 @@ fn change(table: &mut Table) {
     table.items[at].score += 1.0;
 }
 
-/// Processor time of a step whose state is large and changes little.
+/// Returns the processor time of a step with a large state and a small change.
 fn large(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let row = Row::of(steps, table(), change);
@@ -321,19 +321,19 @@ pub(super) fn results_topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "results", subjects: vec![subject], demands })
 }
 
-/// Bytes of the database for a step whose result takes the place of the one before.
+/// Returns the database bytes per step if each result replaces the result before.
 fn results(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let path = folder.path().join("waypost.db");
     let empty = {
         let none = Row::of(1, Last { steps: 0, result: String::new() }, |_: &mut Last| {});
-        // In a folder of its own, as every store has one: what belongs to its runs lies beside it.
+        // A separate folder, because the files of its runs are in the folder of the store.
         let folder = tempfile::tempdir_in(folder.path())?;
         let path = folder.path().join("waypost.db");
         run(&path, &none)?;
         fs::metadata(path)?.len()
     };
-    // No character that JSON escapes: as dense as text can be.
+    // Without characters that JSON escapes, so that the text is as dense as possible.
     let alphabet: Vec<u8> = (b' '..=b'~').filter(|byte| !matches!(byte, b'"' | b'\\')).collect();
     let results: Vec<String> = (0..steps as usize).map(|step| text(&alphabet, step, RESULT_BYTES)).collect();
     let row = Row::of(steps, Last { steps: 0, result: String::new() }, move |state: &mut Last| {

@@ -1,4 +1,4 @@
-//! The engine alone: steps over the store in memory, by the processor time they take.
+//! The engine alone: processor time of steps on the memory store.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use super::program::{Row, runtime};
 
 const NAME: &str = "engine alone, a step of 100 bytes state";
 
-/// Long enough that making the run is little of it.
+/// Enough steps that the creation of the run does not matter.
 const STEPS: u32 = 10_000;
-/// As the target names it.
+/// The size in the target.
 const STATE_BYTES: usize = 100;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {

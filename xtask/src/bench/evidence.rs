@@ -1,9 +1,9 @@
-//! Evidence about files: hashing many of them, beside SHA-256 on all cores, and looking again at many that nobody has
-//! touched, beside a plain `stat` of each.
+//! Evidence about files: hashing many files against SHA-256 on all cores, and rechecking many unchanged files
+//! against a plain `stat` per file.
 //!
-//! Nine tenths of what SHA-256 does alone cannot be reached by who reads: the kernel copies a file at six to seven times that
-//! rate, which a plain loop of reading and hashing pays, too; it stands beside ours. Mapping a file into memory saves the copy,
-//! costs as much for its pages, and ends the process where somebody cuts the file short meanwhile.
+//! A reader cannot reach nine tenths of pure SHA-256: the kernel copies a file at six to seven times that
+//! rate. A plain loop of reading and hashing has the same cost and is measured for comparison. Mapping a file
+//! avoids the copy, but page faults cost as much, and a concurrent truncation kills the process.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -28,12 +28,12 @@ const STAT: &str = "a plain stat, of each file";
 const AGAIN_TREE: &str = "evidence: a folder of small files, looked at again";
 const AGAIN_EACH: &str = "evidence: small files, each a claim, looked at again";
 
-/// Enough that no core waits long for the last of the others; a third of a second on two cores.
+/// Enough files that cores do not wait long for the last file; a third of a second on two cores.
 const LARGE_FILES: u32 = 512;
 const LARGE_BYTES: usize = 1 << 20;
 /// About a quarter of a second.
 const BUFFERS: u32 = 50;
-/// As the target names them.
+/// The counts in the target.
 const SMALL_FILES: u32 = 10_000;
 const SMALL_BYTES: usize = 16;
 
@@ -79,7 +79,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "evidence", subjects, demands })
 }
 
-/// The files, and what is claimed of them.
+/// The files and the claims about them.
 struct World {
     folder: PathBuf,
     large: u32,
@@ -95,7 +95,7 @@ struct Claims {
 }
 
 impl World {
-    /// Returns the claims, pinned as a step does that commits; the first time it makes the files.
+    /// Returns the claims, pinned as by a committing step. The first call creates the files.
     fn claims(&self) -> anyhow::Result<&Claims> {
         if let Some(claims) = self.claims.get() {
             return Ok(claims);
@@ -124,7 +124,7 @@ impl World {
         Ok(pack.claims)
     }
 
-    /// Checks claims as a resume does, and says how long that took; `reads` is how many files that must read.
+    /// Checks claims as a resume does and returns the duration; `reads` is the expected number of files read.
     fn verify(&self, claims: &[Claim], reads: u64) -> anyhow::Result<Duration> {
         let probe = Sha256Probe::new();
         let verifier = Verifier::new().with_probe(Arc::new(probe.clone()));

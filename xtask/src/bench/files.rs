@@ -1,4 +1,4 @@
-//! A durable run on the file store, beside what it must cost at least.
+//! A durable run on the file store, against its minimum cost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "files", subjects: vec![subject], demands: vec![demand] })
 }
 
-/// Steps a second, the making and ending of the run included.
+/// Returns steps per second, including creation and end of the run.
 fn one(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let store: Arc<dyn Store> = Arc::new(FileStore::open(folder.path())?);

@@ -1,8 +1,8 @@
-//! Branches and loops of a typed graph: what one more of them costs, however many there are.
+//! Branches and loops of a typed graph: the marginal cost of a branch or iteration at different counts.
 //!
-//! Processor time is measured over the store in memory, all of the run counted: opening the branches, each one's start
-//! and end, the join that reads them. Memory is that of a process of its own over SQLite, at its peak: there all that
-//! is done is on the disk, and what grows with the number of branches is the engine's.
+//! Processor time is measured on the memory store over the whole run: opening the branches, start and end of
+//! each branch, and the join. Memory is the peak of a separate process on SQLite. There all finished work is
+//! on disk, so growth with the number of branches is caused by the engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,22 +28,21 @@ const PASSES_MANY: &str = "a pass of a loop of 100,000";
 const ITEMS_MEMORY: &str = "memory of 100,000 items on SQLite, at its peak";
 const PASSES_MEMORY: &str = "memory of 100,000 passes on SQLite, at its peak";
 
-/// As the targets name them.
+/// The counts in the target.
 const FEW: u32 = 1_000;
 const MANY: u32 = 100_000;
-/// More than a page of branches, so that the short form opens several.
+/// More than a page of branches, so that the short form opens several pages.
 const FEW_SHORT: u32 = 1_100;
 const MANY_SHORT: u32 = 3_300;
-/// What memory is compared with: enough that the caches of the database are full, and what waits to be written for
-/// people is as much as may wait.
+/// The base of the memory comparison: the caches of the database and the queue of the projector are full.
 const SETTLED: u32 = 10_000;
-/// Twice as many show whether it grows.
+/// Twice the base shows growth.
 const MEMORY_MANY_SHORT: u32 = 2 * SETTLED;
-/// Runs of the smaller counts in a round: the first one warms up what the others use.
+/// Runs of the smaller counts per round; the first run warms up shared caches.
 const RUNS: u32 = 10;
-/// Most bytes that one more item or pass may add to the peak: an item has its value, as the program hands it over and as it
-/// is frozen, and a digest for the join, and the report knows its sections by a digest. A branch that stays in memory, or
-/// a section of the report, takes more.
+/// Most bytes that another item or iteration may add to the peak. An item keeps its value as passed by the
+/// program and as frozen, a digest for the join, and a digest of its report section. A branch or report
+/// section kept in memory needs more.
 const MORE_BYTES_MAX: u64 = 512;
 
 /// About 100 bytes as JSON.
@@ -62,14 +61,14 @@ impl State {
     }
 }
 
-/// What a graph does again and again.
+/// The repeated element of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Branches of a fork, each with one step.
+    /// Branches of a fork, each with a single step.
     Fork,
-    /// Items, each with a branch of one step.
+    /// Items, each with a branch of a single step.
     Items,
-    /// Passes of a loop of one step.
+    /// Iterations of a loop with a single step.
     Passes,
 }
 
@@ -107,7 +106,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "forks", subjects, demands })
 }
 
-/// Processor time for each, in microseconds.
+/// Returns the processor time per element, in microseconds.
 fn time_of(work: Work, count: u32, runs: u32) -> anyhow::Result<f64> {
     let graph = graph(work, count)?;
     let runtime = runtime()?;
@@ -122,7 +121,7 @@ fn time_of(work: Work, count: u32, runs: u32) -> anyhow::Result<f64> {
     Ok(used.as_secs_f64() * 1e6 / f64::from(count * runs))
 }
 
-/// Runs a graph of `count`, and looks at what became of it.
+/// Runs a graph with `count` elements and checks the result.
 async fn run(graph: &Graph<State>, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
     let engine = Engine::new(Arc::clone(&store));
     let outcome = engine.run(graph, RUN, State::new()).durability(Durability::Async).await?;
@@ -134,7 +133,7 @@ async fn run(graph: &Graph<State>, store: Arc<dyn Store>, count: u32) -> anyhow:
     Ok(())
 }
 
-/// Makes a graph that does `work` `count` times, each of which adds one to the count in the state.
+/// Returns a graph with `count` elements; each increments the count in the state.
 fn graph(work: Work, count: u32) -> anyhow::Result<Graph<State>> {
     let graph = match work {
         Work::Fork => fork(count).build(),
@@ -177,10 +176,10 @@ async fn add_one(mut state: State, _: Context) -> Result<State, StepError> {
     Ok(state)
 }
 
-/// Does the work in `store`, and says how much memory that took.
+/// Runs the work on `store` and prints the peak memory of the process.
 ///
 /// # Errors
-/// When it does not end as it should.
+/// If the run does not complete.
 pub(super) fn tell_memory(work: Work, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
     let graph = graph(work, count)?;
     runtime()?.block_on(run(&graph, store, count))?;
@@ -188,7 +187,8 @@ pub(super) fn tell_memory(work: Work, store: Arc<dyn Store>, count: u32) -> anyh
     Ok(())
 }
 
-/// The most memory that `many` took. For each one more than `few` it may be more by [`MORE_BYTES_MAX`].
+/// Returns the peak memory for `many`. The limit is the peak for `few` plus [`MORE_BYTES_MAX`] per additional
+/// element.
 fn memory_of(folder: &Path, part: Part, few: u32, many: u32) -> anyhow::Result<f64> {
     let peak = |count: u32| -> anyhow::Result<u64> {
         let folder = tempfile::tempdir_in(folder)?;
@@ -202,7 +202,7 @@ fn memory_of(folder: &Path, part: Part, few: u32, many: u32) -> anyhow::Result<f
     Ok(most as f64)
 }
 
-/// The most memory that this process ever had, where the system tells.
+/// Returns the peak memory of this process, if the system reports it.
 fn peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

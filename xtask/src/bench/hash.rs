@@ -1,4 +1,4 @@
-//! Raw limit of everything that digests: SHA-256 over a large buffer, and over records of 1 KB.
+//! Raw limit of digests: SHA-256 over a large buffer, and over records of 1 KB.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -15,10 +15,10 @@ use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
 const LARGE: &str = "SHA-256, 8 MiB";
 const SMALL: &str = "SHA-256, 1 KB";
 
-/// Larger than the caches of a core, so that memory counts too.
+/// Larger than the caches of a core, so that memory speed counts too.
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// Of files: the fastest of 8 KiB to 1 MiB here.
+/// Read size for files: the fastest from 8 KiB to 1 MiB on our machine.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// About a third of a second each.
@@ -36,8 +36,8 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
         Subject::new(LARGE, Unit::BytesPerSecond, move || round(&buffer, buffers)),
         Subject::new(SMALL, Unit::BytesPerSecond, move || round(&record, records)),
     ];
-    // Every record is digested by itself: were the start of a digest dear, records would have to be digested in
-    // batches.
+    // Every record is digested separately. If the start of a digest were expensive, records would need
+    // batching.
     let small = Demand {
         claim: "digesting record by record costs little more",
         ours: SMALL,
@@ -47,7 +47,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "hash", subjects, demands: vec![small] })
 }
 
-/// Bytes a second of every core together, each over `buffers` of them.
+/// Returns the bytes per second of all cores together, each hashing `buffers` buffers.
 pub(super) fn on_all_cores(buffers: u32) -> anyhow::Result<f64> {
     ensure!(Sha256::digest(b"abc")[..4] == ABC, "SHA-256 is wrong");
     let cores = std::thread::available_parallelism()?.get();
@@ -65,7 +65,7 @@ pub(super) fn on_all_cores(buffers: u32) -> anyhow::Result<f64> {
     Ok(measure::per_second(buffers, start) * (cores * buffer.len()) as f64)
 }
 
-/// Reads and hashes files on every core, and returns how many bytes they have together and how long that took.
+/// Reads and hashes files on all cores; returns their total size and the duration.
 pub(super) fn files_on_all_cores(paths: &[PathBuf]) -> anyhow::Result<(u64, Duration)> {
     let cores = std::thread::available_parallelism()?.get();
     let next = AtomicUsize::new(0);

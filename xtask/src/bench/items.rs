@@ -1,4 +1,4 @@
-//! The command line over many items: what one of a `foreach` costs, of which the items come from a file.
+//! The command line with many items: the cost per item of a `foreach` over a file.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,15 +15,16 @@ const FEW: &str = "`waypost run`, an item of 1,000 from a file";
 const MANY: &str = "`waypost run`, an item of 10,000 from a file";
 const MOST: &str = "`waypost run`, an item of 100,000 from a file";
 
-/// As the target names them.
+/// The counts in the target.
 const FEW_COUNT: u32 = 1_000;
 const MANY_COUNT: u32 = 10_000;
 const MOST_COUNT: u32 = 100_000;
-/// More than are worked on at once, and done in a moment.
+/// More items than run at once, and quick to finish.
 const FEW_COUNT_SHORT: u32 = 5;
 const MANY_COUNT_SHORT: u32 = 20;
 
-/// One step for each item, which starts the cheapest process that there is, and one that tells how many succeeded.
+/// A step per item that starts the cheapest possible process, and a step that reports the number of
+/// successes.
 const FLOW: &str = r#"defaults: { shell: sh }
 steps:
   - id: each
@@ -53,7 +54,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "items", subjects, demands })
 }
 
-/// Milliseconds an item, everything counted: the start of the command, its store, the list, the join.
+/// Returns milliseconds per item, including the start of command and store, the list, and the join.
 fn run(waypost: &Waypost, folder: &Path, count: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let mut items = String::new();

@@ -1,4 +1,4 @@
-//! What a benchmark is made of: subjects, topics, demands, and the figures of their rounds.
+//! The elements of a benchmark: subjects, topics, demands, and the figures of rounds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-/// Where benchmarks write, and how much they do.
+/// Settings of a benchmark run: its folder and its form.
 #[derive(Debug)]
 pub(super) struct Bench {
     scratch: tempfile::TempDir,
     form: Form,
 }
 
-/// How much is done.
+/// The extent of a benchmark run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Just enough to check the results.
     Short,
-    /// What can be measured in minutes.
+    /// Everything that takes minutes.
     Usual,
-    /// Also what takes many of them.
+    /// Also topics that take many minutes.
     Long,
 }
 
 impl Bench {
-    /// A bench with a scratch folder beneath `dir`, removed when the bench is dropped.
+    /// Creates a bench with a scratch folder below `dir`, which is removed with the bench.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// If the folder cannot be created.
     pub(super) fn new(dir: &Path, form: Form) -> anyhow::Result<Self> {
         let scratch = tempfile::Builder::new()
             .prefix("scratch-")
@@ -37,49 +37,49 @@ impl Bench {
         Ok(Self { scratch, form })
     }
 
-    /// The folder for the files of the topic `name`.
+    /// Creates and returns the folder of the topic `name`.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the folder cannot be created.
     pub(super) fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let folder = self.scratch.path().join(name);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(folder)
     }
 
-    /// How often a round repeats its work: `full`, or in the short form just enough to check the result.
+    /// Returns the repetitions per round: `full`, or in the short form just enough to check the result.
     pub(super) fn count(&self, full: u32) -> u32 {
         self.count_or(full, COUNT_SHORT)
     }
 
-    /// As [`count`](Self::count), where the result needs another number to be checked.
+    /// Returns the repetitions per round, with a specific number for the short form.
     pub(super) fn count_or(&self, full: u32, short: u32) -> u32 {
         if self.form == Form::Short { full.min(short) } else { full }
     }
 
-    /// Whether what takes many minutes is measured, too.
+    /// Returns whether long topics are measured too.
     pub(super) fn is_long(&self) -> bool {
         self.form == Form::Long
     }
 }
 
-/// More than one, so that the second time is checked as well.
+/// More than 1, so that a second repetition is checked too.
 const COUNT_SHORT: u32 = 10;
 
-/// What the figures of a subject are.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// So many in a second; more is better.
+    /// Operations per second; more is better.
     PerSecond,
-    /// Bytes in a second; more is better.
+    /// Bytes per second; more is better.
     BytesPerSecond,
-    /// Milliseconds by the clock for one; less is better.
+    /// Milliseconds of wall time per operation; less is better.
     Milliseconds,
-    /// Microseconds of a processor for one; less is better.
+    /// Microseconds of processor time per operation; less is better.
     CpuMicroseconds,
-    /// So many for one; less is better.
+    /// A count per operation; less is better.
     Count,
-    /// Bytes on the disk or in memory; less is better.
+    /// Bytes on disk or in memory; less is better.
     Bytes,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// One thing that is measured, and the figures so far, one a round.
+/// A measured operation, with a figure per finished round.
 pub(super) struct Subject {
     pub(super) name: &'static str,
     pub(super) unit: Unit,
@@ -105,7 +105,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// A subject whose `round` does the work once, checks its result, and returns the figure in `unit`.
+    /// Creates a subject. `round` does the work once, checks the result, and returns the figure in `unit`.
     pub(super) fn new(
         name: &'static str,
         unit: Unit,
@@ -114,7 +114,7 @@ impl Subject {
         Self { name, unit, round: Box::new(round), figures: Vec::new() }
     }
 
-    /// The figures of the rounds so far, in order.
+    /// Returns the figures of all rounds so far, in order.
     pub(super) fn figures(&self) -> &[f64] {
         &self.figures
     }
@@ -129,7 +129,7 @@ impl fmt::Debug for Subject {
     }
 }
 
-/// What a ratio must be.
+/// A bound on a ratio or figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     AtLeast(f64),
@@ -137,7 +137,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    /// Whether `ratio` is within it.
+    /// Returns whether `ratio` is within the bound.
     pub(super) fn holds(self, ratio: f64) -> bool {
         match self {
             Self::AtLeast(least) => ratio >= least,
@@ -155,22 +155,22 @@ impl fmt::Display for Bound {
     }
 }
 
-/// What is demanded of one subject, measured against another of the same run.
+/// A demand on a subject, relative to another subject of the same run.
 #[derive(Debug)]
 pub(super) struct Demand {
-    /// What is claimed, for the table.
+    /// The claim, for the table.
     pub(super) claim: &'static str,
-    /// The name of the subject it is about.
+    /// Name of the demanded subject.
     pub(super) ours: &'static str,
-    /// The name of the subject it is measured against; none if the bound is on the figure itself.
+    /// Name of the subject for comparison; `None` for a bound on the figure itself.
     pub(super) limit: Option<&'static str>,
-    /// Of the ratio `ours / limit`, or of the figure in its unit.
+    /// Bound on the ratio `ours / limit`, or on the figure in its unit.
     pub(super) bound: Bound,
 }
 
 impl Demand {
-    /// What the bound is on: the median of the ratios round by round, since a slow moment of the machine hits both
-    /// sides of its round, or the median figure.
+    /// Returns the median of the per-round ratios, because a slow phase affects both sides of a round.
+    /// Without a limit, returns the median figure.
     pub(super) fn actual(&self, ours: &[f64], limit: Option<&[f64]>) -> Option<f64> {
         match limit {
             Some(limit) => ratio(ours, limit),
@@ -179,7 +179,7 @@ impl Demand {
     }
 }
 
-/// Subjects that belong together. A demand may name subjects of any topic.
+/// Related subjects. A demand may name subjects of any topic.
 #[derive(Debug)]
 pub(super) struct Topic {
     pub(super) name: &'static str,
@@ -188,10 +188,10 @@ pub(super) struct Topic {
 }
 
 impl Topic {
-    /// Runs one round of each subject.
+    /// Runs a round of each subject.
     ///
     /// # Errors
-    /// When the work fails, its result is wrong, or its figure is not a positive number.
+    /// If the work fails, its result is wrong, or its figure is not a positive number.
     pub(super) fn measure(&mut self) -> anyhow::Result<()> {
         for subject in &mut self.subjects {
             let figure = (subject.round)().with_context(|| subject.name)?;
@@ -202,18 +202,18 @@ impl Topic {
     }
 }
 
-/// Milliseconds for each, when `count` took what passed since `start`.
+/// Returns milliseconds per operation for `count` operations since `start`.
 pub(super) fn milliseconds(count: u32, start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3 / f64::from(count)
 }
 
-/// How much processor time this thread has used.
+/// Returns the processor time of this thread.
 pub(super) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).expect("a thread has not used less than no time")
 }
 
-/// How many in a second, when `count` took what passed since `start`.
+/// Returns operations per second for `count` operations since `start`.
 pub(super) fn per_second(count: u32, start: Instant) -> f64 {
     rate(f64::from(count), start.elapsed())
 }
@@ -222,7 +222,8 @@ fn rate(amount: f64, elapsed: Duration) -> f64 {
     amount / elapsed.max(Duration::from_nanos(1)).as_secs_f64()
 }
 
-/// The middle one of `figures`, or the mean of the middle two; nothing of none.
+/// Returns the median of `figures`, or `None` if empty. For an even count, this is the mean of the middle
+/// two.
 pub(super) fn median(figures: &[f64]) -> Option<f64> {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -234,20 +235,21 @@ pub(super) fn median(figures: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median of the ratios round by round.
+/// Returns the median of the per-round ratios.
 fn ratio(ours: &[f64], limit: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = ours.iter().zip(limit).map(|(ours, limit)| ours / limit).collect();
     median(&ratios)
 }
 
-/// `count` different bytes that do not compress, the same in every run.
+/// Returns `count` incompressible bytes, equal in every run.
 pub(super) fn noise(count: usize) -> Vec<u8> {
     noise_from(1, count)
 }
 
-/// As [`noise`], and others for each `state` that it begins with.
+/// Returns [`noise`] from another initial state.
 pub(super) fn noise_from(mut state: u64, count: usize) -> Vec<u8> {
-    // A multiplicative congruential generator with Knuth's constants for MMIX; the high byte is good enough.
+    // A multiplicative congruential generator with Knuth's constants for MMIX; the high byte is random
+    // enough.
     std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state.to_be_bytes()[0]
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_taken_round_by_round() {
-        // The machine was ten times slower in the second round, for both.
+        // The machine was ten times slower in the second round, for both subjects.
         assert_eq!(ratio(&[80.0, 8.0, 90.0], &[100.0, 10.0, 100.0]), Some(0.8));
     }
 

@@ -1,4 +1,4 @@
-//! Parts of benchmarks that must be a process of their own: to be counted by another program, or to be killed.
+//! Parts of benchmarks in a separate process, so that another program can count its calls or kill it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::forks::{self, Work};
 use super::program::{Again, Row, runtime};
 use crate::repo;
 
-/// The run that every part works on.
+/// The run of every part.
 pub(super) const RUN: &str = "r-1";
 
-/// What the process does.
+/// Options of the hidden command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     part: Part,
@@ -33,26 +33,26 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Part {
-    /// Print a byte and end.
+    /// Print a byte and exit.
     Nothing,
-    /// Run so many steps.
+    /// Run this number of steps.
     Steps,
-    /// Make a run with so many checkpoints, and die in the midst of its next step.
+    /// Create a run with this number of checkpoints, and crash during the next step.
     History,
-    /// Take that run up, and die in its first step, after a byte on stdout.
+    /// Resume that run, print a byte, and crash during the first step.
     Resume,
-    /// Run a fork of so many branches, and print how much memory that took.
+    /// Run a fork with this number of branches, and print the peak memory.
     Fork,
-    /// Work on so many items, each on a branch, and print how much memory that took.
+    /// Run this number of items, each on a branch, and print the peak memory.
     Items,
-    /// Run so many passes of a loop, and print how much memory that took.
+    /// Run this number of loop iterations, and print the peak memory.
     Passes,
 }
 
-/// The command that does `part`.
+/// Returns the command that runs `part`.
 ///
 /// # Errors
-/// When the system does not say which program this is.
+/// If the system does not report the path of this program.
 pub(super) fn command(part: Part, store: &Path, count: u32) -> anyhow::Result<Command> {
     let mut command = Command::new(repo::this_program()?);
     let name = clap::ValueEnum::to_possible_value(&part).expect("no part is left out of the command line");
@@ -60,10 +60,10 @@ pub(super) fn command(part: Part, store: &Path, count: u32) -> anyhow::Result<Co
     Ok(command)
 }
 
-/// Does what one part is.
+/// Runs a part.
 ///
 /// # Errors
-/// Those of the store and the engine.
+/// Errors of the store and the engine.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match options.part {
         Part::Nothing => report_and_die(),
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The store that was named: `memory:`, or a database.
+/// Opens the named store: `memory:`, or a database.
 fn store(options: &Options) -> anyhow::Result<Arc<dyn Store>> {
     if options.store == Path::new("memory:") {
         Ok(Arc::new(MemoryStore::new()))
@@ -111,13 +111,13 @@ fn resume(options: &Options) -> anyhow::Result<()> {
     anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
 }
 
-/// Ends this process as a crash would: nothing is closed, nothing is given back.
+/// Exits like a crash: without closing the store or releasing the lease.
 fn die() {
     std::process::exit(0);
 }
 
 fn report_and_die() {
-    // Nobody listening is no reason to go on.
+    // A closed pipe is not an error here.
     let _closed = std::io::stdout().write_all(b".");
     let _closed = std::io::stdout().flush();
     die();

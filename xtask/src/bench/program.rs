@@ -1,4 +1,4 @@
-//! Programs for the engine whose steps do nothing: what is left is the cost of a step.
+//! Programs whose steps do nothing, so that a run measures the cost of a step.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,17 +23,17 @@ use waypost::{BranchPath, Clock as _, Digest, RunId, StepId, SystemClock};
 
 use super::measure;
 
-/// What stands in a state beside its text: `{"steps":0,"text":""}`, with up to five more digits.
+/// Bytes of a state besides its text: `{"steps":0,"text":""}`, with up to five more digits.
 const STATE_FRAME_BYTES: usize = 26;
 
-/// The state: how many steps were taken in, and a text that each of them replaces.
+/// The state: a step counter, and a text that each step replaces.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct State {
     steps: u64,
     text: String,
 }
 
-/// Steps in a row, each of which changes the state and does nothing else.
+/// Sequential steps that only change the state.
 pub(super) struct Row<S> {
     shape: Shape,
     begin: S,
@@ -47,12 +47,12 @@ impl<S: fmt::Debug> fmt::Debug for Row<S> {
 }
 
 impl Row<State> {
-    /// `count` steps over a state of about `state_bytes`, each of which replaces the text in it.
+    /// Returns `count` steps over a state of about `state_bytes`; each step replaces the text.
     pub(super) fn new(count: u32, state_bytes: usize) -> Self {
         let text_bytes = state_bytes - STATE_FRAME_BYTES;
         assert!(state_bytes < STATE_BYTES_WARN, "a state of {state_bytes} bytes is no usual one");
         let letter = |byte: u8| char::from(b'a' + byte % 26);
-        // Twice as long, so that each step finds another text in it.
+        // Twice the length, so that each step has a different excerpt.
         let noise: String = measure::noise(2 * text_bytes).into_iter().map(letter).collect();
         let begin = State { steps: 0, text: noise[..text_bytes].to_owned() };
         Self::of(count, begin, move |state: &mut State| {
@@ -63,10 +63,10 @@ impl Row<State> {
         })
     }
 
-    /// Reads back what run `name` left: every step must be in its newest state, and each must have its record.
+    /// Checks the records of run `name`: the newest state counts every step, and every step has a record.
     ///
     /// # Errors
-    /// When that is not so.
+    /// If a step or record is missing.
     pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
         let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
         let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
@@ -78,7 +78,7 @@ impl Row<State> {
 }
 
 impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Row<S> {
-    /// `count` steps over a state that is `begin` at first.
+    /// Returns `count` steps that apply `change` to the state, starting with `begin`.
     pub(super) fn of(count: u32, begin: S, change: impl Fn(&mut S) + Send + Sync + 'static) -> Self {
         let steps = (1..=count).map(|number| {
             let needs = (number > 1).then(|| id(number - 1)).into_iter().collect();
@@ -88,10 +88,10 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Row<S> {
         Self { shape, begin, change: Box::new(change) }
     }
 
-    /// Runs all of it in `store`, as run `name`.
+    /// Runs all steps in `store`, as run `name`.
     ///
     /// # Errors
-    /// When it does not end with every step done.
+    /// If the run does not complete every step.
     pub(super) async fn run(
         &self,
         store: Arc<dyn Store>,
@@ -180,7 +180,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Vec::new()
     }
 
-    /// No step leaves a part of its own in the state.
+    /// Steps have no own part in the state.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
@@ -242,7 +242,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
     async fn end(&self) {}
 }
 
-/// One step that fails and is tried again, each try a checkpoint, until its `last` one, which does as told.
+/// A step that fails and is retried, with a checkpoint per attempt, until the `last` attempt calls `then`.
 #[derive(Debug)]
 pub(super) struct Again {
     shape: Shape,
@@ -251,7 +251,7 @@ pub(super) struct Again {
 }
 
 impl Again {
-    /// Calls `then` in the first try that is the `last` or a later one.
+    /// Returns a program that calls `then` in the first attempt from number `last` on.
     pub(super) fn until(last: u32, then: fn()) -> Self {
         let name = StepId::new("again").expect("letters are a step id");
         let mut step = Step::new(name, Vec::new(), Digest::of(b"again"));
@@ -259,10 +259,10 @@ impl Again {
         Self { shape: Shape::new(vec![step], 1).expect("a step is a graph"), last, then }
     }
 
-    /// Returns the record of a run of it.
+    /// Returns the run record.
     ///
     /// # Errors
-    /// When `name` is no run id.
+    /// If `name` is not a valid run id.
     pub(super) fn record(&self, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
         run_record(&self.shape, name, durability)
     }
@@ -322,7 +322,7 @@ impl Program for Again {
         Vec::new()
     }
 
-    /// No step leaves a part of its own in the state.
+    /// Steps have no own part in the state.
     fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
 
     fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
@@ -383,10 +383,10 @@ impl Program for Again {
     async fn end(&self) {}
 }
 
-/// A runtime on this thread, as the command `waypost` has.
+/// Returns a single-threaded runtime, as used by the command `waypost`.
 ///
 /// # Errors
-/// When the system does not give what it needs.
+/// If the system cannot create a runtime.
 pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }

@@ -1,7 +1,7 @@
-//! Recovery: from the start of a process to the first step of a run that another process was killed in.
+//! Recovery: from process start to the first step of a run that was killed in another process.
 //!
-//! The store is as the kill left it: its log is not copied, its lease not given back. Each recovery is cut in its
-//! first step in turn, so that the next one finds a crash, too.
+//! The store is as after the kill: the log is not checkpointed and the lease not released. Each recovery is
+//! killed in its first step, so that the next recovery also starts after a crash.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ const NOTHING: &str = "start of a process that does nothing";
 const FEW: &str = "process start to first new step, 100 checkpoints";
 const MANY: &str = "process start to first new step, 100,000 checkpoints";
 
-/// Lengths of the histories, as the target names them.
+/// Lengths of the histories in the target.
 const HISTORY_FEW: u32 = 100;
 const HISTORY_MANY: u32 = 100_000;
-/// Enough of the longer one to see that it can be made and taken up.
+/// A part of the longer history, to check creation and resume.
 const HISTORY_MANY_SHORT: u32 = 1_000;
-/// Processes a round, of which the median counts: a start takes milliseconds, and a disturbed one many.
+/// Processes per round, of which the median counts: a start takes milliseconds, a disturbed start many.
 const STARTS: u32 = 15;
-/// Starts in the short form: the second one recovers from a recovery that was cut.
+/// Starts in the short form: the second start recovers from a killed recovery.
 const STARTS_SHORT: u32 = 2;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
@@ -34,7 +34,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let mut subjects =
         vec![Subject::new(NOTHING, Unit::Milliseconds, move || start_often(Part::Nothing, &nothing, starts))];
     let many = bench.count_or(HISTORY_MANY, HISTORY_MANY_SHORT);
-    // Each store in a folder of its own: what belongs to its runs lies beside it.
+    // A folder per store, because the files of its runs are in the folder of the store.
     for (name, home, history) in [(FEW, "few", HISTORY_FEW), (MANY, "many", many)] {
         std::fs::create_dir_all(folder.join(home))?;
         let path = folder.join(home).join("waypost.db");
@@ -53,7 +53,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "recovery", subjects, demands: vec![quick, flat] })
 }
 
-/// A store that is made when it is first needed.
+/// A store created on first use.
 struct Store {
     path: PathBuf,
     history: u32,
@@ -71,7 +71,7 @@ impl Store {
     }
 }
 
-/// The median of the times that so many processes need to say that they are there.
+/// Returns the median time until a started process reports.
 fn start_often(part: Part, store: &Path, starts: u32) -> anyhow::Result<f64> {
     let figures = (0..starts).map(|_| start(part, store)).collect::<anyhow::Result<Vec<f64>>>()?;
     median(&figures).context("nothing was started")

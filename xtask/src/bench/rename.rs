@@ -1,4 +1,4 @@
-//! Raw limit of a file store: temporary file, fsync, rename, fsync of the folder, for each record of 1 KB.
+//! Raw limit of a file store: temporary file, fsync, rename and folder fsync per record of 1 KB.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use anyhow::ensure;
 use super::append::RECORD_BYTES;
 use super::measure::{self, Bench, Subject, Topic, Unit};
 
-/// The subject's name, for demands of other topics.
+/// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "temp + fsync + rename + folder fsync, 1 KB";
 
 /// About half a second on a fast disk.

@@ -1,5 +1,5 @@
-//! A resume of a run that is finished, of many steps with a file each: all of their evidence is looked at before it is said
-//! that there is nothing to do. Beside it, a plain `stat` of each file and a look into a table of digests by what that says.
+//! The resume of a finished run with a file per step: all evidence is checked before the resume finds nothing
+//! to do. The comparison is a `stat` per file and a digest lookup by its result.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -23,7 +23,7 @@ use super::program::runtime;
 const LOOK: &str = "a stat of each file, and a look for its digest";
 const RESUME: &str = "resume of a finished run, for each step with a file";
 
-/// As the target names them.
+/// The counts in the target.
 const STEPS: u32 = 10_000;
 const FILE_BYTES: usize = 16;
 
@@ -85,7 +85,7 @@ impl World {
         Ok(measure::per_second(self.steps, start))
     }
 
-    /// Runs all steps, each of which pins its file.
+    /// Runs all steps; each pins its file.
     fn run(&self) -> anyhow::Result<(Engine, Graph<u64>)> {
         self.write()?;
         let path = self.folder.join("waypost.db");

@@ -1,4 +1,4 @@
-//! Durable runs on SQLite: one by itself, and many that share its commits.
+//! Durable runs on SQLite: a single run, and many runs with shared commits.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,11 +29,11 @@ const DATABASE: &str = "waypost.db";
 
 /// About half a second on a fast disk.
 const STEPS: u32 = 2_000;
-/// Runs at once, as the target names them.
+/// Concurrent runs in the target.
 const RUNS: u32 = 100;
-/// Steps of each of them: enough that making the run is little of it.
+/// Steps per run: enough that the creation of the run does not matter.
 const STEPS_EACH: u32 = 500;
-/// Threads of the runtime that has more than one.
+/// Threads of the multi-threaded runtime.
 const THREADS: usize = 2;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
@@ -66,7 +66,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     Ok(Topic { name: "runs", subjects, demands })
 }
 
-/// Steps a second of `runs` runs at once, the making and ending of the runs included.
+/// Returns steps per second of `runs` concurrent runs, including creation and end of the runs.
 fn many(folder: &Path, runtime: &Runtime, runs: u32, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let store = SqliteStore::open(&folder.path().join(DATABASE), SqliteOptions::default())?;
@@ -93,15 +93,16 @@ fn many(folder: &Path, runtime: &Runtime, runs: u32, steps: u32) -> anyhow::Resu
     })
 }
 
-/// Removes what is large, and leaves the folders of the runs until the bench is over: for some seconds after an inode was
-/// given back, ext4 looks at it whenever a file is made near it, and the next hundred runs would pay twice for their files.
+/// Removes the large files and keeps the run folders until the end of the benchmark. For seconds after an
+/// inode is freed, ext4 examines it on every nearby file creation, which would double the file costs of the
+/// next hundred runs.
 fn clear(folder: TempDir) -> anyhow::Result<()> {
     std::fs::remove_file(folder.path().join(DATABASE))?;
     let _kept: PathBuf = folder.keep();
     Ok(())
 }
 
-/// The programs that a system call of which counts as a sync.
+/// System calls that count as a sync.
 const SYNC_CALLS: &str = "fsync,fdatasync,sync_file_range,msync,syncfs,sync";
 
 fn has_strace() -> bool {
@@ -110,7 +111,7 @@ fn has_strace() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Syncs a step of one run, everything counted: opening, making and ending it, and copies of the log as well.
+/// Returns the syncs per step of a run, including open, creation, end and log checkpoints.
 fn syncs(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     let folder = tempfile::tempdir_in(folder)?;
     let (store, log) = (folder.path().join("waypost.db"), folder.path().join("strace"));
@@ -120,7 +121,7 @@ fn syncs(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     command.arg(part.get_program()).args(part.get_args());
     let status = command.status().context("cannot start strace")?;
     ensure!(status.success(), "a run under strace ended with {status}");
-    // With -f, a call may be on two lines; only the first of them has its arguments.
+    // With `-f`, strace may split a call into two lines; only the first line has the arguments.
     let begins = |line: &&str| SYNC_CALLS.split(',').any(|call| line.contains(&format!(" {call}(")));
     let count = std::fs::read_to_string(&log)?.lines().filter(begins).count();
 

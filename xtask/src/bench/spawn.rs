@@ -1,5 +1,5 @@
-//! Raw limits of the command line: a loop that starts the shell of a step and waits for it, and does nothing else,
-//! once as a script and once by the cheapest call there is.
+//! Raw limits of the command line: a loop that only starts the shell of a step and waits for its end, once as
+//! a script and once with the cheapest system call.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -8,14 +8,14 @@ use anyhow::{Context as _, ensure};
 
 use super::measure::{self, Bench, Subject, Topic, Unit};
 
-/// The subject's name, for demands of other topics.
+/// Name of the subject, for demands of other topics.
 pub(super) const LOOP: &str = "loop of bash that starts the step's shell, `true`";
 const DIRECT: &str = "start of the step's shell, `true`, by posix_spawn";
 
-/// As many as the steps of the run that is measured against it.
+/// The number of steps in the compared run.
 const COUNT: u32 = 1_000;
 
-/// The shell that a step has when the workflow names none.
+/// The default shell of a step.
 const SHELL: [&str; 4] = ["bash", "-euo", "pipefail", "-c"];
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {

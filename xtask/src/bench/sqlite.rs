@@ -1,4 +1,4 @@
-//! Raw limit of the SQLite store: one row of 1 KB a transaction, WAL with `synchronous=FULL`, nothing else.
+//! Raw limit of the SQLite store: a row of 1 KB per transaction, in WAL mode with `synchronous=FULL`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,13 +9,13 @@ use rusqlite::Connection;
 use super::append::{self, RECORD_BYTES};
 use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
 
-/// The subject's name, for demands of other topics.
+/// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "SQLite, WAL FULL, 1 KB row a transaction";
 
 /// About half a second on a fast disk.
 const COUNT: u32 = 2_000;
 
-/// As the store of `waypost-sqlite` has.
+/// The page size of the store in `waypost-sqlite`.
 const PAGE_BYTES: i64 = 8192;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
@@ -23,8 +23,8 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let count = bench.count(COUNT);
     let record = measure::noise(RECORD_BYTES);
     let subject = Subject::new(NAME, Unit::PerSecond, move || round(&folder, &record, count));
-    // A commit writes at least the row and waits for the disk once: were it much faster than an append that does
-    // the same, one of the two would not have waited, and every ratio of this run would be worthless.
+    // A commit writes at least the row and waits for the disk once. If it were much faster than an append
+    // with the same work, either did not wait, and every ratio of this run would be invalid.
     let waits = Demand {
         claim: "SQLite waits for the disk as an append does",
         ours: NAME,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::measure::{Demand, Subject, Topic, Unit, median};
 
-/// A table whose first column is text and whose others are figures.
+/// A table with a text column followed by figures.
 #[derive(Debug)]
 pub(super) struct Table {
     head: Vec<&'static str>,
@@ -12,7 +12,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Columns padded to their widest cell, two spaces between.
+    /// Formats the table with columns padded to the widest cell and separated by two spaces.
     pub(super) fn to_text(&self) -> String {
         let widths = self.widths();
         let mut text = String::new();
@@ -30,7 +30,7 @@ impl Table {
         text
     }
 
-    /// The same as a table of Markdown.
+    /// Formats the table as Markdown.
     pub(super) fn to_markdown(&self) -> String {
         let mut text = String::new();
         for (index, row) in self.all_rows().enumerate() {
@@ -58,7 +58,7 @@ impl Table {
     }
 }
 
-/// What was measured, and what was demanded of it.
+/// Returns the table of figures and the table of demands.
 pub(super) fn tables(topics: &[Topic]) -> [Table; 2] {
     let mut measured =
         Table { head: vec!["measured", "median", "lowest", "highest", "unit"], rows: Vec::new() };
@@ -78,7 +78,7 @@ pub(super) fn tables(topics: &[Topic]) -> [Table; 2] {
     [measured, demanded]
 }
 
-/// A demand whose subjects were measured.
+/// A demand with its measured subjects.
 struct Judged<'a> {
     demand: &'a Demand,
     ours: &'a Subject,
@@ -86,7 +86,7 @@ struct Judged<'a> {
     actual: f64,
 }
 
-/// Looks a demand's subjects up; none if one of them was left out.
+/// Looks up the subjects of a demand; returns `None` if a subject was not measured.
 fn judged<'a>(topics: &'a [Topic], demand: &'a Demand) -> Option<Judged<'a>> {
     let ours = find(topics, demand.ours)?;
     let limit = demand.limit.map(|name| find(topics, name).ok_or(())).transpose().ok()?;
@@ -111,7 +111,7 @@ impl Judged<'_> {
     }
 }
 
-/// The whole run for programs: every figure of every round.
+/// Returns the whole run as JSON, with every figure of every round.
 pub(super) fn to_json(topics: &[Topic]) -> Value {
     let subjects = topics.iter().flat_map(|topic| &topic.subjects);
     let demands = topics.iter().flat_map(|topic| &topic.demands);
@@ -135,7 +135,7 @@ pub(super) fn to_json(topics: &[Topic]) -> Value {
     })
 }
 
-/// The subject of that name in any topic; none when its topic was left out.
+/// Returns the subject with this name in any topic; `None` if its topic was not measured.
 fn find<'a>(topics: &'a [Topic], name: &str) -> Option<&'a Subject> {
     topics.iter().flat_map(|topic| &topic.subjects).find(|subject| subject.name == name)
 }

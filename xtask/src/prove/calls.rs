@@ -1,14 +1,14 @@
-//! Which system calls count: those that change something that outlives the call, on disk, in another process, or
-//! for whoever reads our output.
+//! Selects the system calls to count: calls with effects on disk, on another process, or on the reader of our
+//! output.
 //!
-//! A program that is killed between two calls of this list, or in the middle of work that makes none, leaves the
-//! same things behind; so killing before and after each of them leaves out no way to die.
+//! Kills between two counted calls, or during work without such calls, leave the same state. So kills before
+//! and after each counted call cover every way to die.
 
 use std::path::{Path, PathBuf};
 
 use super::sys::{self, Pid};
 
-/// A system call that is reported by the kernel, and under which condition.
+/// A system call that the kernel reports, with its condition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Watched {
     pub(super) number: libc::c_long,
@@ -16,21 +16,21 @@ pub(super) struct Watched {
     pub(super) when: Condition,
 }
 
-/// What the arguments must say, as far as the kernel's filter can look at them: it sees numbers, no memory.
+/// A condition on the arguments. The kernel's filter sees only numbers, not memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Condition {
-    /// Nothing.
+    /// Always true.
     Always,
-    /// The argument of that index has one of those bits.
+    /// The argument with this index has any of these bits.
     AnyBit(usize, u32),
-    /// The argument of that index is one of those numbers.
+    /// The argument with this index is any of these numbers.
     OneOf(usize, &'static [u32]),
 }
 
-/// A file is made, or emptied, by opening it.
+/// Flags of `open` that create or truncate a file.
 const MAKES_FILE: u32 = (libc::O_CREAT | libc::O_TRUNC).cast_unsigned();
 
-/// The commands of `fcntl` that take or free a lock. The classic ones are what SQLite uses.
+/// `fcntl` commands that take or release a lock. SQLite uses the classic commands.
 const LOCKS: &[u32] = &[
     libc::F_SETLK.cast_unsigned(),
     libc::F_SETLKW.cast_unsigned(),
@@ -46,7 +46,7 @@ macro_rules! watched {
     (@ $when:expr) => { $when };
 }
 
-/// The calls of all machines that Linux runs on.
+/// Calls of every Linux architecture.
 const EVERYWHERE: &[Watched] = watched![
     // Bytes of files, pipes and sockets.
     SYS_write,
@@ -63,7 +63,7 @@ const EVERYWHERE: &[Watched] = watched![
     SYS_fallocate,
     SYS_ftruncate,
     SYS_truncate,
-    // What becomes durable.
+    // Durability.
     SYS_fsync,
     SYS_fdatasync,
     SYS_sync_file_range,
@@ -93,7 +93,7 @@ const EVERYWHERE: &[Watched] = watched![
     SYS_pidfd_send_signal,
 ];
 
-/// The older calls that only this machine still has.
+/// Older calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const HERE: &[Watched] = watched![
     SYS_open if Condition::AnyBit(1, MAKES_FILE),
@@ -113,19 +113,19 @@ const HERE: &[Watched] = watched![
 #[cfg(not(target_arch = "x86_64"))]
 const HERE: &[Watched] = watched![SYS_renameat];
 
-/// All calls that the kernel is asked to report.
+/// Returns all calls that the kernel must report.
 pub(super) fn watched() -> impl Iterator<Item = &'static Watched> {
     EVERYWHERE.iter().chain(HERE)
 }
 
-/// A call that counts, as a person wants to read it.
+/// A counted call, in readable form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// `engine`, or the name of the other process.
     pub(crate) process: String,
-    /// Its name, such as `fsync`.
+    /// The name of the call, such as `fsync`.
     pub(crate) call: &'static str,
-    /// The file that it is about, if that can be told; of two names, the first.
+    /// The affected file, if known; for a call with two names, the first.
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -139,10 +139,10 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// Says what call a stopped thread is about to make, if it counts.
+/// Returns the call that a stopped thread is about to make, if counted.
 ///
-/// Those that the kernel reports but that do not count: starting a thread, and waking one up (writing to a
-/// descriptor that has no name and no other end). They change nothing outside, and how many there are is chance.
+/// Not counted are starting a thread and waking a thread (a write to an anonymous descriptor). These calls
+/// have no outside effect, and their number varies.
 pub(super) fn counted(thread: Pid, root: Pid, number: u64, arguments: [u64; 6]) -> Option<Seen> {
     let watched = watched().find(|watched| u64::try_from(watched.number) == Ok(number))?;
     if starts_thread(thread, watched.number, arguments) {
@@ -169,18 +169,18 @@ pub(super) fn counted(thread: Pid, root: Pid, number: u64, arguments: [u64; 6]) 
 fn starts_thread(thread: Pid, number: libc::c_long, arguments: [u64; 6]) -> bool {
     let flags = match number {
         libc::SYS_clone => Some(arguments[0]),
-        // The first member of what the first argument points to.
+        // The first member of the struct that the first argument points to.
         libc::SYS_clone3 => sys::peek(thread, arguments[0]),
         _ => None,
     };
     flags.is_some_and(|flags| flags & libc::CLONE_THREAD.cast_unsigned() as u64 != 0)
 }
 
-/// What tells the file that a call changes.
+/// The argument that identifies the changed file.
 enum Subject {
     /// The first argument is a descriptor.
     Descriptor,
-    /// The argument of that index points to the path.
+    /// The argument with this index points to the path.
     Path(usize),
 }
 
@@ -226,7 +226,7 @@ fn file_of(thread: Pid, descriptor: u64) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).ok()
 }
 
-/// A descriptor for waking up a thread, or a device that forgets everything.
+/// Returns whether the file is a wake-up descriptor or the null device.
 fn is_private(file: &Path) -> bool {
     file.to_string_lossy().starts_with("anon_inode:") || file == Path::new("/dev/null")
 }

@@ -1,7 +1,8 @@
 //! Plays generated workflows through the built command, with `kill -9` at random moments of a resume.
 //!
-//! Each step of the workflow starts this program again ([`step`]). The world is a log of events, and the program appends an
-//! execution. The play without a kill is compared with the reference model and with the printed plan.
+//! Each step of the workflow starts this program again ([`step`]). The world is a log of events, to which the
+//! program appends an execution. The play without a kill is compared with the reference model and with the
+//! printed plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -24,14 +25,14 @@ use crate::repo;
 const RUN: &str = "r";
 const WORKFLOW: &str = "flow.yaml";
 const LOG: &str = "events.jsonl";
-/// A round without rest after so many sessions is a defect.
+/// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 20;
-/// A kill comes within this time: a round takes about as long.
+/// Latest time of a kill: a round takes about as long.
 const KILL_MILLIS_MAX: u64 = 250;
 const EXIT_NO_RUN: i32 = 5;
 const EXIT_IN_DOUBT: i32 = 8;
 
-/// The options of the hidden command of a step.
+/// Options of the hidden command for a step.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StepOptions {
     #[arg(long)]
@@ -92,7 +93,8 @@ impl Log {
     }
 }
 
-/// Plays the workflow of a seed without a kill, then `kills` times with a kill in each round. Returns the first defect.
+/// Plays the workflow of a seed without a kill, then `kills` times with a kill in each round. Returns the
+/// first defect.
 pub(super) fn find(seed: u64, level: super::resume::Level, kills: u64) -> anyhow::Result<Option<String>> {
     let script = script(seed, level.to_drive())?;
     for number in 0..=kills {
@@ -145,7 +147,7 @@ impl<'a> Play<'a> {
         Ok(self.script.world(&self.events()?).executed())
     }
 
-    /// Plays a round to rest, and returns the defects.
+    /// Plays a round to rest and returns the defects.
     fn round(&self, round: usize, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
         for event in self.script.before(round) {
             self.tell(&event)?;
@@ -229,7 +231,7 @@ impl<'a> Play<'a> {
         Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
-    /// Writes the files of the world to the disk, and removes all others.
+    /// Writes the files of the world to disk and removes all others.
     fn write_files(&self) -> anyhow::Result<()> {
         let mut log = Log::open(self.folder.path())?;
         let files = self.script.world(&log.read()?).files();
@@ -247,7 +249,8 @@ impl<'a> Play<'a> {
     }
 }
 
-/// Returns the wrong decisions of a plan: a `reuse` that ran; a `run`, `rerun` or `retry` without an execution.
+/// Returns the wrong decisions of a plan: a `reuse` with an execution, or a `run`, `rerun` or `retry`
+/// without.
 fn untrue(plan: &BTreeMap<StepPath, String>, executed: &[StepPath]) -> Vec<String> {
     let executed: BTreeSet<&StepPath> = executed.iter().collect();
     let is_opener = |path: &StepPath| {

@@ -1,7 +1,7 @@
-//! Runs the real `waypost` on disks that fill up, one after another a little larger, and makes room afterwards.
+//! Runs the real `waypost` on disks of increasing size that fill up, then enlarges each disk.
 //!
-//! The disk is a tmpfs of so many KiB that only the store is on; room is made by growing it. Mounting takes root;
-//! where it is not allowed, nothing is shown, and that is said.
+//! The disk is a small tmpfs that contains only the store; a remount enlarges it. Mounting needs root.
+//! Without permission, the rig checks nothing and reports this.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,32 +12,32 @@ use anyhow::{Context as _, bail};
 use super::promise::{broken, final_state};
 use super::rig::{Stage, Subject, WORKFLOW, Workflow};
 
-/// The folder that the disk is mounted at, in the folder of a play.
+/// The mount point in the folder of a play.
 pub(super) const MOUNTED: &str = "disk";
 
-/// Room for everything.
+/// Enough space for everything.
 const ROOM_KIB: u64 = 16 << 10;
 
-/// Exit code of a run that cannot be made.
+/// Exit code if the run cannot be created.
 const CANNOT_CREATE: i32 = 73;
-/// Exit code of a run of which a checkpoint cannot be written.
+/// Exit code if a checkpoint cannot be written.
 const CANNOT_WRITE: i32 = 74;
 
 /// How the runs on disks of all sizes ended.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Those that had room enough.
+    /// Runs with enough space.
     pub(super) roomy: usize,
-    /// Those that said that there is none: before anything was acknowledged, and after.
+    /// Runs that reported a full disk before the first acknowledgement, and after.
     pub(super) refused_at_once: usize,
     pub(super) refused_later: usize,
 }
 
-/// A tmpfs that is gone when this is.
+/// A mounted tmpfs, unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Mounts a disk of that size; `None` if that is not allowed here.
+    /// Mounts a disk of this size; returns `None` without permission.
     fn new(path: &Path, kib: u64) -> anyhow::Result<Option<Self>> {
         fs::create_dir(path)?;
         let size = format!("size={kib}k,mode=0700");
@@ -57,12 +57,12 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily: a process that was killed may not be quite gone.
+        // Lazy unmount: a killed process may still be ending.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
-/// Runs a workflow on disks of all sizes of `kib`; `None` if no disk can be mounted here.
+/// Runs a workflow on disks of all sizes `kib`; returns `None` if disks cannot be mounted.
 ///
 /// # Errors
 /// The first size at which a promise was broken.
@@ -87,7 +87,7 @@ fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> a
     fs::write(folder.path().join(WORKFLOW), &workflow.text)?;
     let mut stage = Stage { subject, folder: folder.path(), starts: Vec::new() };
     let (code, stdout, stderr) = stage.run(&stage.next_command())?;
-    // What was there is readable on the full disk already.
+    // Acknowledged records are readable even on the full disk.
     let full = stage.answer("checkpoints");
     mounted.make_room()?;
     stage.observe(&stdout, Vec::new())?;

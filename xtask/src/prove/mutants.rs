@@ -1,5 +1,5 @@
-//! Mutation tests of the oracle: switches off the rules of the engine in turn, in a copy of the sources. A play of generated
-//! workflows must find a defect each time.
+//! Mutation tests of the oracle: switches off the rules of the engine in turn, in a copy of the sources. A
+//! play of generated workflows must find a defect each time.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 
 use crate::{output, repo};
 
-/// A rule of the engine, and the mutation.
+/// A rule of the engine and its mutation.
 struct Rule {
     name: &'static str,
     file: &'static str,
@@ -19,7 +19,7 @@ struct Rule {
     level: &'static str,
 }
 
-/// Rules with a rare counterexample in plays have tests of their own: `upstream` of the command.
+/// Rules with a rare counterexample in plays have their own tests, for example `upstream` of the command.
 const RULES: [Rule; 11] = [
     Rule {
         name: "a changed file upstream counts for a step that needs it",
@@ -111,7 +111,7 @@ pub(crate) struct Options {
     rule: Option<String>,
 }
 
-/// Switches off each rule in turn, and fails if no play finds a defect.
+/// Switches off each rule in turn, and fails if the plays find no defect.
 pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     let copy = tempfile::tempdir()?;
     let root = repo::root();
@@ -141,7 +141,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     if missed > 0 { bail!("{missed} rules can be switched off, and no play finds a defect") } else { Ok(()) }
 }
 
-/// Says whether a play finds a defect while a rule is switched off.
+/// Returns whether a play finds a defect while a rule is switched off.
 fn catches(rule: &Rule, copy: &Path, seeds: &str) -> anyhow::Result<bool> {
     let file = copy.join("crates/waypost/src/engine").join(rule.file);
     let text = fs::read_to_string(&file)?;

@@ -1,17 +1,17 @@
-//! What must hold after any number of kills, decided from what was seen and nothing else.
+//! The promises after any number of kills, checked only on observations.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-/// A step of the workflow that is played, and the line that it appends to the trace.
+/// A step of the workflow, and its line in the trace file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) id: String,
     pub(crate) line: String,
 }
 
-/// A checkpoint as `waypost checkpoints --json` lists it.
+/// A checkpoint in the output of `waypost checkpoints --json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
     pub(crate) branch: String,
@@ -22,24 +22,24 @@ pub(crate) struct Checkpoint {
     pub(crate) sound: bool,
 }
 
-/// What is there after one start of the program, whether it was killed or came to its end.
+/// The observations after a start of the program, killed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// The checkpoints that it printed as written: branch and seq.
+    /// Checkpoints printed as written: branch and seq.
     pub(crate) acknowledged: BTreeSet<(String, u64)>,
-    /// The steps that it printed as completed.
+    /// Steps printed as completed.
     pub(crate) completed: BTreeSet<String>,
-    /// The lines of the trace file.
+    /// Lines of the trace file.
     pub(crate) trace: Vec<String>,
-    /// The checkpoints that the store lists; `None` if it knows no such run.
+    /// Checkpoints in the store; `None` if the run does not exist.
     pub(crate) checkpoints: Option<Vec<Checkpoint>>,
-    /// Processes that were left behind.
+    /// Left-over processes.
     pub(crate) left: Vec<String>,
 }
 
 impl Observed {
-    /// Takes in what the program printed: one JSON object a line. The last line may be cut off by the kill; nobody
-    /// could have read it.
+    /// Parses the printed events, a JSON object per line. The kill may truncate the last line, which a reader
+    /// could not use either.
     pub(crate) fn read_events(&mut self, stdout: &str) -> Result<(), String> {
         let whole = stdout.rfind('\n').map_or("", |end| &stdout[..end]);
         for line in whole.lines() {
@@ -63,7 +63,7 @@ impl Observed {
         Ok(())
     }
 
-    /// Takes in what `checkpoints --json` printed.
+    /// Parses the output of `checkpoints --json`.
     pub(crate) fn read_checkpoints(&mut self, document: &Value) -> Result<(), String> {
         let list =
             document["checkpoints"].as_array().ok_or_else(|| format!("no checkpoints in {document}"))?;
@@ -83,7 +83,7 @@ impl Observed {
         Ok(())
     }
 
-    /// The steps that are finished for good, by what was printed and by what is recorded.
+    /// Returns the finished steps, by printed events and by records.
     fn finished(&self) -> BTreeSet<&str> {
         let recorded = self.checkpoints.iter().flatten().filter(|checkpoint| checkpoint.phase == "completed");
         let recorded = recorded.filter_map(|checkpoint| checkpoint.step.as_deref());
@@ -91,7 +91,7 @@ impl Observed {
     }
 }
 
-/// Lists every promise that was broken over all starts of the program, the last of which came to its end.
+/// Returns every broken promise over all starts of the program; the last start was not killed.
 pub(crate) fn broken(steps: &[Step], starts: &[Observed]) -> Vec<String> {
     let mut broken = Vec::new();
     for (index, start) in starts.iter().enumerate() {
@@ -112,7 +112,8 @@ pub(crate) fn broken(steps: &[Step], starts: &[Observed]) -> Vec<String> {
     broken
 }
 
-/// acknowledged_is_durable: what was printed as written, or was once listed, is there ever after, sound and the same.
+/// acknowledged_is_durable: a checkpoint that was printed as written, or listed once, stays listed, sound and
+/// unchanged.
 fn lost(index: usize, start: &Observed, later: &Observed) -> Vec<String> {
     let mut broken = Vec::new();
     let after = later.checkpoints.as_deref().unwrap_or_default();
@@ -134,7 +135,7 @@ fn lost(index: usize, start: &Observed, later: &Observed) -> Vec<String> {
     broken
 }
 
-/// The same within one start: what it acknowledged is listed right after its death.
+/// acknowledged_is_durable within a start: its acknowledged checkpoints are listed right after its death.
 fn records_of_nothing(index: usize, start: &Observed) -> Vec<String> {
     let mut broken = lost(index, &Observed { checkpoints: None, ..start.clone() }, start);
     if start.checkpoints.is_none() && !start.trace.is_empty() {
@@ -153,7 +154,7 @@ fn repeated(steps: &[Step], index: usize, start: &Observed, later: &Observed) ->
     again.map(|step| format!("`{}` was finished after start {index} and ran again", step.id)).collect()
 }
 
-/// unfinished_is_not_skipped: what is recorded as finished did run.
+/// unfinished_is_not_skipped: every step recorded as finished ran.
 fn unearned(steps: &[Step], index: usize, start: &Observed) -> Vec<String> {
     let finished = start.finished();
     let skipped =
@@ -163,7 +164,8 @@ fn unearned(steps: &[Step], index: usize, start: &Observed) -> Vec<String> {
         .collect()
 }
 
-/// The trace is the steps in their order; each kill may have cut one step, which then stands there twice in a row.
+/// The trace contains the steps in order. Each kill may interrupt a step, whose line then appears twice in a
+/// row.
 fn illegal(steps: &[Step], trace: &[String], kills: usize) -> Vec<String> {
     let mut once = trace.to_vec();
     once.dedup();
@@ -178,7 +180,7 @@ fn illegal(steps: &[Step], trace: &[String], kills: usize) -> Vec<String> {
     broken
 }
 
-/// What of `show --json` must be as if nothing had happened: all but times, attempts and what came from them.
+/// Returns the part of `show --json` that kills must not change: without times, attempts and derived values.
 pub(crate) fn final_state(show: &Value) -> Value {
     let steps = show["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
     let steps: Vec<Value> = steps

@@ -1,8 +1,8 @@
-//! `cargo xtask prove resume`: plays generated workflows through the engine and compares each resume with the reference
-//! model of `waypost-testing`.
+//! `cargo xtask prove resume`: plays generated workflows on the engine and compares each resume with the
+//! reference model of `waypost-testing`.
 //!
-//! Each workflow is played undisturbed, and then with a crash at calls to the store. A defect is printed with its seed
-//! and the command that repeats it.
+//! Each workflow is played undisturbed, and then with crashes at store calls. A defect is printed with its
+//! seed and the command that repeats it.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -13,18 +13,18 @@ use waypost_testing::reference::drive;
 
 use crate::output;
 
-/// Which steps a workflow has.
+/// The kinds of steps in a workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Level {
     /// Steps with needs and evidence
     Leaves,
-    /// Fan-outs too
+    /// Also fan-outs
     Items,
-    /// Groups of one pass too
+    /// Also groups with a single pass
     Groups,
-    /// Groups of several passes too
+    /// Also groups with several passes
     Passes,
-    /// Chains: graphs with routes, whose steps share one state
+    /// Chains: graphs with routes and a shared state
     Chains,
 }
 
@@ -65,38 +65,38 @@ pub(crate) struct Options {
     /// Seeds of the workflows
     #[arg(long, default_value = "0..50")]
     seeds: Seeds,
-    /// Only workflows of that level [default: all]
+    /// Only workflows of this level [default: all]
     #[arg(long)]
     level: Vec<Level>,
-    /// Most crashes in each round of a workflow, an even sample of its calls to the store
+    /// Most crashes per round of a workflow, an even sample of its store calls
     #[arg(long, default_value_t = 12)]
     crashes: u64,
-    /// Play the workflows through the built command, each so many times with a `kill -9` in each round
+    /// Play each workflow this many times through the built command, with a `kill -9` in each round
     #[arg(long, value_name = "PLAYS", num_args = 0..=1, default_missing_value = "1")]
     command: Option<u64>,
-    /// Stop after so many defects of a level
+    /// Stop after this number of defects per level
     #[arg(long, default_value_t = 10)]
     defects: usize,
 }
 
-/// Seeds of each level in the short form: under a minute.
+/// Seeds per level in the short form: under a minute.
 const SHORT_SEEDS: u64 = 60;
-/// Seeds of each level in the full form.
+/// Seeds per level in the full form.
 const FULL_SEEDS: u64 = 2_500;
 
 impl Options {
-    /// The seeds that are part of all proofs.
+    /// Returns the seeds for `prove` without a subcommand.
     pub(super) fn of_proof(is_full: bool) -> Self {
         let seeds = Seeds(0..if is_full { FULL_SEEDS } else { SHORT_SEEDS });
         Self { seeds, level: Vec::new(), crashes: if is_full { 4 } else { 2 }, command: None, defects: 10 }
     }
 }
 
-/// Seeds of each level for plays through the built command.
+/// Seeds per level for plays through the built command.
 const COMMAND_SEEDS: (u64, u64) = (4, 250);
 
 impl Options {
-    /// The seeds through the built command that are part of all proofs.
+    /// Returns the seeds through the built command for `prove` without a subcommand.
     pub(super) fn of_command(is_full: bool) -> Self {
         let (short, full) = COMMAND_SEEDS;
         let seeds = Seeds(0..if is_full { full } else { short });
@@ -145,7 +145,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the command that plays one workflow again.
+/// Returns the command that replays a single workflow.
 fn again(options: &Options, level: Level, seed: u64) -> String {
     let (level, next, crashes) = (level.name(), seed + 1, options.crashes);
     let command = options.command.map(|kills| format!(" --command {kills}")).unwrap_or_default();

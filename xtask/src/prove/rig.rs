@@ -1,4 +1,4 @@
-//! Plays a run that is killed, and killed again, until it is let come to its end; and says what was broken.
+//! Plays a run with repeated kills until a final undisturbed resume, and returns the broken promises.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,13 +16,13 @@ use super::tracer::{Kill, SEARCHED, Traceable, Traced, trace};
 /// The id of the run.
 const RUN: &str = "proof";
 
-/// The workflow file, in the folder of each play.
+/// The workflow file in the folder of each play.
 pub(super) const WORKFLOW: &str = "flow.yaml";
 
 /// The exit code of a run that does not exist.
 const NO_SUCH_RUN: i32 = 5;
 
-/// How long a command may take that is not traced. They take milliseconds.
+/// Timeout of an untraced command, which normally takes milliseconds.
 const COMMAND_SECONDS_MAX: u64 = 30;
 
 /// A workflow to play.
@@ -33,10 +33,10 @@ pub(crate) struct Workflow {
 }
 
 impl Workflow {
-    /// Makes a workflow of so many steps, each of which appends its id to a file. The second one also starts a process
-    /// that would outlive it by far, and gives an output that the third one appends.
+    /// Returns a workflow of `step_count` steps, each of which appends its id to a file. The second step also
+    /// starts a long-lived process, and its output is appended by the third step.
     ///
-    /// `retention`: how many checkpoints keep their state.
+    /// `retention`: number of checkpoints that keep their state.
     pub(crate) fn new(step_count: usize, retention: Option<u32>) -> Self {
         let mut text = String::from("name: proof\n");
         if let Some(retention) = retention {
@@ -71,33 +71,34 @@ impl Workflow {
     }
 }
 
-/// The program under proof, and where it keeps its runs.
+/// The tested program and its store.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject {
-    /// The program, and arguments that come before the command.
+    /// The program, with arguments before the command.
     pub(crate) program: Vec<OsString>,
-    /// The scheme and what follows of the store's URL, such as `sqlite:` and `waypost.db`; a folder is put between.
+    /// The scheme and the rest of the store's URL, such as `sqlite:` and `waypost.db`; a folder is inserted
+    /// between.
     pub(crate) store: (String, String),
 }
 
-/// What a play has shown.
+/// The result of a play.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
-    /// The calls that counted, of each start that was traced.
+    /// The counted calls of each traced start.
     pub(crate) calls: Vec<Vec<Seen>>,
-    /// What was there after each start.
+    /// The observations after each start.
     pub(crate) starts: Vec<Observed>,
-    /// The calls that it was killed at.
+    /// The calls at which the program was killed.
     pub(crate) kills: Vec<Seen>,
-    /// How many checkpoints were acknowledged before a kill.
+    /// Checkpoints acknowledged before a kill.
     pub(crate) acknowledged: usize,
     /// The broken promises.
     pub(crate) broken: Vec<String>,
-    /// The state at the end.
+    /// The final state.
     pub(crate) state: Value,
 }
 
-/// Plays one run: the first start and each one after it is killed as asked, and then it is resumed to its end.
+/// Plays a run: kills each start in turn as requested, then resumes to the end.
 pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> anyhow::Result<Played> {
     let folder = tempfile::Builder::new()
         .prefix("waypost-prove-")
@@ -111,7 +112,7 @@ pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> an
         played.calls.push(traced.calls);
         match traced.killed_at {
             Some(seen) => played.kills.push(seen),
-            // It came to its end before that call.
+            // The run ended before this call.
             None => break,
         }
         played.acknowledged += stage.starts.last().map_or(0, |start| start.acknowledged.len());
@@ -128,23 +129,23 @@ pub(crate) fn play(subject: &Subject, workflow: &Workflow, kills: &[Kill]) -> an
     Ok(played)
 }
 
-/// A folder for folders: in memory where there is one, for what a killed process wrote is kept there as well, and a
-/// sync takes no time.
+/// Returns a folder for temporary folders: in memory if available, where writes of a killed process also
+/// persist and syncs are free.
 fn memory() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() }
 }
 
-/// One run, in a folder of its own.
+/// A run in its own folder.
 pub(super) struct Stage<'a> {
     pub(super) subject: &'a Subject,
     pub(super) folder: &'a Path,
-    /// What was there after each start of it.
+    /// The observations after each start.
     pub(super) starts: Vec<Observed>,
 }
 
 impl Stage<'_> {
-    /// Starts the run, or resumes it if there is one, under the tracer.
+    /// Starts or resumes the run under the tracer.
     fn start(&mut self, kill: Option<Kill>) -> anyhow::Result<Traced> {
         let (stdout, stderr) = (self.at("stdout"), self.at("stderr"));
         let traceable = Traceable {
@@ -161,7 +162,7 @@ impl Stage<'_> {
         Ok(traced)
     }
 
-    /// Lets the run come to its end.
+    /// Resumes the run to its end.
     pub(super) fn finish(&mut self) -> anyhow::Result<()> {
         let (code, stdout, stderr) = self.run(&self.next_command())?;
         if code != Some(0) {
@@ -170,7 +171,7 @@ impl Stage<'_> {
         self.observe(&stdout, Vec::new())
     }
 
-    /// `run` if there is no run yet, else `resume`.
+    /// Returns the command `run` for a new run, else `resume`.
     pub(super) fn next_command(&self) -> Vec<OsString> {
         let exists = self.starts.last().is_some_and(|start| start.checkpoints.is_some());
         if exists { self.command(&["resume", RUN]) } else { self.command(&["run", WORKFLOW, "--id", RUN]) }
@@ -202,7 +203,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Has the program itself look for damage.
+    /// Runs `verify` of the program and returns the damage.
     pub(super) fn verify(&self) -> anyhow::Result<Vec<String>> {
         let (code, stdout, stderr) = self.run(&self.command(&["verify", RUN]))?;
         let sound = serde_json::from_str::<Value>(&stdout).is_ok_and(|answer| answer["sound"] == true);
@@ -212,7 +213,7 @@ impl Stage<'_> {
         Ok(vec![format!("`verify` ends with {code:?}: {stdout} {stderr}")])
     }
 
-    /// Asks about the run; `None` if there is none.
+    /// Runs a query about the run; returns `None` if the run does not exist.
     pub(super) fn answer(&self, command: &str) -> anyhow::Result<Option<Value>> {
         let (code, stdout, stderr) = self.run(&self.command(&[command, RUN]))?;
         match code {
@@ -224,7 +225,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Runs a command that is not traced.
+    /// Runs an untraced command.
     pub(super) fn run(&self, command: &[OsString]) -> anyhow::Result<(Option<i32>, String, String)> {
         let (stdout, stderr) = (self.at("answer"), self.at("errors"));
         let (program, arguments) = command.split_first().context("no program was given")?;

@@ -1,6 +1,6 @@
-//! The system calls of a tracer, each behind a safe function. Everything unsafe of the rig is in here.
+//! The system calls of a tracer, wrapped in safe functions. This module contains all unsafe code of the rig.
 //!
-//! A tracer belongs to the thread that attached: all of this must be called from one thread.
+//! A tracer belongs to the attaching thread: all functions must be called from the same thread.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,41 +10,41 @@ use std::time::Duration;
 
 use super::calls::{Condition, watched};
 
-/// The number of a process or thread.
+/// The id of a process or thread.
 pub(super) type Pid = libc::pid_t;
 
-/// `PTRACE_GET_SYSCALL_INFO` of <linux/ptrace.h>, which not every C library names.
+/// `PTRACE_GET_SYSCALL_INFO` of <linux/ptrace.h>, missing in some C libraries.
 const GET_SYSCALL_INFO: u32 = 0x420e;
 
 /// `PTRACE_EVENT_STOP` of <linux/ptrace.h>.
 const EVENT_STOP: i32 = 128;
 
-/// `AUDIT_ARCH_*` of <linux/audit.h>: the calling convention that call numbers are meant in.
+/// `AUDIT_ARCH_*` of <linux/audit.h>: the calling convention of the call numbers.
 #[cfg(target_arch = "x86_64")]
 const CONVENTION: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const CONVENTION: u32 = 0xc000_00b7;
 
-/// Why a thread has stopped, or that it has ended.
+/// The reason for a stop, or the end of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It exited with that code. Of a process, the last thread that is reported.
+    /// Exited with this code. For a process, reported last for its main thread.
     Exited(i32),
-    /// It was ended by that signal.
+    /// Killed by this signal.
     Killed(i32),
-    /// It is about to make a watched call.
+    /// About to make a watched call.
     Call,
-    /// A call that it was asked to report the end of has ended.
+    /// A followed call has ended.
     CallEnded,
-    /// It made another process or thread, became another program, or was just attached to: nothing to do.
+    /// Started a process or thread, executed another program, or was just attached: nothing to do.
     Event,
-    /// It was stopped like all threads of its process, by SIGSTOP and the like.
+    /// Stopped with its whole process, by SIGSTOP and similar signals.
     Group,
-    /// A signal has come for it.
+    /// A signal is pending.
     Signal(i32),
 }
 
-/// Attaches to a child, and with it to all that it will start. All of them are killed if the tracer dies.
+/// Attaches to a child and all its future descendants. All are killed if the tracer dies.
 pub(super) fn attach(child: Pid) -> io::Result<()> {
     let options = libc::PTRACE_O_TRACESECCOMP
         | libc::PTRACE_O_TRACESYSGOOD
@@ -56,22 +56,22 @@ pub(super) fn attach(child: Pid) -> io::Result<()> {
     request(u32::from_request(libc::PTRACE_SEIZE), child, options as usize).map(drop)
 }
 
-/// Lets a stopped thread go on, with a signal or 0.
+/// Continues a stopped thread, with a signal or 0.
 pub(super) fn go_on(thread: Pid, signal: i32) {
     gone_is_fine(request(u32::from_request(libc::PTRACE_CONT), thread, signal as usize));
 }
 
-/// Lets a thread go on to the end of the call that it is about to make.
+/// Continues a thread until the end of its pending call.
 pub(super) fn go_on_to_end_of_call(thread: Pid) {
     gone_is_fine(request(u32::from_request(libc::PTRACE_SYSCALL), thread, 0));
 }
 
-/// Leaves a thread stopped with its process, until SIGCONT.
+/// Keeps a thread stopped with its process, until SIGCONT.
 pub(super) fn stay_stopped(thread: Pid) {
     gone_is_fine(request(u32::from_request(libc::PTRACE_LISTEN), thread, 0));
 }
 
-/// A thread that was killed between two of our calls is not there any more; its end is reported all the same.
+/// A thread may be killed between two of our calls; its end is still reported.
 fn gone_is_fine(answer: io::Result<libc::c_long>) {
     match answer {
         Ok(_) => {}
@@ -97,12 +97,12 @@ impl FromRequest<i32> for u32 {
 
 #[expect(unsafe_code, reason = "ptrace has no safe wrapper")]
 fn request(request: u32, thread: Pid, data: usize) -> io::Result<libc::c_long> {
-    // SAFETY: none of the requests made through here reads or writes our memory: `data` is a number to all of them.
+    // SAFETY: these requests do not access our memory: `data` is a number in all of them.
     let answer = unsafe { libc::ptrace(request as _, thread, std::ptr::null_mut::<libc::c_void>(), data) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-/// Says which call a thread that stopped with [`Stop::Call`] is about to make: its number and arguments.
+/// Returns the number and arguments of the pending call of a thread stopped with [`Stop::Call`].
 #[expect(unsafe_code, reason = "ptrace has no safe wrapper")]
 pub(super) fn call(thread: Pid) -> io::Result<(u64, [u64; 6])> {
     /// `struct ptrace_syscall_info`, in the form for the stop before a call.
@@ -115,7 +115,7 @@ pub(super) fn call(thread: Pid) -> io::Result<(u64, [u64; 6])> {
         more: u64,
     }
     let mut call = Call::default();
-    // SAFETY: the kernel writes at most as many bytes as the size given, into a struct of just that size.
+    // SAFETY: the kernel writes at most the given size, into a struct of exactly that size.
     let answer = unsafe { libc::ptrace(GET_SYSCALL_INFO as _, thread, size_of::<Call>(), &raw mut call) };
     if answer < 0 {
         return Err(io::Error::last_os_error());
@@ -123,7 +123,7 @@ pub(super) fn call(thread: Pid) -> io::Result<(u64, [u64; 6])> {
     Ok((call.number, call.arguments))
 }
 
-/// Reads one word of a stopped thread's memory.
+/// Reads a word from the memory of a stopped thread.
 #[expect(unsafe_code, reason = "no safe wrapper reads another process")]
 pub(super) fn peek(thread: Pid, address: u64) -> Option<u64> {
     let mut word = 0_u64;
@@ -134,9 +134,9 @@ pub(super) fn peek(thread: Pid, address: u64) -> Option<u64> {
     (read == 8).then_some(word)
 }
 
-/// Reads the path that stands in a stopped thread's memory; what is longer than the limit is cut off.
+/// Reads a path from the memory of a stopped thread, truncated at the limit.
 pub(super) fn path(thread: Pid, address: u64) -> Option<PathBuf> {
-    /// Enough to know a file by; system calls take up to 4096.
+    /// Enough to identify a file; system calls accept up to 4096.
     const WORDS_MAX: u64 = 64;
     let mut bytes = Vec::new();
     for word in 0..WORDS_MAX {
@@ -152,8 +152,7 @@ pub(super) fn path(thread: Pid, address: u64) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// Waits until one of our threads stops or ends, but not longer than that. `None` when the time is up or when there
-/// is none left; the second is `true`.
+/// Waits up to `longest` until a traced thread stops or ends. On idle, returns the reason.
 pub(super) fn wait(longest: Duration) -> io::Result<Result<(Pid, Stop), Idle>> {
     let mut waited = false;
     loop {
@@ -169,10 +168,10 @@ pub(super) fn wait(longest: Duration) -> io::Result<Result<(Pid, Stop), Idle>> {
     }
 }
 
-/// Why there is nothing to report.
+/// The reason why nothing was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
-    /// All threads run or wait for something else.
+    /// The time is up: all threads are running or waiting.
     TimeIsUp,
     /// No traced process is left.
     NoneLeft,
@@ -210,10 +209,10 @@ fn meaning(status: i32) -> Stop {
     }
 }
 
-/// Holds SIGCHLD back for this thread, so that [`wait`] can sleep until one comes.
+/// Blocks SIGCHLD in this thread, so that [`wait`] can sleep until the signal.
 #[expect(unsafe_code, reason = "signal sets have no safe wrapper")]
 pub(super) fn hold_child_signals() {
-    // SAFETY: the set is ours, made empty before it is used.
+    // SAFETY: the set is ours and initialised before use.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -228,7 +227,7 @@ fn sleep_until_child(longest: Duration) {
         tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: longest.subsec_nanos().into(),
     };
-    // SAFETY: the set is ours, made empty before it is used; the kernel only reads it and the time.
+    // SAFETY: the set is ours and initialised before use; the kernel only reads set and time.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -237,19 +236,19 @@ fn sleep_until_child(longest: Duration) {
     }
 }
 
-/// Kills a process, if it is still there. It must be a traced one that has not been reported as ended.
+/// Kills a process, if it still exists. It must be traced and not yet reported as ended.
 #[expect(unsafe_code, reason = "the number of a traced process cannot have gone to another one")]
 pub(super) fn kill(process: Pid) {
     // SAFETY: no memory is involved.
     unsafe { libc::kill(process, libc::SIGKILL) };
 }
 
-/// The process that a thread belongs to, while it lives.
+/// Returns the process of a live thread.
 pub(super) fn process_of(thread: Pid) -> Option<Pid> {
     status_line(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?, "Tgid:")
 }
 
-/// Says whether somebody traces this process.
+/// Returns whether this process is traced.
 pub(super) fn is_traced() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status_line(&status, "TracerPid:").is_some_and(|tracer| tracer != 0)
@@ -259,7 +258,7 @@ fn status_line(status: &str, key: &str) -> Option<Pid> {
     status.lines().find_map(|line| line.strip_prefix(key))?.trim().parse().ok()
 }
 
-/// Asks the kernel to stop this process, and all that it will ever start, at every watched call, for its tracer.
+/// Installs a filter that stops this process and all its descendants at every watched call, for the tracer.
 #[expect(unsafe_code, reason = "seccomp has no safe wrapper")]
 pub(super) fn report_calls() -> io::Result<()> {
     let mut filter = filter();
@@ -275,7 +274,7 @@ pub(super) fn report_calls() -> io::Result<()> {
     if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The filter: one block of instructions for each watched call; each block ends the program or falls to the next.
+/// Returns the filter: a block of instructions per watched call, which ends the program or falls through.
 fn filter() -> Vec<libc::sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;

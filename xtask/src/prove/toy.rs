@@ -1,8 +1,8 @@
-//! A program that behaves on the outside as `waypost` does and has any of the classic mistakes inside, so that the rig
-//! can show that it sees them.
+//! A program that imitates `waypost` from outside and has a classic mistake inside, so that tests can check
+//! the rig.
 //!
-//! It keeps its whole run in one JSON file. What only a power cut can show (a missing sync) is not in here: a killed
-//! process loses nothing that it wrote; those mistakes are planted in the tests of the simulated disk.
+//! The toy keeps its whole run in a JSON file. A missing sync is not among the mistakes, because a kill does
+//! not lose written data. The tests of the simulated disk plant such mistakes.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -15,25 +15,25 @@ use serde_json::{Value, json};
 
 use crate::{output, repo};
 
-/// What is wrong inside.
+/// The planted mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Mistake {
-    /// Nothing.
+    /// No mistake.
     None,
-    /// The file is written over in place.
+    /// The file is overwritten in place.
     InPlace,
     /// A checkpoint is printed before it is written.
     AcknowledgedFirst,
-    /// A step is printed as completed, and recorded only with the next one.
+    /// A step is printed as completed, but recorded with the next step.
     RecordedLate,
     /// A step is recorded as completed before it runs.
     RecordedEarly,
-    /// A process that a step started is ended with the run, but left behind when the run is killed.
+    /// A process of a step ends with the run, but survives a kill of the run.
     Orphan,
 }
 
 impl Mistake {
-    /// All real ones.
+    /// All real mistakes.
     pub(super) const ALL: [Self; 5] =
         [Self::InPlace, Self::AcknowledgedFirst, Self::RecordedLate, Self::RecordedEarly, Self::Orphan];
 }
@@ -41,36 +41,36 @@ impl Mistake {
 /// The toy's arguments: a subset of those of `waypost`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// What is wrong inside
+    /// The planted mistake
     mistake: Mistake,
     /// The command, such as `run` or `resume`
     command: String,
-    /// The workflow file of `run`, the run of all others
+    /// The workflow file for `run`, else the run
     subject: PathBuf,
     /// The id of the run
     #[arg(long)]
     id: Option<String>,
-    /// Where the run is kept: `toy:FOLDER`
+    /// The location of the run: `toy:FOLDER`
     #[arg(long)]
     store: String,
-    /// Print JSON, as it always does
+    /// Print JSON, which is also the default
     #[arg(long)]
     json: bool,
 }
 
-/// The exit code of `waypost` for a run that it does not know.
+/// The exit code of `waypost` for an unknown run.
 const NO_SUCH_RUN: u8 = 5;
 
 struct Toy {
     mistake: Mistake,
     file: PathBuf,
-    /// The steps of the workflow: id and line of the trace.
+    /// The steps of the workflow: id and trace line.
     steps: Vec<(String, String)>,
-    /// The steps that are recorded as completed.
+    /// The steps recorded as completed.
     done: Vec<String>,
 }
 
-/// Runs the toy and answers with its exit code.
+/// Runs the toy and returns its exit code.
 pub(crate) fn run(options: &Options) -> anyhow::Result<u8> {
     let folder = options.store.strip_prefix("toy:").context("the store of a toy is `toy:FOLDER`")?;
     let file = Path::new(folder).join("run.json");
@@ -94,7 +94,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Finds the steps of a workflow in which each one appends a line to `trace`.
+/// Parses the steps of a workflow in which each step appends a line to `trace`.
 fn steps(workflow: &str) -> Vec<(String, String)> {
     let ids = workflow.lines().filter_map(|line| line.trim().strip_prefix("- id: "));
     let between =
@@ -157,7 +157,7 @@ impl Toy {
         Ok(0)
     }
 
-    /// Records a step and prints so, in the order of the mistake.
+    /// Records and prints the end of a step, in the order of the mistake.
     fn completed(&mut self, id: &str) -> anyhow::Result<()> {
         if self.mistake != Mistake::RecordedEarly {
             self.done.push(id.to_owned());
@@ -195,7 +195,7 @@ impl Toy {
     }
 }
 
-/// The command line that starts a toy with that mistake.
+/// Returns the command line of a toy with this mistake.
 pub(super) fn command(mistake: Mistake) -> anyhow::Result<Vec<OsString>> {
     let name = clap::ValueEnum::to_possible_value(&mistake).context("every mistake has a name")?;
     let this = repo::this_program()?;

@@ -1,8 +1,8 @@
-//! Runs a command, counts the calls that change something, and kills it before or after one of them.
+//! Runs a command, counts the calls with effects, and kills it before or after a chosen call.
 //!
-//! The count goes over all threads and over all processes that the command starts, in the order in which the kernel
-//! reports them, so that one number names one moment of the whole. It is not the same to the last digit each time: two
-//! processes that run side by side may swap. That makes other moments, not wrong ones.
+//! The count covers all threads and descendants, in the order reported by the kernel, so a number names a
+//! moment of the whole system. The count may vary slightly between runs, because concurrent processes may
+//! swap. This yields other moments, but still valid moments.
 //!
 //! ```text
 //! xtask --- starts --> xtask trace-me --- becomes --> command --- starts --> supervisor, steps, ...
@@ -23,35 +23,35 @@ use super::calls::{self, Seen};
 use super::sys::{self, Idle, Pid, Stop};
 use crate::repo;
 
-/// How long a command may take that is not killed. Its steps take milliseconds.
+/// Timeout of a command without a kill. Its steps take milliseconds.
 const RUN_SECONDS_MAX: u64 = 60;
 
-/// How long the rest may go on after the kill. A supervisor needs some tens of milliseconds; more than this means
-/// that something was left behind.
+/// Timeout of the remaining processes after the kill. A supervisor needs tens of milliseconds; a longer time
+/// means left-over processes.
 const LEFT_SECONDS_MAX: u64 = 5;
 
-/// Which side of the call.
+/// The side of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum When {
     /// The call is not made.
     Before,
-    /// The call was made, and its answer not yet seen.
+    /// The call was made, but its result not yet seen.
     After,
 }
 
-/// Who dies.
+/// The processes to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Victim {
-    /// The engine alone, as by `kill -9`: its supervisor must clean up.
+    /// Only the engine, as by `kill -9`: its supervisor must clean up.
     Engine,
-    /// Everything at once, as when a container is killed.
+    /// Everything at once, like a killed container.
     All,
 }
 
-/// Where programs are looked for: the fewer folders, the fewer calls that show nothing, and the same on every machine.
+/// The `PATH` of traced programs: few folders, for fewer irrelevant calls and equal counts on every machine.
 pub(super) const SEARCHED: &str = "/usr/bin:/bin";
 
-/// When to kill.
+/// The moment and victim of a kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kill {
     /// The number of the call, from 1.
@@ -60,16 +60,16 @@ pub(crate) struct Kill {
     pub(crate) victim: Victim,
 }
 
-/// What became of the command.
+/// The result of a traced command.
 #[derive(Debug)]
 pub(crate) struct Traced {
-    /// Its exit code; `None` if a signal ended it.
+    /// The exit code; `None` if a signal ended the command.
     pub(crate) code: Option<i32>,
-    /// All calls that counted.
+    /// All counted calls.
     pub(crate) calls: Vec<Seen>,
-    /// The call that it was killed at, if it came so far.
+    /// The call at which the command was killed, if reached.
     pub(crate) killed_at: Option<Seen>,
-    /// The processes that were still there long after its end, and had to be killed.
+    /// Processes that survived the timeout and were killed.
     pub(crate) left: Vec<String>,
 }
 
@@ -78,14 +78,14 @@ pub(crate) struct Traced {
 pub(crate) struct Traceable<'a> {
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// The folder that it runs in, and puts its temporary files into.
+    /// The working folder, also for temporary files.
     pub(crate) folder: &'a Path,
-    /// Where its stdout and stderr go.
+    /// The targets of stdout and stderr.
     pub(crate) stdout: File,
     pub(crate) stderr: File,
 }
 
-/// Runs the command to its end, or to its death and the end of all that it started.
+/// Runs the command to its end, or kills it and waits for the end of all its processes.
 pub(crate) fn trace(traceable: Traceable<'_>, kill: Option<Kill>) -> anyhow::Result<Traced> {
     sys::hold_child_signals();
     let this = repo::this_program()?;
@@ -99,7 +99,7 @@ pub(crate) fn trace(traceable: Traceable<'_>, kill: Option<Kill>) -> anyhow::Res
     Tracer::new(root, kill).run()
 }
 
-/// What `xtask trace-me` does: waits for the tracer, and becomes the command. It returns only if it cannot.
+/// Implements `xtask trace-me`: waits for the tracer and executes the command. Returns only on an error.
 pub(crate) fn trace_me(command: &[OsString]) -> anyhow::Result<()> {
     while !sys::is_traced() {
         std::thread::sleep(Duration::from_micros(100));
@@ -114,11 +114,11 @@ struct Tracer {
     kill: Option<Kill>,
     threads: BTreeSet<Pid>,
     calls: Vec<Seen>,
-    /// The thread whose call is to be followed by the kill.
+    /// The thread whose pending call is followed by the kill.
     due: Option<Pid>,
     killed_at: Option<Seen>,
     code: Option<i32>,
-    /// When everything must have ended.
+    /// The time by which everything must have ended.
     deadline: Instant,
 }
 
@@ -167,13 +167,13 @@ impl Tracer {
                 }
                 sys::go_on(thread, 0);
             }
-            // A call that makes a process, or turns this one into another program, stops in its middle too.
+            // A call that starts a process, or executes another program, also stops in the middle.
             Stop::Event if self.due == Some(thread) => sys::go_on_to_end_of_call(thread),
             Stop::Event => sys::go_on(thread, 0),
             Stop::Group => sys::stay_stopped(thread),
             Stop::Signal(signal) => sys::go_on(thread, signal),
         }
-        // What is started while everything is being killed is killed as well.
+        // Processes started during the kill are killed too.
         if self.killed_at.is_some() && self.kill.is_some_and(|kill| kill.victim == Victim::All) {
             self.kill_all();
         }
@@ -182,7 +182,7 @@ impl Tracer {
 
     fn call(&mut self, thread: Pid) -> anyhow::Result<()> {
         let Ok((number, arguments)) = sys::call(thread) else {
-            // It was killed since; its end is yet to be reported.
+            // The thread was killed meanwhile; its end is yet to be reported.
             return Ok(());
         };
         let Some(seen) = calls::counted(thread, self.root, number, arguments) else {

@@ -1,9 +1,9 @@
-//! Rules for `Cargo.toml`: lints, versions and reasons stand once, in the workspace's.
+//! Rules for `Cargo.toml`: lints, versions and reasons are only in the workspace manifest.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Every crate takes the lints of the workspace.
+/// Every crate inherits the lints of the workspace.
 pub(super) fn workspace_lints(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in crates(tree) {
@@ -14,7 +14,7 @@ pub(super) fn workspace_lints(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No crate chooses a version of its own.
+/// Crates inherit dependency versions from the workspace.
 pub(super) fn workspace_dependencies(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in crates(tree) {
@@ -29,7 +29,7 @@ pub(super) fn workspace_dependencies(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Every dependency of the workspace says why we have it.
+/// Every dependency of the workspace has a comment with its reason.
 pub(super) fn reasons(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Some(root) = tree.file("Cargo.toml") else { return findings };
@@ -42,12 +42,12 @@ pub(super) fn reasons(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The manifests of crates, without the workspace's own.
+/// Returns the manifests of crates, without the workspace manifest.
 fn crates(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files().iter().filter(|file| file.path.ends_with("/Cargo.toml"))
 }
 
-/// The lines `key = value` of a manifest, each with its table and number.
+/// Returns the lines `key = value` of a manifest, each with its table and line number.
 fn entries(file: &File) -> impl Iterator<Item = (&str, usize, &str)> {
     let mut table = "";
     file.lines().filter_map(move |(number, line)| {

@@ -1,15 +1,15 @@
-//! Rules for Rust sources that clippy does not know.
+//! Rules for Rust sources beyond clippy.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// Words that say nothing about what a type is.
+/// Words without meaning in a type name.
 const BANNED_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Helpers", "Util", "Utils", "Data", "Info"];
 
-/// What declares a type or a trait.
+/// Keywords that declare a type or trait.
 const DECLARATIONS: &[&str] = &["struct ", "enum ", "trait ", "type ", "union "];
 
-/// A type is named after what it is: no `FooManager`, and no module `utils`.
+/// Type names avoid banned words such as `Manager`, and modules are not called `utils`.
 pub(super) fn banned_names(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.with_extension(&["rs"]) {
@@ -31,10 +31,9 @@ pub(super) fn banned_names(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A lint is silenced by `expect`, which says when it is no longer needed.
+/// A lint is silenced by `expect`, which reports when it is no longer needed.
 ///
-/// What a macro leaves in another crate may or may not be needed there: that one is written over several lines, with
-/// its reason.
+/// An `allow` in a macro may be needed in another crate; it is written over several lines, with its reason.
 pub(super) fn bare_allows(tree: &Tree) -> Vec<Finding> {
     starting(tree, &["#[allow(", "#![allow("], |line| {
         let over_several_lines = line.trim_end() == "#[allow(";
@@ -43,7 +42,7 @@ pub(super) fn bare_allows(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// A test is ignored only because it needs something of the machine, and says what.
+/// An ignored test states the required program.
 pub(super) fn unexplained_ignores(tree: &Tree) -> Vec<Finding> {
     starting(tree, &["#[ignore"], |line| {
         let explained = line.starts_with("#[ignore = \"needs ");
@@ -51,7 +50,7 @@ pub(super) fn unexplained_ignores(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// Findings in lines of Rust that start with one of `starts`.
+/// Returns findings in Rust lines that start with any of `starts`.
 fn starting(tree: &Tree, starts: &[&str], finding: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.with_extension(&["rs"]) {
@@ -67,7 +66,7 @@ fn starting(tree: &Tree, starts: &[&str], finding: impl Fn(&str) -> Option<Strin
     findings
 }
 
-/// The name of the type or trait that the line declares.
+/// Returns the name of the type or trait that a line declares.
 fn declared(line: &str) -> Option<&str> {
     let mut line = line.trim_start();
     if let Some(rest) = line.strip_prefix("pub") {
@@ -82,7 +81,7 @@ fn declared(line: &str) -> Option<&str> {
     Some(&rest[..end])
 }
 
-/// The words of a name in camel case: `RunId` is `Run`, `Id`.
+/// Splits a camel-case name into words: `RunId` is `Run`, `Id`.
 fn camel_words(name: &str) -> impl Iterator<Item = &str> {
     let mut rest = name;
     std::iter::from_fn(move || {

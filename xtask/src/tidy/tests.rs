@@ -1,9 +1,9 @@
-//! Each rule finds its breach, and the repository has none.
+//! Each rule finds its violation, and the repository has none.
 
 use super::tree::Tree;
 use super::*;
 
-/// What the rules say about `files`, one finding a line.
+/// Returns the findings in `files`, a line per finding.
 fn findings_of(files: &[(&str, &str)]) -> Vec<String> {
     findings(&Tree::of(files)).iter().map(ToString::to_string).collect()
 }

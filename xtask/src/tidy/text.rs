@@ -1,25 +1,25 @@
-//! Rules for any text: how long files are, and what no file may say.
+//! Rules for any text: file length and forbidden content.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// A file above this is two topics.
+/// Most lines of a file: a longer file covers two topics.
 const LINES_MAX: usize = 600;
 
-/// A newcomer reads the architecture page in one sitting, or not at all.
+/// Most lines of the architecture page, so that newcomers read it whole.
 const ARCHITECTURE_LINES_MAX: usize = 150;
 
-/// Folders of a person's or a build machine, written so that this file does not hold them.
+/// Folders of a person or build machine, split so that this file does not contain them.
 const MACHINE_FOLDERS: &[&str] =
     &[concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
 
-/// Whose folder an example may name.
+/// The user folder that examples may name.
 const INVENTED_USER: &str = "me/";
 
-/// Words that promise later work, written likewise.
+/// Words for later work, split likewise.
 const LATER_WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
-/// Sources and pages stay short enough to be read at once; tests may be longer.
+/// Sources and pages stay short; tests may be longer.
 pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
     let limit = |file: &File| match file.path.as_str() {
         "ARCHITECTURE.md" => Some(ARCHITECTURE_LINES_MAX),
@@ -42,7 +42,7 @@ pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No file names a folder that exists on one machine only.
+/// Files do not name folders of a single machine.
 pub(super) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     each_line(tree, |line| {
         let folder = MACHINE_FOLDERS.iter().find(|folder| {
@@ -55,7 +55,7 @@ pub(super) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// Later work has a number, so that someone can find out what became of it.
+/// Mentions of later work have an issue number.
 pub(super) fn unnumbered_work(tree: &Tree) -> Vec<Finding> {
     each_line(tree, |line| {
         let word = LATER_WORDS.iter().find(|word| {
@@ -81,7 +81,7 @@ fn each_line(tree: &Tree, finding: impl Fn(&str) -> Option<String>) -> Vec<Findi
     findings
 }
 
-/// Whether the text goes on as `(#12)`.
+/// Returns whether the text continues with `(#12)`.
 fn is_numbered(rest: &str) -> bool {
     let Some((number, _)) = rest.strip_prefix("(#").and_then(|rest| rest.split_once(')')) else {
         return false;

@@ -4,52 +4,52 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Larger files are not source: fixtures and databases.
+/// Largest source file; larger files are fixtures and databases.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Folders below this depth are no part of a source tree; the limit stops a loop of links.
+/// Deepest folder; the limit stops link cycles.
 const DEPTH_MAX: usize = 16;
 
-/// One text file.
+/// A text file.
 #[derive(Debug)]
 pub(super) struct File {
-    /// From the root, with `/` between its parts.
+    /// The path from the root, separated by `/`.
     pub(super) path: String,
     pub(super) text: String,
 }
 
 impl File {
-    /// What follows the last dot of its name, or nothing.
+    /// Returns the extension of the file name, or an empty text.
     pub(super) fn extension(&self) -> &str {
         let name = self.path.rsplit('/').next().unwrap_or(&self.path);
         name.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
-    /// The lines with their 1-based numbers.
+    /// Returns the lines with their 1-based numbers.
     pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
-    /// Whether it holds only tests, for which some rules are milder.
+    /// Returns whether the file contains only tests, for which some rules are milder.
     pub(super) fn is_test(&self) -> bool {
         self.path.contains("/tests/") || self.path.starts_with("tests/") || self.path.ends_with("/tests.rs")
     }
 }
 
-/// All files beneath a folder, those of text with what they say, sorted by path.
+/// All files below a folder, sorted by path; text files with their content.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     files: Vec<File>,
-    /// Pictures, fixtures and the like.
+    /// Paths of binary files, such as pictures and fixtures.
     others: Vec<String>,
 }
 
 impl Tree {
-    /// Reads the files beneath `root`, but not what git ignores by our rules: hidden folders (other than those
-    /// of this repository), what cargo builds, and the folders that runs of the examples make.
+    /// Reads the files below `root`, except git-ignored files: hidden folders (other than this repository's),
+    /// cargo output, and folders created by example runs.
     ///
     /// # Errors
-    /// When a folder or file cannot be read.
+    /// If a folder or file cannot be read.
     pub(super) fn read(root: &Path) -> io::Result<Self> {
         let mut tree = Self::default();
         tree.walk(root, "", DEPTH_MAX)?;
@@ -67,7 +67,7 @@ impl Tree {
         &self.files
     }
 
-    /// The files with one of these extensions.
+    /// Returns the files with any of these extensions.
     pub(super) fn with_extension<'a>(&'a self, extensions: &'a [&str]) -> impl Iterator<Item = &'a File> {
         self.files.iter().filter(|file| extensions.contains(&file.extension()))
     }
@@ -76,7 +76,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Whether `path` is a file or a folder with files.
+    /// Returns whether `path` is a file or a folder with files.
     pub(super) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let mut paths = self.files.iter().map(|file| &file.path).chain(&self.others);

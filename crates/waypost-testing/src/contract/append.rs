@@ -10,7 +10,7 @@ use super::{Place, StoreFixture};
 use crate::picture::{heads, picture};
 use crate::records::{Links, branch, run_id, signal, time};
 
-/// What `create` or `append` acknowledged is read back by a store opened afterwards.
+/// Everything that `create` or `append` acknowledged is readable from a store opened later.
 pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -18,7 +18,7 @@ pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
     let mut lease = create(&*store, &mut links).await;
     let mut store = Some(store);
 
-    // Several crashes in a row, with a batch of several branches and a signal between them.
+    // Several crashes in a row, each after a batch with several branches and a signal.
     for round in 0..3 {
         let open = store.take().unwrap_or_else(|| fixture.store());
         step(&*open, &lease, &mut links).await;
@@ -44,7 +44,7 @@ pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
     }
 }
 
-/// Of a batch that is refused, nothing is there.
+/// A refused batch leaves nothing.
 pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -67,7 +67,7 @@ pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     assert_eq!(picture(&*store, &run).await, before);
     refused!(store.acquire(&run, &main(), &other()).await, StoreError::Held { .. });
 
-    // Its id was not used up: the same id with sound records is applied.
+    // The refused batch did not use up its id: the same id with sound records is applied.
     torn.records = sound;
     assert_eq!(store.append(&lease, torn).await.unwrap(), Appended::Now);
     assert_eq!(store.signals(&run).await.unwrap(), []);
@@ -76,7 +76,7 @@ pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     assert_eq!(fixture.store().load(&run, &main(), 3).await.unwrap().header().seq, 3);
 }
 
-/// Seals the next record of the main branch with something changed.
+/// Returns a batch with the next record of the main branch, after `change` to its header.
 fn altered(links: &Links, change: impl FnOnce(&mut waypost::record::Header)) -> Batch {
     let mut links = links.clone();
     let mut header = links.header(&main());
@@ -85,7 +85,7 @@ fn altered(links: &Links, change: impl FnOnce(&mut waypost::record::Header)) -> 
     links.batch(vec![record])
 }
 
-/// A record whose `seq` or `prev` does not fit is refused; only a repair may leave a gap.
+/// A record with the wrong `seq` or `prev` is refused; only a repair may leave a gap.
 pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -120,7 +120,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
         }
         assert_eq!(picture(&*store, &run).await, before, "{what}");
     }
-    // A branch that begins with another seq than 1.
+    // A branch must start with seq 1.
     let mut ahead = links.clone();
     let mut header = ahead.header(&branch("each:a"));
     header.seq = 2;
@@ -128,7 +128,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
     refused!(store.append(&lease, ahead.batch(vec![late])).await, StoreError::Conflict { seq: 2, .. });
     drop((lease, store));
 
-    // The newest record is damaged and moved aside: the gap is open.
+    // The newest record is damaged and quarantined, which leaves a gap.
     fixture.reopen().await;
     fixture.damage(&run, &Place::Header(main(), third.header().seq)).await;
     let store = fixture.store();
@@ -169,7 +169,7 @@ async fn repairs(store: &dyn Store, lease: &Lease, links: &Links, second: &Recor
     let repaired = batch.records[0].clone();
     assert_eq!(store.append(lease, batch).await.unwrap(), Appended::Now);
 
-    // From there the chain goes on as ever.
+    // After the repair, the chain continues as usual.
     let mut links = links.clone();
     links.go_on_behind(&main(), 4, Some(repaired.digest()));
     let mut batch = links.step();
@@ -177,7 +177,7 @@ async fn repairs(store: &dyn Store, lease: &Lease, links: &Links, second: &Recor
     assert_eq!(store.append(lease, batch).await.unwrap(), Appended::Now);
 }
 
-/// A batch repeated with the same id is answered, and not applied again.
+/// A batch repeated with the same id is acknowledged but not applied again.
 pub async fn append_is_answered_once(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -198,7 +198,7 @@ pub async fn append_is_answered_once(mut fixture: impl StoreFixture) {
     );
     assert_eq!(picture(&*store, &run).await, before);
 
-    // The one that gives the lease back is the one whose answer is lost most easily.
+    // The answer to the batch that releases the lease is the easiest to lose.
     let mut last = links.step();
     last.release = true;
     assert_eq!(store.append(&lease, last.clone()).await.unwrap(), Appended::Now);
@@ -214,7 +214,7 @@ pub async fn append_is_answered_once(mut fixture: impl StoreFixture) {
     assert_eq!(picture(&*store, &run).await, before);
 }
 
-/// A token that is not the newest of its run is refused, for good.
+/// An outdated token is refused forever.
 pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -227,7 +227,7 @@ pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     let token = slept.token();
 
-    // It wakes up while another works, and again when that one is done.
+    // The old holder wakes up while another worker runs, and again after that worker's end.
     let late = links.clone().step();
     refused!(store.append(&slept, late.clone()).await, StoreError::Fenced { token: shown, .. } if shown == token);
     links.under(&lease);
@@ -245,7 +245,7 @@ pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     assert_eq!(picture(&*store, &run).await, before, "nothing of it was written");
 
-    // A batch of another lease, under this one: a bug of the caller.
+    // A batch with the token of another lease is a bug of the caller.
     let mut foreign = links.clone();
     foreign.under(&stale(&Lease::new(run.clone(), lease.token() + 7, None)));
     refused!(store.append(&lease, foreign.step()).await, StoreError::Invalid(_) | StoreError::Fenced { .. });

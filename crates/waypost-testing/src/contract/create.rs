@@ -1,4 +1,4 @@
-//! Clauses about making runs.
+//! Clauses about creating runs.
 
 use waypost::record::{End, Header};
 use waypost::store::{Page, RunQuery, StoreError};
@@ -9,18 +9,18 @@ use super::support::{create, create_with, main, other, refused};
 use crate::picture::{list, picture};
 use crate::records::{Links, branch, holder, run_id, run_record, sealed};
 
-/// After `create` the run, its frozen record and its first batch are there, or nothing is.
+/// After `create`, the run, its frozen record and its first batch exist, or none of them.
 pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let frozen = sealed(run_record(&run));
     let mut links = Links::of(&run);
     let (one, two) = (links.record(&main()), links.record(&main()));
-    // A run that begins where another stood amid its branches begins with those, some of which have ended.
+    // A forked run starts with the parent's branches, some of which have ended.
     let (open, ended) = (branch("plan:a"), branch("plan:b"));
     let begun = links.record(&open);
     let header = Header { end: Some(End::Completed), ..links.header(&ended) };
     let done = links.seal(header, &1.into());
-    // Another `prev` than that of the record before it.
+    // A record whose `prev` is not the digest of the record before.
     let mut header = links.header(&main());
     header.prev = Some(Digest::of(b"something else"));
     let broken = links.seal(header, &1.into());
@@ -35,7 +35,7 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     refused!(store.load(&run, &main(), 1).await, StoreError::NotFound { .. });
     assert_eq!(list(&*store, &RunQuery::default()).await.unwrap(), [], "nothing is listed");
 
-    // Nothing stands in the way of the same run.
+    // The refused run does not block a new run with the same id.
     let lease = store.create(&frozen, whole, &holder("first")).await.unwrap();
     assert_eq!((lease.run(), lease.token()), (&run, waypost::store::FIRST_TOKEN));
     drop((lease, store));
@@ -52,7 +52,7 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     assert_eq!(heads, [main(), open], "what has ended is not among the open branches");
 }
 
-/// `create` refuses an existing run and changes nothing of it.
+/// `create` refuses an existing run and does not change it.
 pub async fn create_refuses_an_existing_run(fixture: impl StoreFixture) {
     let store = fixture.store();
     let run = run_id("r-1");
@@ -63,19 +63,19 @@ pub async fn create_refuses_an_existing_run(fixture: impl StoreFixture) {
     again.workflow = "another".to_owned();
     let again = sealed(again);
 
-    // While it is held: then either answer is true.
+    // While the run is held, both errors are correct.
     let answer = store.create(&again, Links::of(&run).step(), &other()).await;
     refused!(answer, StoreError::Exists { .. } | StoreError::Held { .. });
     assert_eq!(picture(&*store, &run).await, before);
 
-    // And when nobody holds it.
+    // The run is free.
     store.release(lease, None).await.unwrap();
     let before = picture(&*store, &run).await;
     refused!(store.create(&again, Links::of(&run).step(), &other()).await, StoreError::Exists { run: found } if found == run);
     assert_eq!(picture(&*store, &run).await, before);
     store.acquire(&run, &BranchPath::main(), &other()).await.unwrap();
 
-    // Another run is not hindered.
+    // Another run is unaffected.
     let second = run_id("r-2");
     create_with(&*store, &second, Links::of(&second).step()).await;
 }

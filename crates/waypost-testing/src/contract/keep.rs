@@ -1,4 +1,4 @@
-//! Clauses about what is kept, for how long, and what goes.
+//! Clauses about quarantine, retention, deletion, blobs and closing.
 
 use serde_json::json;
 use waypost::record::{FailureKind, Phase, Reason, Record, RunStatus, Verdict};
@@ -20,14 +20,15 @@ async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64
     }
 }
 
-/// A damaged record is moved aside, never deleted, and nothing there is overwritten; only the holder may.
+/// A damaged record is moved to quarantine and never deleted or overwritten there; only the holder may do so.
 pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let item = branch("each:a");
     let mut links = Links::of(&run);
     let store = fixture.store();
     let lease = create(&*store, &mut links).await;
-    // What each state holds is looked for in quarantine. Both branches lose a record of the same seq.
+    // The marks in the states are later searched in quarantine. Both branches lose a record with the same
+    // seq.
     for (path, mark) in [
         (main(), "mark-of-main-2"),
         (main(), "mark-of-main-3"),
@@ -71,7 +72,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     assert_eq!(of_scan(&found), "r-1@1\nr-1@2\nr-1/each:a@1\nr-1/each:a@2");
     refused!(store.load(&run, &main(), 3).await, StoreError::NotFound { .. });
 
-    // The run goes on, and a later one is moved aside as well.
+    // The run continues, and a later record is quarantined too.
     links.under(&lease);
     links.go_on_behind(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
     let mut header = links.header(&main());
@@ -97,7 +98,7 @@ fn with_bodies(picture: &str) -> Vec<&str> {
     records.map(|line| line.split(' ').next().unwrap_or(line)).collect()
 }
 
-/// The newest `keep` sound step boundaries, never fewer than 2, keep their body; headers all stay.
+/// The newest `keep` sound step boundaries, at least 2, keep their body. All headers stay.
 pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -144,12 +145,12 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
         "the header says what there was"
     );
 
-    // The run goes on, on both branches.
+    // The run continues on both branches.
     step(&*store, &lease, &mut links).await;
     drop((lease, store));
     fixture.reopen().await;
 
-    // A keep of 0 is one of 2; what is damaged does not count.
+    // A `keep` of 0 acts as 2; damaged records do not count.
     fixture.damage(&run, &Place::Header(main(), 10)).await;
     fixture.damage(&run, &Place::Header(main(), 9)).await;
     let store = fixture.store();
@@ -165,12 +166,12 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     assert_eq!(heads(&*store, &run, 1).await.unwrap()[0].record.header().seq, 8);
 }
 
-/// What a record of the next clause says.
+/// A kind of record for the next clause.
 enum Made {
     Done,
     Verified,
     Failed,
-    /// The state of this record holds again.
+    /// A rollback to the state of this record.
     Back(u64),
 }
 
@@ -191,8 +192,8 @@ async fn make(store: &dyn Store, lease: &Lease, links: &mut Links, path: &Branch
     record
 }
 
-/// However many tries failed since, the newest state whose evidence held keeps its body, and what a rollback undid does
-/// not stand in the way of what it went back to.
+/// The newest state with verified evidence keeps its body, however many attempts failed since. Undone records
+/// do not displace the target of a rollback.
 pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     use Made::{Back, Done, Failed, Verified};
     let run = run_id("r-1");
@@ -207,14 +208,14 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     for _ in 6..=40 {
         make(&*store, &lease, &mut links, &main(), Failed).await;
     }
-    // The second and third are undone.
+    // The second and third records are undone.
     for made in [Done, Verified, Done, Back(1), Failed, Failed, Failed] {
         make(&*store, &lease, &mut links, &item, made).await;
     }
 
     let would = store.would_trim(&run, 2).await.unwrap();
     assert_eq!(store.trim(&lease, 2, TrimMode::Apply).await.unwrap(), would);
-    // An old state stays below headers without one, which a store may keep elsewhere.
+    // An old body stays below headers without a body, which a store may keep elsewhere.
     for limit in [1, 2, 3, 16, 100] {
         let order = ScanOrder::NewestFirst;
         let scan = Scan { branch: Some(main()), order, limit, ..Scan::of(&run) };
@@ -228,7 +229,7 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     assert_eq!(with_bodies(&picture(&*store, &run).await), kept.collect::<Vec<_>>());
     assert_eq!(store.trim(&lease, 2, TrimMode::Apply).await.unwrap(), Trimmed::default(), "nothing is left");
 
-    // The same again and again, in other processes too, until the verified one lies far below all else.
+    // Repeated in other processes, until the verified state is far below the others.
     drop((lease, store));
     for round in 1..=3 {
         fixture.reopen().await;
@@ -246,7 +247,7 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
         let found = store.load(&run, &main(), 2).await.unwrap();
         assert_eq!((found.digest(), found.body_bytes()), (verified.digest(), verified.body_bytes()));
         if round == 3 {
-            // Once a newer one holds, the older one goes.
+            // A newer verified state replaces the older one.
             make(&*store, &lease, &mut links, &main(), Verified).await;
             store.trim(&lease, 2, TrimMode::Apply).await.unwrap();
             let numbers = [last - 3, last - 1, last, last + 1].map(|seq| format!("r-1@{seq}"));
@@ -257,7 +258,7 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     }
 }
 
-/// `delete` removes everything, and only while nobody holds the lease.
+/// `delete` removes everything, and only while the lease is free.
 pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -300,7 +301,7 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
         assert_eq!(left, Vec::<String>::new(), "no file bears its name");
     }
 
-    // The name is free again, and nothing of the old run comes back.
+    // The run id is free again, and a new run inherits nothing.
     let store = fixture.store();
     let mut anew = Links::of(&run);
     create(&*store, &mut anew).await;
@@ -320,7 +321,8 @@ async fn gone(store: std::sync::Arc<dyn Store>, run: &RunId, other: &str) {
     assert_eq!(listed.iter().map(|run| run.run.as_str()).collect::<Vec<_>>(), [other]);
 }
 
-/// A chunk is read back at its place; a stale token is refused; a missing blob is empty, not damage.
+/// A chunk is readable at its offset, a stale token is refused, and a missing blob is empty rather than
+/// damaged.
 pub async fn blobs_are_fenced_and_appended(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -344,7 +346,7 @@ pub async fn blobs_are_fenced_and_appended(mut fixture: impl StoreFixture) {
         let expect = &whole[offset..whole.len().min(offset + BLOB_CHUNK_BYTES)];
         let found = blobs.read(&run, name, offset as u64).await.unwrap();
         assert!(!found.is_empty() && expect.starts_with(&found), "from {offset}");
-        // A read may give less than a chunk, but not nothing before the end.
+        // A read may return less than a chunk, but is not empty before the end.
         assert_eq!(read_on(&*store, &run, name, offset).await, whole[offset..], "from {offset} to the end");
     }
     for offset in [whole.len() as u64, whole.len() as u64 + 1, u64::MAX] {
@@ -387,7 +389,7 @@ async fn read_on(store: &dyn Store, run: &RunId, name: &str, from: usize) -> Vec
     }
 }
 
-/// After `close` every call is `Closed`; what was acknowledged is there for the next.
+/// After `close`, every call returns `Closed`; acknowledged data is there for the next process.
 pub async fn closed_refuses(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);

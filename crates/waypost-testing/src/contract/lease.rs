@@ -8,7 +8,7 @@ use super::support::{create, main, other, refused, stale, step};
 use crate::picture::picture;
 use crate::records::{Links, holder, run_id, signal, time};
 
-/// While one holds the lease, another gets `Held`, which names the holder.
+/// While the lease is held, `acquire` returns `Held` with the holder.
 pub async fn acquire_excludes(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -24,11 +24,11 @@ pub async fn acquire_excludes(mut fixture: impl StoreFixture) {
     }
     step(&*store, &lease, &mut links).await;
 
-    // A second run has a lease of its own.
+    // Another run has its own lease.
     let mut second = Links::of(&run_id("r-2"));
     create(&*store, &mut second).await;
 
-    // The holder dies: nobody has to unlock anything.
+    // The holder dies; the lease needs no manual unlock.
     drop((lease, store));
     fixture.reopen().await;
     let store = fixture.store();
@@ -41,7 +41,7 @@ pub async fn acquire_excludes(mut fixture: impl StoreFixture) {
     step(&*store, &lease, &mut links).await;
 }
 
-/// Every lease has a greater token than all before it.
+/// Every lease has a greater token than all earlier leases.
 pub async fn acquire_raises_the_token(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -52,7 +52,7 @@ pub async fn acquire_raises_the_token(mut fixture: impl StoreFixture) {
     store.release(lease, None).await.unwrap();
     drop(store);
 
-    // With and without a record between them, with and without a crash between them.
+    // With and without a record in between, and with and without a crash in between.
     for round in 0..6 {
         let store = fixture.store();
         let lease = store.acquire(&run, &main(), &other()).await.unwrap();
@@ -71,7 +71,7 @@ pub async fn acquire_raises_the_token(mut fixture: impl StoreFixture) {
     }
 }
 
-/// After `release`, or a batch with `release`, the lease is free at once, and the old one is refused.
+/// After `release`, or a batch with `release`, the lease is free at once and the old lease is refused.
 pub async fn release_frees(fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -92,7 +92,7 @@ pub async fn release_frees(fixture: impl StoreFixture) {
     batch.release = true;
     assert_eq!(store.append(&lease, batch).await.unwrap(), Appended::Now);
     let old = stale(&lease);
-    // A kernel lock is let go with the last copy of the lease.
+    // The last copy of a lease releases the kernel lock.
     drop(lease);
 
     assert_eq!(store.run(&run).await.unwrap().summary.holder, None);
@@ -103,7 +103,7 @@ pub async fn release_frees(fixture: impl StoreFixture) {
     links.under(&lease);
     step(&*store, &lease, &mut links).await;
 
-    // A first batch may release too.
+    // The first batch may release too.
     let mut second = Links::of(&run_id("r-2"));
     let mut first = second.step();
     first.release = true;
@@ -123,7 +123,8 @@ fn asked(answers: &[Renewal]) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// A pending stop, cancel or wish for a checkpoint is answered until it is consumed; a lost lease is told as lost.
+/// `renew` reports a pending stop, cancel or checkpoint request until it is consumed, and a lost lease as
+/// lost.
 pub async fn renew_tells_of_stop_requests(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -154,7 +155,7 @@ pub async fn renew_tells_of_stop_requests(mut fixture: impl StoreFixture) {
     assert_eq!(asked(&store.renew(&[&slept, &lease]).await.unwrap()), [["lost"], ["a"]]);
 }
 
-/// The same id twice is one signal; a consumed id stays known.
+/// A repeated id is the same signal; a consumed id stays known.
 pub async fn signal_is_unique(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -167,7 +168,7 @@ pub async fn signal_is_unique(mut fixture: impl StoreFixture) {
     let lease = create(&*store, &mut links).await;
     create(&*store, &mut Links::of(&run_id("r-2"))).await;
 
-    // Oldest first means in the order in which they came: all have the same time. Ids may hold anything.
+    // Order of arrival: all signals have the same time. Ids may contain any characters.
     let odd = "../../x y/\u{e9}'\"";
     for id in ["b", odd, "a"] {
         assert_eq!(store.signal(&run, &named(id, 1)).await.unwrap(), Signalled::Now);
@@ -190,7 +191,7 @@ pub async fn signal_is_unique(mut fixture: impl StoreFixture) {
     assert_eq!(store.signals(&run).await.unwrap(), [named("a", 1)]);
     assert!(before.contains("signal a"));
 
-    // The id is unique in its run only; it may hold a branch.
+    // The id is unique per run only; a signal may name a branch.
     let second = run_id("r-2");
     let mut meant = named("b", 4);
     meant.branch = Some(crate::records::branch("each:eu"));

@@ -1,4 +1,4 @@
-//! Clauses about reading records back.
+//! Clauses about reading records.
 
 use serde_json::json;
 use waypost::record::{End, RunStatus};
@@ -21,14 +21,14 @@ fn at(branch: &str, seq: u64, next: u64) -> (String, u64, u64) {
     (branch.to_owned(), seq, next)
 }
 
-/// Heads are in the order in which branches were opened; one whose newest header has `end` is not among them.
+/// Heads follow the opening order of branches; a branch whose newest header has `end` is not listed.
 pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
     refused!(heads(&*store, &run, 10).await, StoreError::NotFound { .. });
     let lease = create(&*store, &mut links).await;
-    // Neither the order of names nor that of their length.
+    // Sorted neither by name nor by length.
     let names = ["each:z", "each:a", "each:a%2Fb/in:1", "each:m", "each:b"];
     for page in [&names[..3], &names[3..]] {
         let records = page.iter().map(|name| links.record(&branch(name))).collect();
@@ -54,7 +54,7 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
         assert!(found.iter().all(|head| head.damaged.is_empty()));
     }
 
-    // Two branches end, one of them goes on again.
+    // Two branches end, and one of them continues.
     for (name, end) in [("each:z", End::Completed), ("each:m", End::Failed)] {
         let mut header = links.header(&branch(name));
         header.end = Some(end);
@@ -71,7 +71,7 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
     }
 }
 
-/// If the newest record of a branch is damaged, the head is the newest sound one that has a body.
+/// If the newest record of a branch is damaged, the head is the newest sound record with a body.
 pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -88,7 +88,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     fixture.reopen().await;
 
     let damaged_of = |head: &Head| head.damaged.iter().map(|damage| damage.seq).collect::<Vec<_>>();
-    // One with a broken header, then one with a broken body below it.
+    // First a broken header, then a broken body below it.
     for (place, seq, damaged) in
         [(Place::Header(main(), 5), 4, vec![5]), (Place::Body(main(), 4), 3, vec![5, 4])]
     {
@@ -101,7 +101,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
         assert!(found[0].damaged.iter().all(|damage| damage.run == run && damage.branch == main()));
     }
 
-    // Moved aside, the seqs stay used, also after a crash.
+    // The seqs of quarantined records stay used, even after a crash.
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     for damage in heads(&*store, &run, 10).await.unwrap().remove(0).damaged {
@@ -112,7 +112,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let found = heads(&*fixture.store(), &run, 10).await.unwrap();
     assert_eq!((places(&found).remove(0), damaged_of(&found[0])), (at("main", 3, 6), vec![]));
 
-    // Nothing sound is left of a branch: that is said, and nothing is begun anew.
+    // A branch without a sound record is an error; the store does not restart it.
     fixture.damage(&run, &Place::Body(item.clone(), 1)).await;
     let store = fixture.store();
     match heads(&*store, &run, 10).await {
@@ -123,7 +123,8 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     }
 }
 
-/// The frozen record is the one given to `create`; a damaged one hinders neither its checkpoints nor other runs.
+/// The frozen record is the record given to `create`; a damaged one blocks neither its checkpoints nor other
+/// runs.
 pub async fn run_returns_exact_bytes(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut record = run_record(&run);
@@ -159,7 +160,7 @@ pub async fn run_returns_exact_bytes(mut fixture: impl StoreFixture) {
     assert!(listed.iter().any(|summary| summary.run == *second.run()), "other runs are listed");
 }
 
-/// Header and body are those appended, to the byte.
+/// Header and body are returned byte for byte.
 pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -172,7 +173,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
         json!({}),
         json!([1.0, 1e300, u64::MAX, i64::MIN, 0.1, -0.0, 5e-324]),
         json!({"z": 1, "a": {"b": [odd, {odd: odd}]}, "": 2}),
-        // Grows, shrinks, and changes little: stores may keep differences.
+        // The state grows, shrinks and changes little: stores may keep deltas.
         json!({"text": "x".repeat(300_000), "count": 1}),
         json!({"text": "x".repeat(300_000), "count": 2}),
         json!({"text": odd.repeat(20_000)}),
@@ -186,7 +187,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
         store.append(&lease, batch).await.unwrap();
         kept.push(record);
     }
-    // Bytes that are no text, that look like other things, that compress badly, and none at all.
+    // Bytes that are not text, look like another format, compress badly, or are empty.
     let noise: Vec<u8> =
         (0..70_000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8).collect();
     let all: Vec<u8> = (0..=255).collect();
@@ -223,7 +224,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
     }
 }
 
-/// A damaged record is `Damaged`, with the next older sound one, and never returned.
+/// `load` reports a damaged record as `Damaged`, with the next older sound record, and never returns it.
 pub async fn load_names_the_older_sound_one(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -257,7 +258,7 @@ pub async fn load_names_the_older_sound_one(mut fixture: impl StoreFixture) {
     }
 }
 
-/// Reading needs no lease, and changes nothing.
+/// Reading needs no lease and changes nothing.
 pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -276,11 +277,11 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     let token = lease.token();
     drop((lease, store));
     fixture.reopen().await;
-    // Damage, too, is only reported by readers.
+    // Readers only report damage.
     fixture.damage(&run, &Place::Header(main(), 2)).await;
 
     let store = fixture.store();
-    // The first use of an opened store may put its own house in order.
+    // The first use of an opened store may do maintenance.
     let before = picture(&*store, &run).await;
     let kept = fixture.folder().map(|folder| files(&folder));
     let scanned = of_scan(&scan_all(&*store, newest_first(&run)).await.unwrap());
@@ -297,7 +298,7 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     assert_eq!(fixture.folder().map(|folder| files(&folder)), kept, "no file changed");
     assert_eq!(fixture.quarantined(&run).await, Vec::<Vec<u8>>::new());
 
-    // And reading took nothing: the lease is free.
+    // Reading took no lease.
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     assert!(lease.token() > token);
     drop(stale(&lease));

@@ -1,4 +1,4 @@
-//! Clauses about looking records and runs up.
+//! Clauses about looking up records and runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::{Place, StoreFixture};
 use crate::picture::{list, newest_first, of_scan, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, step_id, time};
 
-/// Makes a run with eight records on `main` and three on each of two other branches, opened in this order.
+/// Creates a run with eight records on `main` and three on each of two other branches, opened in this order.
 async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
     let mut first = links.step();
     first.release = false;
@@ -45,7 +45,8 @@ async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
     lease
 }
 
-/// By run, branch, seq range, step, phase, label, `external` and `about`, in either direction, page by page.
+/// A scan filters by run, branch, seq range, step, phase, label, `external` and `about`, pages, and works in
+/// both directions.
 pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
@@ -74,7 +75,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
         ("two filters", Scan { step: Some("even".to_owned()), phase: Some("skipped"), ..of_main() }, vec![8]),
         ("no such branch", Scan { branch: Some(branch("each:b")), ..all() }, vec![]),
         ("child", Scan { branch: Some(branch("each:z")), ..all() }, vec![1, 2, 3]),
-        // Over all branches, in the order in which they were opened.
+        // All branches, in opening order.
         ("all", all(), vec![1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 1, 2, 3]),
         ("first ones", Scan { seq_max: Some(1), ..all() }, vec![1, 1, 1]),
         ("steps of all", Scan { step: Some("work".to_owned()), ..all() }, vec![1, 1, 2, 3, 1, 2, 3]),
@@ -104,7 +105,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
         "branches stay in the order they were opened"
     );
 
-    // What is appended while somebody pages is not seen twice.
+    // Records appended between pages are not returned twice.
     let first = store.scan(&Scan { limit: 3, ..newest_first(&run) }).await.unwrap();
     super::support::step(&*store, &lease, &mut links).await;
     let rest = scan_all(&*store, Scan { limit: 3, cursor: first.next, ..newest_first(&run) }).await.unwrap();
@@ -116,7 +117,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
     damaged_headers(&mut fixture, &run).await;
 }
 
-/// Damaged headers are listed, not returned, whatever the filter, as far as the range goes.
+/// Damaged headers in the range are listed rather than returned, whatever the filter.
 async fn damaged_headers(fixture: &mut impl StoreFixture, run: &waypost::RunId) {
     for place in [Place::Header(main(), 4), Place::Header(branch("each:a"), 3)] {
         fixture.damage(run, &place).await;
@@ -132,11 +133,11 @@ async fn damaged_headers(fixture: &mut impl StoreFixture, run: &waypost::RunId) 
     assert_eq!(of_scan(&scan_all(&*store, range).await.unwrap()), "r-1@6\nr-1@8");
 }
 
-/// In order of creation, by count and not by clock; filtered; page by page.
+/// Runs are listed by creation order rather than by clock, filtered and paged.
 pub async fn runs_come_newest_first(mut fixture: impl StoreFixture) {
     let store = fixture.store();
     assert_eq!(list(&*store, &RunQuery::default()).await.unwrap(), []);
-    // Clocks run backwards here, and names are in no order.
+    // The clock runs backwards, and the names are unsorted.
     let names = ["m-1", "z-1", "a-2", "a-1", "a-10", "b"];
     for (place, name) in names.into_iter().enumerate() {
         let mut record = run_record(&run_id(name));
@@ -208,7 +209,7 @@ async fn listed_as_made(store: &dyn Store) {
     assert_eq!(seen, ("nightly", Some("flows/2.yaml"), time(-2), time(0), 1));
     assert!(found.bytes > 0);
 
-    // Made anew, a run is the newest.
+    // A recreated run is the newest.
     store.delete(&run_id("m-1")).await.unwrap();
     let mut links = Links::of(&run_id("m-1"));
     let first = links.step();
@@ -218,7 +219,7 @@ async fn listed_as_made(store: &dyn Store) {
     assert_eq!(found.len(), 6);
 }
 
-/// What is written about a run leaves it as old as it is.
+/// Updates of a run do not change its place in the list.
 pub async fn remarks_make_no_run_younger(fixture: impl StoreFixture) {
     let store = fixture.store();
     let run = run_id("r");
@@ -240,11 +241,11 @@ pub async fn remarks_make_no_run_younger(fixture: impl StoreFixture) {
     }
 }
 
-/// A run whose holder is dead is `interrupted`, or `in_doubt`, whatever was last written.
+/// A run with a dead holder is `interrupted` or `in_doubt`, whatever its last record says.
 pub async fn runs_tell_the_truth(mut fixture: impl StoreFixture) {
     let store = fixture.store();
     let cases = [
-        // As written, in doubt if it dies; held, dead.
+        // Written status, in doubt after death, status while held, status after death.
         ("r-running", RunStatus::Running, false, RunStatus::Running, RunStatus::Interrupted),
         ("r-doubtful", RunStatus::Running, true, RunStatus::Running, RunStatus::InDoubt),
         ("r-interrupted", RunStatus::Interrupted, false, RunStatus::Running, RunStatus::Interrupted),
@@ -270,7 +271,7 @@ pub async fn runs_tell_the_truth(mut fixture: impl StoreFixture) {
     for (name, written, _, _, dead) in cases {
         told(&*store, name, written, dead, None).await;
     }
-    // Taken up again, it runs again.
+    // A resumed run is running again.
     let lease = store.acquire(&run_id("r-doubtful"), &main(), &other()).await.unwrap();
     told(&*store, "r-doubtful", RunStatus::Running, RunStatus::Running, Some(&other())).await;
     store.release(lease, None).await.unwrap();
@@ -282,7 +283,7 @@ async fn told(store: &dyn Store, name: &str, written: RunStatus, status: RunStat
     assert_eq!((found.summary.status, found.status), (written, status), "{name}");
     assert_eq!(found.holder.as_ref(), holder, "{name}");
     assert_eq!(found.summary.step.as_deref(), Some("work"), "{name}");
-    // The list says the same, and finds it under what it says.
+    // The list shows the same status and filters by it.
     let query = RunQuery { statuses: BTreeSet::from([status]), ..RunQuery::default() };
     let listed = list(store, &query).await.unwrap();
     assert_eq!(listed.iter().find(|run| run.run.as_str() == name), Some(&found), "{name}");

@@ -1,4 +1,4 @@
-//! What the clauses share.
+//! Helpers of the clauses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use waypost::{BranchPath, Digest, RunId};
 
 use crate::records::{Links, holder, run_record, sealed};
 
-/// Expects an error of a variant.
+/// Asserts that a call returns this error variant.
 macro_rules! refused {
     ($call:expr, $expected:pat $(if $guard:expr)?) => {
         match $call {
@@ -21,28 +21,28 @@ macro_rules! refused {
 }
 pub(super) use refused;
 
-/// The main branch.
+/// Returns the main branch.
 pub(super) fn main() -> BranchPath {
     BranchPath::main()
 }
 
-/// A second holder, to be told from `first`.
+/// Returns a second holder, distinct from `first`.
 pub(super) fn other() -> Holder {
     holder("other")
 }
 
-/// Makes a run with one record on its main branch.
+/// Creates a run with a record on its main branch.
 pub(super) async fn create(store: &dyn Store, links: &mut Links) -> Lease {
     let first = links.step();
     create_with(store, links.run(), first).await
 }
 
-/// Makes a run with this first batch.
+/// Creates a run with this first batch.
 pub(super) async fn create_with(store: &dyn Store, run: &RunId, first: Batch) -> Lease {
     store.create(&sealed(run_record(run)), first, &holder("first")).await.unwrap()
 }
 
-/// Appends one record to the main branch.
+/// Appends a record to the main branch.
 pub(super) async fn step(store: &dyn Store, lease: &Lease, links: &mut Links) -> Record {
     let batch = links.step();
     let record = batch.records[0].clone();
@@ -50,12 +50,12 @@ pub(super) async fn step(store: &dyn Store, lease: &Lease, links: &mut Links) ->
     record
 }
 
-/// A lease as a process has it that slept through the loss of it: no kernel lock stands behind it any more.
+/// Returns a copy of a lease as a process has after it slept through the loss: without a kernel lock.
 pub(super) fn stale(lease: &Lease) -> Lease {
     Lease::new(lease.run().clone(), lease.token(), None)
 }
 
-/// Returns the digest of every file beneath a folder, SQLite's own index of a log in shared memory excepted.
+/// Returns the digest of every file below a folder, except SQLite's shared-memory index of the log.
 pub(super) fn files(folder: &Path) -> BTreeMap<String, Digest> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,4 +1,4 @@
-//! One call, as data, and how it is made to a store.
+//! A call as data, and its execution on a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,16 +15,16 @@ use crate::contract::{Place, StoreFixture};
 use crate::picture::{heads, kind, list, of_scan, of_summary, picture, scan_all};
 use crate::records::holder;
 
-/// Whose lease a call shows.
+/// The lease that a call presents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
-    /// The one that holds it now.
+    /// The current lease.
     Holder,
-    /// One that slept through its loss, with this token.
+    /// A lost lease with this token.
     Stale(u64),
 }
 
-/// A call to a store, or what happens to the store from outside.
+/// A call to a store, or an external event.
 #[derive(Debug, Clone)]
 pub(super) enum Call {
     Create(Box<SealedRun>, Batch),
@@ -35,7 +35,7 @@ pub(super) enum Call {
     Heads(RunId, usize),
     Load(RunId, BranchPath, u64),
     Scan(Scan),
-    /// With the runs that are damaged, of which only the id is compared.
+    /// The set contains the damaged runs, for which only the id is compared.
     Runs(RunQuery, BTreeSet<RunId>),
     Signal(RunId, Signal),
     Quarantine(RunId, Who, BranchPath, u64),
@@ -43,15 +43,15 @@ pub(super) enum Call {
     Delete(RunId),
     BlobAppend(RunId, Who, String, Vec<u8>),
     BlobRead(RunId, String, u64),
-    /// A crash, then damage to this header, with all leases lost.
+    /// A crash that loses all leases, then damage to this header.
     Damage(RunId, BranchPath, u64),
-    /// A crash, with all leases lost.
+    /// A crash that loses all leases.
     Crash,
-    /// The store is closed, then opened again.
+    /// The store is closed and opened again.
     Close,
 }
 
-/// What came of a call, as far as the script must know it.
+/// The result of a call, as far as the script needs it.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) text: String,
@@ -59,7 +59,7 @@ pub(super) struct Answer {
     pub(super) token: Option<u64>,
 }
 
-/// One of the two stores.
+/// One of the two stores with its leases.
 pub(super) struct Side {
     fixture: Box<dyn StoreFixture>,
     leases: BTreeMap<RunId, Lease>,
@@ -70,7 +70,7 @@ impl Side {
         Self { fixture, leases: BTreeMap::new() }
     }
 
-    /// Draws all that the store tells of a run; of a damaged one without its summary and signals.
+    /// Returns the picture of a run. For a damaged run, summary and signals are left out.
     pub(super) async fn picture(&self, run: &RunId, damaged: bool) -> String {
         let picture = picture(&*self.fixture.store(), run).await;
         let compared = |line: &&str| !damaged || !(line.starts_with("run ") || line.starts_with("signal "));
@@ -183,7 +183,7 @@ async fn read(store: &dyn Store, call: &Call) -> Answer {
         }),
         Call::Load(run, branch, seq) => told(store.load(run, branch, *seq).await, |record| of_bytes(&record)),
         Call::Scan(scan) => told(scan_all(store, scan.clone()).await, |mut found| {
-            // An index may lead past damage.
+            // An index may bypass damage.
             if scan.external.is_some() || scan.about.is_some() {
                 found.damaged.clear();
             }
@@ -224,7 +224,7 @@ fn of_bytes(record: &Record) -> String {
     format!("{} {body:?}", waypost::Digest::of(record.header_bytes()))
 }
 
-/// Returns the damage as the store tells it, else one that is made up for a record that is sound or not there.
+/// Returns the damage as reported by the store, or an invented damage for a sound or missing record.
 async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
     if let Err(StoreError::Damaged { damage, .. }) = store.load(run, branch, seq).await {
         return *damage;
@@ -234,7 +234,7 @@ async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64
 }
 
 impl Call {
-    /// Names the kind of call.
+    /// Returns the name of the kind of call.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Create(..) => "create",

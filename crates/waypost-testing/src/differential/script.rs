@@ -1,4 +1,4 @@
-//! What is called next: random, but with enough sense to reach deep states.
+//! Chooses the next call: at random, but biased to reach deep states.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,30 +11,30 @@ use super::call::{Answer, Call, Who};
 use crate::random::{BRANCHES, Random, STEPS};
 use crate::records::{Links, branch, run_id, run_record, sealed, signal, time};
 
-/// Runs in a sequence: few, so that they meet.
+/// Few runs, so that calls collide.
 const RUNS: [&str; 3] = ["r-1", "r-2", "a"];
-/// Ids of signals: few, so that they repeat.
+/// Few signal ids, so that ids repeat.
 const SIGNALS: [&str; 5] = ["s", "b", "a/../x", "\u{e9}", "10"];
 const BLOBS: [&str; 3] = ["logs/a.log", "b", "../out"];
 
-/// What the script knows of a run.
+/// The script's model of a run.
 struct Known {
     links: Links,
-    /// The token of the lease that is held.
+    /// Token of the current lease.
     held: Option<u64>,
-    /// The token of the newest lease, once its holder died.
+    /// Token of the newest lease, after the death of its holder.
     orphaned: Option<u64>,
-    /// Tokens of leases that are lost for good.
+    /// Tokens of lost leases.
     lost: Vec<u64>,
-    /// Applied since the last damage.
+    /// Batches applied since the last damage.
     applied: Vec<Batch>,
-    /// Branches and the seq of their records that were alone in their batch and have a body.
+    /// Branch and seq of records with a body that were alone in their batch.
     alone: BTreeSet<(BranchPath, u64)>,
-    /// Damaged and not yet moved aside.
+    /// Damaged records outside quarantine.
     damaged: BTreeSet<(BranchPath, u64)>,
-    /// A record of it was damaged once.
+    /// Whether a record of the run was ever damaged.
     was_damaged: bool,
-    /// The branches' records as they are known, by seq, with digests: what is sound.
+    /// Digests of the sound records, by branch and seq.
     sound: BTreeMap<BranchPath, BTreeMap<u64, Digest>>,
 }
 
@@ -78,7 +78,7 @@ impl Known {
         self.lost.extend(self.held.take());
     }
 
-    /// Returns what a repair of the branch continues, if it needs one: its newest record is not sound.
+    /// Returns the record that a repair of the branch continues, if the newest record is damaged.
     fn to_repair(&self, branch: &BranchPath) -> Option<(u64, Digest)> {
         let next = self.links.next(branch);
         let (seq, digest) = self.sound.get(branch)?.last_key_value()?;
@@ -91,7 +91,7 @@ impl Script {
         Self { random: Random::new(seed), runs: BTreeMap::new() }
     }
 
-    /// Returns a run, more often one that is there.
+    /// Returns a run, preferably an existing run.
     fn run(&mut self) -> RunId {
         let known: Vec<_> = self.runs.keys().cloned().collect();
         if known.is_empty() || self.random.chance(5) {
@@ -101,7 +101,7 @@ impl Script {
         }
     }
 
-    /// Returns whose lease is shown: nearly always that of the holder.
+    /// Returns the lease to present, nearly always the holder's.
     fn who(&mut self, run: &RunId) -> Option<Who> {
         let stale = self.random.chance(8);
         let known = self.runs.get(run)?;
@@ -165,7 +165,7 @@ impl Script {
 
     fn blob(&mut self, run: RunId) -> Option<Call> {
         let who = self.who(&run)?;
-        // One thing is wrong at a time: which of two is told first is the store's choice.
+        // Only a single error per call: with two, the reported error is the store's choice.
         let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
         let (name, length) = (self.random.one_of(names).to_owned(), self.random.below(3_000));
         Some(Call::BlobAppend(run, who, name, vec![length as u8; length as usize]))
@@ -194,7 +194,7 @@ impl Script {
         if let Who::Stale(token) = who {
             links.go_on_under(token);
             let mut late = self.random.batch(&mut links, &[branch("main")]);
-            // Not an id that was used.
+            // An unused batch id.
             late.id.count = u64::from(u32::MAX);
             return Some(Call::Append(run, who, late));
         }
@@ -205,7 +205,7 @@ impl Script {
             .collect();
         let unmoved: BTreeSet<_> = known.damaged.iter().map(|(path, _)| path.clone()).collect();
         if let Some((path, (basis, digest))) = broken.first().cloned() {
-            // What is damaged is moved aside first, as the engine does.
+            // As in the engine, damaged records are quarantined before the repair.
             if unmoved.contains(&path) {
                 return self.quarantine(run);
             }
@@ -241,7 +241,7 @@ impl Script {
         Some(Call::Append(run, who, batch))
     }
 
-    /// Sends a batch again that was applied, under the lease that it was applied under.
+    /// Repeats an applied batch under the lease of its first application.
     fn repeated(&mut self, run: &RunId) -> Option<Call> {
         let known = self.runs.get(run)?;
         let (applied, held) = (known.applied.clone(), known.held);
@@ -289,7 +289,7 @@ impl Script {
         match self.random.below(5) {
             0 => query.prefix = Some("r".to_owned()),
             1 => query.workflow = Some("hourly".to_owned()),
-            // What is damaged may be told in another status or time.
+            // A store may list a damaged run with another status or time.
             2 if damaged.is_empty() => {
                 query.statuses = BTreeSet::from([RunStatus::Running, RunStatus::Interrupted])
             }
@@ -321,7 +321,7 @@ impl Script {
 
     fn trim(&mut self, run: RunId) -> Option<Call> {
         let who = self.who(&run)?;
-        // What is damaged is moved aside before states are dropped.
+        // Damaged records are quarantined before states are pruned.
         if !self.runs.get(&run)?.damaged.is_empty() {
             return None;
         }
@@ -329,12 +329,12 @@ impl Script {
         Some(Call::Trim(run, who, self.random.below(5) as u32, mode))
     }
 
-    /// Damages one of the newest records of a branch: what is older may have been trimmed.
+    /// Damages one of the newest records of a branch, because older records may be pruned.
     fn damage(&mut self, run: RunId) -> Option<Call> {
         let path = branch(self.random.one_of(&BRANCHES));
         let known = self.runs.get(&run)?;
         let newest: Vec<_> = known.sound.get(&path)?.keys().rev().take(2).copied().collect();
-        // Something sound stays on every branch.
+        // Every branch keeps a sound record.
         if newest.len() < 2 || !known.damaged.is_empty() {
             return None;
         }
@@ -343,11 +343,11 @@ impl Script {
         alone.then_some(Call::Damage(run, path, seq))
     }
 
-    /// Takes in what the model answered.
+    /// Updates the script with the answer of the model.
     pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
         if let Call::Crash | Call::Close | Call::Damage(..) = call {
             self.runs.values_mut().for_each(|known| {
-                // No copy of a lease outlives its process; it is stale once there is a newer one.
+                // Leases end with their process; the token becomes stale with the next lease.
                 known.orphaned = known.held.take().or(known.orphaned);
             });
         }
@@ -391,7 +391,7 @@ impl Script {
         self.runs.get_mut(run).expect("the model knows no run that the script does not")
     }
 
-    /// Returns the runs that a call may have changed, each with whether it was damaged once.
+    /// Returns the runs that a call may have changed, each with whether it was ever damaged.
     pub(super) fn touched(&self, call: &Call) -> Vec<(RunId, bool)> {
         let touched = |run: &RunId| {
             let damaged = self.runs.get(run).is_some_and(|known| known.was_damaged);

@@ -1,4 +1,4 @@
-//! All that the media can hold when the power comes back.
+//! The possible states of the media after a power cut.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,24 +8,24 @@ use super::SimDisk;
 use super::tree::{Change, Node, Part, Tree};
 use crate::seed::Seeded;
 
-/// With so many unsynced changes or fewer, every subset of them is tried. A careful store has at most a handful
-/// between two syncs; each one more doubles the states.
+/// Most unsynced changes for which every subset is tried. A careful store has a handful between two syncs;
+/// each further change doubles the states.
 pub const EXHAUSTIVE_MAX: usize = 8;
 
-/// The most states in which also every way to tear every write is tried together with every subset. Beyond it, each
-/// write is torn in every way with the others whole or lost, and torn writes together are sampled.
+/// Most states for which every tear of every write is combined with every subset. Beyond that, each write is
+/// torn in every way while the others are whole or lost, and joint tears are sampled.
 const TOGETHER_MAX: usize = 1 << 16;
 
-/// The units in which media write: the sector that is written whole or not at all, and the page that file systems
-/// and most drives write at once.
+/// Write units of media: the atomic sector, and the page size of file systems and most drives.
 const UNITS: [usize; 2] = [512, 4096];
 
-/// How the states are chosen where there are too many to try them all.
+/// How to sample states if there are too many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// Decides which ones are taken.
+    /// Seed of the sample.
     pub seed: u64,
-    /// How many are drawn at random, besides all that are one step away from losing nothing or everything.
+    /// Number of random states, added to all states that differ in one change from losing nothing or
+    /// everything.
     pub draws: usize,
 }
 
@@ -39,11 +39,11 @@ impl Default for Sampling {
 #[derive(Debug, Clone)]
 pub(super) struct Logged {
     pub(super) change: Change,
-    /// What must be synced before it is durable.
+    /// Nodes to sync before the change is durable.
     waits_for: Vec<Node>,
-    /// A sync for it failed: no later one saves it.
+    /// Whether a sync failed: a later sync does not save the change.
     dropped: bool,
-    /// The call that made it, for people.
+    /// The call that made the change, for messages.
     what: Arc<str>,
 }
 
@@ -72,7 +72,7 @@ impl Logged {
         }
     }
 
-    /// The parts in which a write can arrive, other than whole.
+    /// Returns the partial forms in which a write can arrive.
     fn parts(&self) -> Vec<Part> {
         match &self.change {
             Change::Write { offset, bytes, .. } => parts(*offset, offset + bytes.len()),
@@ -81,7 +81,8 @@ impl Logged {
     }
 }
 
-/// The parts of a write of the bytes `from..end` of a file: cut at the first, middle and last border of each unit.
+/// Returns the parts of a write to the bytes `from..end` of a file, cut at the first, middle and last
+/// boundary of each unit.
 fn parts(from: usize, end: usize) -> Vec<Part> {
     let mut cuts = Vec::new();
     for unit in UNITS {
@@ -93,7 +94,7 @@ fn parts(from: usize, end: usize) -> Vec<Part> {
     }
     cuts.sort_unstable();
     cuts.dedup();
-    // The length arrived and no bytes did.
+    // Only the length arrived.
     let mut parts = vec![Part { from, to: from, end }];
     for cut in cuts {
         parts.push(Part { from, to: cut, end: cut });
@@ -103,19 +104,19 @@ fn parts(from: usize, end: usize) -> Vec<Part> {
     parts
 }
 
-/// What became of each change that could be lost: [`LOST`], [`WHOLE`], or its part of that number and two.
+/// Per undecided change: [`LOST`], [`WHOLE`], or the index of a part plus two.
 type Choice = Vec<usize>;
 const LOST: usize = 0;
 const WHOLE: usize = 1;
 
-/// How a disk came out of another one.
+/// The power cut from which a disk resulted.
 #[derive(Clone)]
 pub(super) struct Origin {
     undecided: Arc<[Undecided]>,
     choice: Choice,
 }
 
-/// A change that could be lost.
+/// A change that the power cut may lose.
 struct Undecided {
     index: usize,
     what: Arc<str>,
@@ -139,7 +140,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The states that [`SimDisk::crash_states`] lists.
+/// The states that [`SimDisk::crash_states`] returns.
 pub struct CrashStates {
     media: Tree,
     log: Vec<Logged>,
@@ -202,7 +203,7 @@ impl Iterator for CrashStates {
     }
 }
 
-/// Lists what can become of changes, of which each has so many options. The first choice loses everything.
+/// Lists the choices for changes with these numbers of options. The first choice loses everything.
 fn choices(options: Vec<usize>, sampling: Sampling) -> Box<dyn Iterator<Item = Choice> + Send> {
     let count = options.len();
     if count > EXHAUSTIVE_MAX {
@@ -215,7 +216,7 @@ fn choices(options: Vec<usize>, sampling: Sampling) -> Box<dyn Iterator<Item = C
     Box::new(product(vec![2; count]).chain(one_torn(options.clone())).chain(draws(options, sampling)))
 }
 
-/// Every combination of options.
+/// Lists every combination of options.
 fn product(options: Vec<usize>) -> impl Iterator<Item = Choice> + Send {
     let mut next = Some(vec![LOST; options.len()]);
     std::iter::from_fn(move || {
@@ -233,7 +234,7 @@ fn product(options: Vec<usize>) -> impl Iterator<Item = Choice> + Send {
     })
 }
 
-/// Every way to tear one write, with every subset of the other changes.
+/// Lists every tear of a single write, combined with every subset of the other changes.
 fn one_torn(options: Vec<usize>) -> impl Iterator<Item = Choice> + Send {
     (0..options.len()).flat_map(move |torn| {
         let (count, parts) = (options.len(), options[torn]);
@@ -247,7 +248,8 @@ fn one_torn(options: Vec<usize>) -> impl Iterator<Item = Choice> + Send {
     })
 }
 
-/// What is one step away from losing nothing or everything, and every prefix and suffix of the changes.
+/// Lists the choices that differ in one change from losing nothing or everything, and every prefix and
+/// suffix.
 fn edges(count: usize) -> impl Iterator<Item = Choice> + Send {
     let none = [vec![LOST; count], vec![WHOLE; count]].into_iter();
     none.chain((0..count).flat_map(move |index| {
@@ -260,7 +262,7 @@ fn edges(count: usize) -> impl Iterator<Item = Choice> + Send {
     }))
 }
 
-/// Every subset of the newest changes, with all older ones kept, or all lost.
+/// Lists every subset of the newest changes, with the older changes all kept or all lost.
 fn newest(count: usize) -> impl Iterator<Item = Choice> + Send {
     [WHOLE, LOST].into_iter().flat_map(move |older| {
         product(vec![2; EXHAUSTIVE_MAX]).map(move |newest| {
@@ -271,7 +273,7 @@ fn newest(count: usize) -> impl Iterator<Item = Choice> + Send {
     })
 }
 
-/// Choices at random: mostly lost or whole, one in four in part where that is possible.
+/// Draws random choices: mostly lost or whole, and a quarter partial where possible.
 fn draws(options: Vec<usize>, sampling: Sampling) -> impl Iterator<Item = Choice> + Send {
     let mut seeded = Seeded::new(sampling.seed);
     let mut draw = move |options: usize| {

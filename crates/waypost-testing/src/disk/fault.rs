@@ -1,32 +1,32 @@
-//! What a call asks of the disk, and the ways in which the disk can refuse it.
+//! Disk actions and the errors that a disk can return.
 
 use std::fmt;
 use std::io;
 
 use rustix::io::Errno;
 
-/// What a call does.
+/// The action of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Creates a file.
     CreateNew,
-    /// Opens a file to write to its end.
+    /// Opens a file for appending.
     OpenAppend,
-    /// Reads a file, whole or in part.
+    /// Reads a file or a part of a file.
     Read,
     /// Writes to a file.
     Write,
-    /// Cuts a file off.
+    /// Truncates a file.
     Truncate,
     /// Syncs a file.
     Sync,
-    /// Gives another name.
+    /// Renames a file or folder.
     Rename,
-    /// Gives a second name.
+    /// Adds a hard link.
     HardLink,
-    /// Takes a name away.
+    /// Removes a file name.
     Remove,
-    /// Makes a folder.
+    /// Creates a folder.
     CreateDir,
     /// Removes a folder.
     RemoveDir,
@@ -34,12 +34,12 @@ pub enum Action {
     SyncDir,
     /// Lists a folder.
     List,
-    /// Asks for kind and length.
+    /// Reads kind and length.
     Metadata,
 }
 
 impl Action {
-    /// Says whether it changes what others read from the disk, now or after a power cut.
+    /// Returns whether the action can change later reads, now or after a power cut.
     #[must_use]
     pub const fn changes(self) -> bool {
         !matches!(self, Self::OpenAppend | Self::Read | Self::List | Self::Metadata)
@@ -59,27 +59,27 @@ impl Action {
     }
 }
 
-/// An error that a real disk gives.
+/// An error of a real disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// `EIO`: the medium failed. Any call can meet it.
+    /// `EIO`: media failure. Every call can return it.
     Broken,
-    /// `ENOSPC`: no space is left. A sync meets it too, where space is allotted late.
+    /// `ENOSPC`: the disk is full. A sync can return it with delayed allocation.
     Full,
-    /// `EDQUOT`: this user's share is used up.
+    /// `EDQUOT`: the quota of the user is used up.
     OverQuota,
-    /// `EROFS`: the file system became read-only, as it does when it has found an error in itself.
+    /// `EROFS`: the file system became read-only, for example after an internal error.
     ReadOnly,
-    /// `EINTR`: a signal came first.
+    /// `EINTR`: a signal interrupted the call.
     Interrupted,
 }
 
 impl Refusal {
-    /// All of them.
+    /// All errors.
     pub const ALL: [Self; 5] = [Self::Broken, Self::Full, Self::OverQuota, Self::ReadOnly, Self::Interrupted];
 
-    /// Says whether a call of that kind can meet it on a real system; a fault set on another kind of call does
-    /// nothing.
+    /// Returns whether an action can return this error on a real system. A fault planned for another action
+    /// is ignored.
     #[must_use]
     pub const fn can_meet(self, action: Action) -> bool {
         match self {
@@ -109,11 +109,11 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a call meets instead of doing its work.
+/// A planned fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails. A sync that fails drops what it was to make durable; any other call changes nothing.
+    /// The call fails. A failed sync drops its pending changes; any other failed call changes nothing.
     Refuse(Refusal),
-    /// A write takes only so many bytes, at least one. Other calls are not touched.
+    /// A write accepts only this number of bytes, at least 1. Other calls ignore the fault.
     ShortWrite(usize),
 }

@@ -9,7 +9,7 @@ use super::SimDisk;
 use super::fault::{Action, Fault};
 use super::tree::{Change, Node};
 
-/// A file that stays open although its name may go, and that dies with its disk.
+/// An open file. It survives the removal of its name, but not a power cut.
 #[derive(Debug)]
 pub(super) struct SimFile {
     disk: SimDisk,

@@ -1,30 +1,30 @@
-//! The search for one power cut that makes a program break its promises.
+//! Searches for a power cut that breaks the promises of a program.
 
 use std::fmt;
 
 use super::{Call, Sampling, SimDisk};
 
-/// What a search has looked at. A survey with few states shows little: check the counts too.
+/// The coverage of a search. A survey with few states proves little: assert the counts too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// How many calls the program makes on the disk, so before how many of them it was cut.
+    /// Number of disk calls of the program, and so of power cuts before a call.
     pub calls: u64,
-    /// How many states of the media were checked.
+    /// Number of checked media states.
     pub states: u64,
 }
 
-/// A state of the media that breaks a promise.
+/// A media state that breaks a promise.
 #[derive(Debug, Clone)]
 pub struct Loss {
-    /// The power was cut right before this call of the program, counted from 0.
+    /// Number of the call before which the power was cut, counted from 0.
     pub call: u64,
-    /// What that call is; nothing if the program had ended.
+    /// The call; `None` if the program had ended.
     pub before: Option<Call>,
-    /// The number of the state among those of that power cut, counted from 0.
+    /// Index of the state among the states of that power cut.
     pub state: u64,
-    /// What the power cut took and left.
+    /// The changes lost and kept.
     pub story: String,
-    /// What the check found.
+    /// The finding of the check.
     pub found: String,
 }
 
@@ -39,18 +39,18 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Runs a program again and again, cuts the power before each call that it makes and after its end, and checks every
-/// state that the media can then be in.
+/// Runs a program repeatedly, cuts the power before each call and after the end, and checks every possible
+/// media state.
 ///
-/// Each time, `program` gets a disk of its own, like `start`, and returns what it has acknowledged, also when the
-/// disk died under it. `check` gets that and a disk that was just switched on; it may use the disk in any way, and
-/// run a search of its own on it. The program must make the same calls each time.
+/// Each execution of `program` gets a copy of `start` and returns what it acknowledged, even if the disk
+/// died. `check` gets the acknowledgement and a freshly mounted disk. It may use the disk freely, including a
+/// nested search. The program must make the same calls in every execution.
 ///
 /// # Errors
-/// The first state for which `check` says what is wrong.
+/// The first state for which `check` returns an error.
 ///
 /// # Panics
-/// If the program makes different calls from one time to the next: then nothing was shown.
+/// If the calls differ between executions: then the search proves nothing.
 pub fn first_loss<T>(
     start: &SimDisk,
     sampling: Sampling,

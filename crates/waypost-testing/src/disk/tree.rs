@@ -1,4 +1,4 @@
-//! Files and folders in memory, and the changes that are made to them one at a time.
+//! Files and folders in memory, and atomic changes to them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -10,27 +10,27 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use waypost::disk::Kind;
 
-/// What stands for a file or folder while its names come and go, as an inode number does.
+/// Identity of a file or folder independent of its names, like an inode number.
 pub(super) type Node = u64;
 
-/// The folder that everything is in.
+/// The root folder.
 pub(super) const ROOT: Node = 0;
 
-/// A change, as small as a disk can lose it.
+/// An atomic change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A folder has this name for that node from now on; with `from`, and in the same instant, that one is gone.
+    /// Adds a name for a node to a folder; `from` is removed in the same change.
     Name { folder: Node, name: OsString, node: Node, kind: Kind, from: Option<(Node, OsString)> },
-    /// A name is gone.
+    /// Removes a name.
     Unname { folder: Node, name: OsString },
-    /// Bytes of a file.
+    /// Writes bytes to a file.
     Write { node: Node, offset: usize, bytes: Arc<[u8]> },
-    /// A file ends here now.
+    /// Truncates a file.
     Cut { node: Node, len: usize },
 }
 
-/// Which part of a write reached the media: its bytes from `from` up to `to`, both counted in the file; the file
-/// is then at least `end` long, with zeros where nothing ever stood.
+/// The part of a write that reached the media: bytes `from..to` of the file. The file is then at least `end`
+/// bytes long, with zeros in gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) from: usize,
@@ -38,21 +38,21 @@ pub(super) struct Part {
     pub(super) end: usize,
 }
 
-/// A file or a folder. Shared, so that a copy of a tree costs little and shares what was not changed since.
+/// A file or a folder. The content is shared, so copies of a tree are cheap.
 #[derive(Debug, Clone)]
 pub(super) enum Content {
     File(Arc<Vec<u8>>),
     Folder(Arc<BTreeMap<OsString, Node>>),
 }
 
-/// All files and folders, with names or without.
+/// All files and folders, with or without names.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     nodes: BTreeMap<Node, Content>,
 }
 
 impl Tree {
-    /// Nothing but the root folder.
+    /// Returns a tree with only the root folder.
     pub(super) fn empty() -> Self {
         Self { nodes: BTreeMap::from([(ROOT, Content::Folder(Arc::default()))]) }
     }
@@ -61,7 +61,7 @@ impl Tree {
         self.nodes.get(&node)
     }
 
-    /// The number behind the largest one in use.
+    /// Returns the next unused node number.
     pub(super) fn next_node(&self) -> Node {
         self.nodes.last_key_value().map_or(ROOT, |(node, _)| *node) + 1
     }
@@ -74,7 +74,7 @@ impl Tree {
         }
     }
 
-    /// Finds a node by its path; the path is taken from the root, whether it is absolute or not.
+    /// Returns the node of a path. Relative paths start at the root too.
     pub(super) fn find(&self, path: &Path) -> io::Result<Node> {
         let mut node = ROOT;
         for component in path.components() {
@@ -87,7 +87,7 @@ impl Tree {
         Ok(node)
     }
 
-    /// Finds the folder that a path's last name is in, or would be in.
+    /// Returns the parent folder and the last name of a path.
     pub(super) fn place<'a>(&self, path: &'a Path) -> io::Result<(Node, &'a OsStr)> {
         let name = path.file_name().ok_or(Errno::INVAL)?;
         let folder = self.find(path.parent().unwrap_or(Path::new("")))?;
@@ -103,7 +103,7 @@ impl Tree {
         }
     }
 
-    /// The bytes of a file.
+    /// Returns the bytes of a file.
     pub(super) fn file(&self, node: Node) -> io::Result<&Arc<Vec<u8>>> {
         match self.content(node) {
             Some(Content::File(bytes)) => Ok(bytes),
@@ -126,10 +126,10 @@ impl Tree {
         }
     }
 
-    /// Makes a change; of a write, only the part of it that is given.
+    /// Applies a change, or the given part of a write.
     ///
-    /// Any subset of changes can be made as long as they come in their order: a node that was never named is made
-    /// when something happens to it, and a name that is not there is gone already.
+    /// Any ordered subset of changes can be applied: a missing node is created on first use, and removing a
+    /// missing name does nothing.
     pub(super) fn apply(&mut self, change: &Change, part: Option<Part>) {
         match change {
             Change::Name { folder, name, node, kind, from } => {
@@ -158,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// Forgets every node that no path leads to.
+    /// Removes every node that is not reachable by a path.
     pub(super) fn forget_nameless(&mut self) {
         let mut kept = BTreeMap::new();
         let mut found = vec![ROOT];
@@ -175,7 +175,8 @@ impl Tree {
         self.nodes = kept;
     }
 
-    /// A number that is equal for trees that differ from `base` in the same way, and practically never for others.
+    /// Returns a hash of the differences from `base`: equal for equal trees, and distinct for others in
+    /// practice.
     pub(super) fn fingerprint(&self, base: &Self) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         for (node, content) in &self.nodes {

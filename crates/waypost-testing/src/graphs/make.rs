@@ -1,4 +1,4 @@
-//! Makes a graph of a seed, with steps that say what they did in the world outside.
+//! Makes a random graph from a seed, with steps that log their external effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,32 +12,32 @@ use waypost::{Context, END, Graph, Retry, StepError};
 
 use crate::seed::Seeded;
 
-/// How deep graphs are nested.
+/// Maximum nesting depth of graphs.
 const DEPTH: u64 = 3;
-/// Where a loop stops going round, whatever its route says.
+/// Number of notes at which every loop ends, whatever its route returns.
 const DONE_MAX: usize = 200;
 
-/// A state that lists what was done.
+/// A state that lists the finished work.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Notes {
     pub(super) done: Vec<String>,
 }
 
-/// What steps did, by branch, step and pass.
+/// External effects, by branch, step and iteration.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    /// How often it ran.
+    /// Number of executions.
     pub(super) ran: Mutex<BTreeMap<String, u32>>,
-    /// The keys under which it had its effect.
+    /// Idempotency keys of the effects.
     pub(super) effects: Mutex<BTreeMap<String, BTreeSet<String>>>,
-    /// How often it did what must not be repeated.
+    /// Number of non-idempotent effects.
     pub(super) paid: Mutex<BTreeMap<String, u32>>,
-    /// What was broken does well from now on.
+    /// Whether broken steps now succeed.
     pub(super) is_mended: AtomicBool,
 }
 
 impl Outside {
-    /// Notes that a step runs; returns how often it has by now.
+    /// Counts an execution of a step and returns the new count.
     fn runs(&self, context: &Context) -> u32 {
         let mut ran = self.ran.lock().unwrap();
         let times = ran.entry(name_of(context)).or_default();
@@ -63,7 +63,7 @@ fn name_of(context: &Context) -> String {
     format!("{}/{}{:?}", context.branch(), context.step(), context.iteration())
 }
 
-/// A graph, what its steps do outside, and where it is held.
+/// A graph, the log of its effects, and its holds.
 pub(super) struct Made {
     pub(super) graph: Graph<Notes>,
     pub(super) outside: Arc<Outside>,
@@ -72,7 +72,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Makes the graph of a seed: the same one each time, with a world outside of its own.
+    /// Makes the graph of a seed. The graph is deterministic; the effects log is new.
     pub(super) fn of(seed: u64) -> Self {
         let outside = Arc::<Outside>::default();
         let mut maker = Maker { random: Seeded::new(seed), outside: outside.clone(), made: 0 };
@@ -88,17 +88,17 @@ impl Made {
     }
 }
 
-/// Which failures a piece may have, so that how a run ends does not depend on which of two comes first.
+/// The failures that a piece may contain, chosen so that the result does not depend on the order of failures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Failing {
-    /// Those that end the run until they are mended.
+    /// Failures that end the run until mended.
     Mended,
-    /// Those that nothing mends, right in a branch of a fork that collects.
+    /// Permanent failures, directly in a branch of a collecting fork.
     Collected,
     Never,
 }
 
-/// The first and the last step of a piece of a graph.
+/// The first and last step of a piece of a graph.
 struct Piece {
     first: String,
     last: String,
@@ -110,7 +110,7 @@ impl Piece {
     }
 }
 
-/// What a step does.
+/// The behaviour of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Does {
     Note,
@@ -134,7 +134,7 @@ impl Maker {
         format!("s{}", self.made)
     }
 
-    /// A step of a random kind.
+    /// Adds a step with a random behaviour.
     fn step(&mut self, builder: Builder<Notes>, failing: Failing) -> (Builder<Notes>, Piece) {
         let does = match (self.random.below(11), failing) {
             (0 | 1, _) => Does::FailOnce,
@@ -158,7 +158,7 @@ impl Maker {
         (builder, Piece::step(&name))
     }
 
-    /// A piece of a graph, at most so deep.
+    /// Adds a random piece with at most this nesting depth.
     fn piece(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
         match if depth == 0 { 0 } else { self.random.below(8) } {
             0 | 1 => self.step(builder, failing),
@@ -209,7 +209,7 @@ impl Maker {
         (builder, Piece { first: before.first, last: join })
     }
 
-    /// A piece that is gone through twice or three times.
+    /// Adds a loop with two or three iterations.
     fn loops(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
         let (builder, body) = self.piece(builder, depth - 1, failing);
         let (builder, gate) = self.step(builder, failing);
@@ -229,7 +229,7 @@ impl Maker {
         (builder, Piece { first: body.first, last: exit.last })
     }
 
-    /// A graph in the graph.
+    /// Adds a nested graph.
     fn inner(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
         let (inner, piece) = self.piece(Graph::builder("inner"), depth - 1, failing);
         let inner = inner.edge(&piece.last, END).start(&piece.first).build().unwrap();
@@ -273,7 +273,7 @@ impl Maker {
     }
 }
 
-/// Does what a step is to do; returns what it notes.
+/// Performs the work of a step and returns its note.
 async fn work(does: Does, outside: &Outside, context: &Context) -> Result<String, StepError> {
     let times = outside.runs(context);
     let mut noted = context.step().to_string();

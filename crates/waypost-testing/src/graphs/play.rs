@@ -1,4 +1,4 @@
-//! Works on a run until it is done, session by session, whatever ends each of them.
+//! Resumes a run until its end, whatever ends each session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::contract::{Place, StoreFixture};
 use crate::faulty::{Fault, FaultyStore};
 use crate::seed::Seeded;
 
-/// Sessions after which a run that does not end is wrong: more than any graph here has crashes, questions and holds.
+/// Most sessions of a run: more than the crashes, questions and holds of any graph here.
 const SESSIONS_MAX: usize = 300;
 
-/// What happens to the sessions of a run.
+/// The disturbances of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Disturbance {
-    /// Each session dies at this call to the store,
+    /// Number of the store call at which a session dies.
     pub(super) nth: u64,
     pub(super) fault: Fault,
-    /// as long as this lasts.
+    /// Number of sessions that die.
     pub(super) deaths: u32,
-    /// After a death, the newest record of a branch is damaged.
+    /// After a death, damages the newest record of a branch.
     pub(super) damage: Option<Seeded>,
 }
 
@@ -39,22 +39,22 @@ impl Default for Disturbance {
     }
 }
 
-/// How a run ended, and what it did.
+/// The end of a run and its effects.
 #[derive(Debug)]
 pub(super) struct Played {
     pub(super) status: RunStatus,
     pub(super) state: Notes,
-    /// Calls to the store in all sessions.
+    /// Store calls in all sessions.
     pub(super) calls: u64,
-    /// How many effects each step had.
+    /// Number of effects per step.
     pub(super) effects: BTreeMap<String, usize>,
-    /// How often each step did what must not be repeated.
+    /// Number of non-idempotent effects per step.
     pub(super) paid: BTreeMap<String, u32>,
-    /// How often somebody decided that it was to be done again.
+    /// Number of decisions to repeat a step.
     pub(super) decided: BTreeMap<String, u32>,
 }
 
-/// A store that crashes and comes back, with an engine over it.
+/// A store that crashes and reopens, with an engine.
 struct Site {
     fixture: Box<dyn StoreFixture>,
     store: Arc<FaultyStore>,
@@ -68,7 +68,7 @@ impl Site {
     }
 
     async fn reopen(&mut self) {
-        // The old one lets go of its locks first.
+        // Drops the old store first, which releases its locks.
         self.store = FaultyStore::around(Arc::new(MemoryStore::new()));
         self.engine = Engine::new(self.store.clone());
         self.fixture.reopen().await;
@@ -81,8 +81,8 @@ fn run_id() -> RunId {
     RunId::new("r").unwrap()
 }
 
-/// Works on a run until it is done: answers every question, mends what failed, and decides that what is in doubt is
-/// done again.
+/// Works on a run until its end. Answers every question, mends failures, and decides to repeat steps in
+/// doubt.
 pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) -> Played {
     let mut site = Site::new((kind.fresh)());
     let (mut calls, mut decided, mut from) = (0, BTreeMap::<String, u32>::new(), None);
@@ -114,13 +114,13 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
                         Cause::InDoubt(at) => {
                             format!("{}/{}{:?}", question.branch, question.step, at.iteration)
                         }
-                        // In which pass, nobody knows.
+                        // The iteration is unknown.
                         Cause::InLost(_) => format!("{}/{}", question.branch, question.step),
                         cause => panic!("{cause:?}"),
                     };
                     *decided.entry(name).or_default() += 1;
                 }
-                // The newest sound one.
+                // The newest sound record.
                 let heads = site.store.heads(&run_id(), &Page::default()).await.unwrap().heads;
                 from = Some(heads[0].record.header().seq);
             }
@@ -143,7 +143,7 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
     panic!("it does not end");
 }
 
-/// Works until the planned death; returns how the session ended if it ended before.
+/// Runs a session until the planned death; returns its outcome if it ended before.
 async fn session(site: &Site, made: &Made, from: Option<u64>) -> Option<Result<Outcome<Notes>, RunError>> {
     let work = async {
         match from {
@@ -173,7 +173,7 @@ fn told(made: &Made, outcome: Outcome<Notes>, calls: u64, decided: BTreeMap<Stri
     }
 }
 
-/// What is recorded as finished, with how often it has run so far.
+/// Returns the steps recorded as finished, each with the number of executions so far.
 async fn finished(site: &Site, made: &Made) -> BTreeMap<String, u32> {
     let mut scan = Scan::of(&run_id());
     let mut finished = BTreeMap::new();
@@ -194,7 +194,7 @@ async fn finished(site: &Site, made: &Made) -> BTreeMap<String, u32> {
     }
 }
 
-/// Damages the newest record of an open branch that has an older one to fall back to.
+/// Damages the newest record of an open branch that has an older record with a body.
 async fn damage(site: &mut Site, random: &mut Seeded) {
     let Ok(heads) = site.store.heads(&run_id(), &Page::default()).await else { return };
     let mut found: Vec<(BranchPath, u64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Opaque chains: the graphs whose steps share one state and choose the next step.
+//! Opaque chains: graphs with a shared state and routes.
 
 pub(super) mod drive;
 mod play;

@@ -1,4 +1,4 @@
-//! Oracles: what is wrong with a run at rest. They compare what executions read, never digests.
+//! Oracles: the defects of a run at rest. Oracles compare the values that executions read, never digests.
 
 use super::Engine;
 use super::definition::{Kind, MAIN, OnItemFailure, Parent, Step, StepPath, children};
@@ -8,7 +8,7 @@ use super::position::{Activity, End, How, Truth};
 use super::request::Request;
 use crate::seed::Seeded;
 
-/// Returns the defects of a run at rest; none if it is as a run without interruption would be.
+/// Returns the defects of a run at rest, compared with a run without interruption.
 pub fn check(engine: &Engine) -> Vec<String> {
     let mut checks = Checks { engine, has_failed: !engine.failures().is_empty(), found: Vec::new() };
     checks.scope(MAIN);
@@ -25,7 +25,7 @@ pub fn check(engine: &Engine) -> Vec<String> {
 /// Changes the world, plans, resumes, and returns the defects of the plan.
 ///
 /// # Errors
-/// [`Halt::NoEnd`]: plan or resume find no end.
+/// [`Halt::NoEnd`]: plan or resume does not end.
 pub fn check_plan(
     random: &mut Seeded,
     engine: &mut Engine,
@@ -79,7 +79,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Says whether a failed item of a fan-out above left steps of a scope unstarted.
+    /// Returns whether a failed item of a fan-out above stopped the scope before all of its steps started.
     fn is_stopped(&self, scope: &str) -> bool {
         let Some(parent) = Parent::of(scope) else { return false };
         let Some(opener) = self.engine.step(&parent.scope, &parent.opener) else { return false };
@@ -133,7 +133,7 @@ impl Checks<'_> {
         }
     }
 
-    /// A completed leaf was executed with what it is given now, by its definition of today.
+    /// A completed leaf was executed with its current input and current definition.
     fn leaf(&mut self, path: &StepPath, step: &Step, end: &End) {
         let engine = self.engine;
         if end.how != How::Completed {
@@ -160,7 +160,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Each step that a request told to run again did, if it counts.
+    /// Each requested step ran again, if it is in force.
     fn requests(&mut self) {
         let engine = self.engine;
         for path in &engine.must_run {

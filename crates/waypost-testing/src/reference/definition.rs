@@ -1,4 +1,4 @@
-//! Definitions: the steps of a workflow, and the versions of a step whose results are accepted.
+//! Definitions: the steps of a workflow, and the accepted versions of a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// The name of a step, a scope, an item or a file.
 pub type Name = Arc<str>;
-/// The steps of a scope, in the order of the file: each after its needs.
+/// The steps of a scope in file order: each step follows its needs.
 pub type Steps = Arc<[Arc<Step>]>;
 
 /// The main scope. Other scopes are named by their path: `main/each:x/group~2`.
@@ -17,7 +17,7 @@ pub const MAIN: &str = "main";
 pub struct StepPath {
     /// The scope.
     pub scope: Name,
-    /// The step in it.
+    /// The step in the scope.
     pub step: Name,
 }
 
@@ -34,10 +34,10 @@ impl fmt::Debug for StepPath {
     }
 }
 
-/// What a step consists of.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// One execution.
+    /// A single execution.
     Leaf,
     /// A scope for each pass.
     Group,
@@ -48,62 +48,62 @@ pub enum Kind {
 /// The condition of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Its needs succeeded.
+    /// All needs succeeded.
     Success,
-    /// Its needs ended.
+    /// All needs ended.
     Always,
     /// A step upstream failed.
     Failure,
-    /// Hook: the step that it belongs to succeeded.
+    /// Hook: the step of the hook succeeded.
     OnSuccess,
-    /// Hook: the step that it belongs to failed.
+    /// Hook: the step of the hook failed.
     OnFailure,
 }
 
 impl When {
-    /// Says whether the step is a hook.
+    /// Returns whether the condition makes the step a hook.
     pub const fn is_hook(self) -> bool {
         matches!(self, Self::OnSuccess | Self::OnFailure)
     }
 }
 
-/// What a failed item of a fan-out means for the others.
+/// The effect of a failed item on the other items of a fan-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnItemFailure {
-    /// They run all the same.
+    /// The other items continue.
     DeadLetter,
-    /// No further step of theirs starts.
+    /// The other items start no further step.
     Stop,
 }
 
-/// One step of a workflow.
+/// A step of a workflow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Its first name: a renamed step keeps it.
+    /// The first name of the step; a renamed step keeps it.
     pub id: Name,
-    /// What it consists of.
+    /// The kind of the step.
     pub kind: Kind,
-    /// Steps that it needs.
+    /// Needed steps.
     pub needs: Vec<Name>,
-    /// Steps whose outputs it reads without needing them: they are upstream too.
+    /// Steps that are read but not needed; these are upstream too.
     pub reads: Vec<Name>,
-    /// Its condition.
+    /// The condition.
     pub when: When,
-    /// `if`: the step is skipped where the output of this need is 0, 3 or 6.
+    /// `if`: the step is skipped if the output of this need is 0, 3 or 6.
     pub skip_if: Option<Name>,
-    /// The version of its text: its definition digest.
+    /// The version of the step's text, in place of a definition digest.
     pub version: u32,
-    /// Whether it may be repeated unasked.
+    /// Whether the step may run again without a question.
     pub idempotent: bool,
-    /// Whether its failure is tolerated.
+    /// Whether a failure is tolerated.
     pub continue_on_error: bool,
-    /// The file that it writes and pins. `$S` is its scope: without it, scopes share the file.
+    /// The written and pinned file. `$S` is replaced by the scope; without `$S`, scopes share the file.
     pub file: Option<Name>,
-    /// Its output is what it read, modulo this number.
+    /// The output is the input modulo this number.
     pub output_modulus: i64,
-    /// Its file is what it read, modulo this number: 1 means that a rerun writes the same.
+    /// The file content is the input modulo this number; with 1, a rerun writes the same content.
     pub file_modulus: i64,
-    /// Its file is that of an upstream step, edited in place.
+    /// Whether the step edits the file of an upstream step in place.
     pub edits: bool,
     /// The steps of its child scopes.
     pub body: Steps,
@@ -111,16 +111,16 @@ pub struct Step {
     pub items: Vec<Name>,
     /// The passes of a group.
     pub passes: u32,
-    /// How many failed items a fan-out tolerates.
+    /// The number of failed items that a fan-out tolerates.
     pub failures_max: usize,
-    /// What a failed item means for the other items.
+    /// The effect of a failed item on the other items.
     pub on_item_failure: OnItemFailure,
-    /// How often a failed execution is repeated before the failure counts.
+    /// The number of retries before a failure counts.
     pub retries: u32,
 }
 
 impl Step {
-    /// Returns a leaf that needs nothing and pins nothing.
+    /// Returns a leaf without needs and pins.
     pub fn leaf(id: &str) -> Self {
         Self {
             id: id.into(),
@@ -145,28 +145,28 @@ impl Step {
         }
     }
 
-    /// Says whether the step has no children.
+    /// Returns whether the step has no children.
     pub fn is_leaf(&self) -> bool {
         self.kind == Kind::Leaf
     }
 
-    /// Returns the steps that it needs or reads.
+    /// Returns the steps that this step needs or reads.
     pub fn upstream(&self) -> impl Iterator<Item = &Name> {
         self.needs.iter().chain(&self.reads)
     }
 
-    /// Returns its file in that scope.
+    /// Returns the step's file in a scope.
     pub fn file_in(&self, scope: &str) -> Option<Name> {
         self.file.as_ref().map(|file| file.replace("$S", scope).into())
     }
 }
 
-/// A workflow, with the results of other versions that a person accepted.
+/// A workflow, with the accepted versions of its steps.
 #[derive(Debug, Clone)]
 pub struct Definition {
     /// The steps of the main scope.
     pub steps: Steps,
-    /// The versions of a step whose results count as results of its version of today.
+    /// Per step, the versions whose results count as results of the current version.
     pub accepted: BTreeMap<Name, BTreeSet<u32>>,
 }
 
@@ -176,12 +176,12 @@ impl Definition {
         Self { steps, accepted: BTreeMap::new() }
     }
 
-    /// Says whether a result of that version counts as a result of the step of today.
+    /// Returns whether a result of `version` counts as a result of the current step.
     pub fn accepts(&self, step: &Step, version: u32) -> bool {
         version == step.version || self.accepted.get(&step.id).is_some_and(|all| all.contains(&version))
     }
 
-    /// Returns the steps of a scope, in the order of the file; none where its opener is gone.
+    /// Returns the steps of a scope in file order; empty if its opener was removed.
     pub fn steps_of(&self, scope: &str) -> Steps {
         let mut steps = self.steps.clone();
         for part in scope.split('/').skip(1) {
@@ -193,21 +193,21 @@ impl Definition {
     }
 }
 
-/// The pass of an opener whose child a scope is.
+/// The parent of a child scope: an opener and its pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
     /// The scope of the opener.
     pub scope: Name,
     /// The opener.
     pub opener: Name,
-    /// The pass: 1 for an item.
+    /// The pass; 1 for an item.
     pub pass: u32,
-    /// The item, of a fan-out.
+    /// The item, for a fan-out.
     pub item: Option<Name>,
 }
 
 impl Parent {
-    /// Returns the parent of a scope; none for the main scope.
+    /// Returns the parent of a scope; `None` for the main scope.
     pub fn of(scope: &str) -> Option<Self> {
         let (up, part) = scope.rsplit_once('/')?;
         if let Some((opener, item)) = part.split_once(':') {
@@ -218,7 +218,7 @@ impl Parent {
     }
 }
 
-/// Returns the child scopes of a step at that pass.
+/// Returns the child scopes of a step in a pass.
 pub fn children(scope: &str, step: &Step, pass: u32, items: &[Name]) -> Vec<Name> {
     match step.kind {
         Kind::ForEach => items.iter().map(|item| format!("{scope}/{}:{item}", step.id).into()).collect(),
@@ -226,12 +226,12 @@ pub fn children(scope: &str, step: &Step, pass: u32, items: &[Name]) -> Vec<Name
     }
 }
 
-/// Returns all leaves of these steps, nested ones included.
+/// Returns all leaves of the steps, including nested leaves.
 pub fn leaves(steps: &[Arc<Step>]) -> Vec<Arc<Step>> {
     all(steps).into_iter().filter(|step| step.is_leaf()).collect()
 }
 
-/// Returns all of these steps, nested ones included, each before its body.
+/// Returns the steps and all nested steps, each before its body.
 pub fn all(steps: &[Arc<Step>]) -> Vec<Arc<Step>> {
     let mut found = Vec::new();
     for step in steps {

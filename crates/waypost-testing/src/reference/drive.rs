@@ -1,8 +1,9 @@
-//! Generated workflows through the real engine, on the store in memory, with a crash at each call to the store.
+//! Runs generated workflows on the real engine with the memory store and a crash at each store call.
 //!
-//! `script` makes a workflow and rounds of trouble, and takes the executions of each round from the model. `program`
-//! gives the workflow to the engine. `outside` is the world that its steps read and write, with the oracles. `play`
-//! runs a script undisturbed and then with crashes. Only the public interface of the engine is used.
+//! `script` generates a workflow and its rounds of trouble, and takes the expected executions from the model.
+//! `program` presents the workflow to the engine. `outside` is the world of the steps, with the oracles.
+//! `play` runs a script undisturbed and then with crashes. The module uses only the public interface of the
+//! engine.
 
 mod command;
 mod outside;

@@ -23,7 +23,7 @@ use super::rule::{Rule, Rules};
 use super::world::World;
 use crate::seed::Seeded;
 
-/// In how many of a hundred questions a person confirms the old result: both answers are common.
+/// Percentage of questions in which a person confirms the old result, so that both answers are common.
 const CONFIRM_PERCENT: u64 = 40;
 
 /// Why a resume ended early.
@@ -31,25 +31,25 @@ const CONFIRM_PERCENT: u64 = 40;
 pub enum Halt {
     /// The process died: memory is lost, files and records remain.
     Crash,
-    /// It finds broken evidence for ever: a defect of the model.
+    /// Evidence stays broken forever: a defect of the model.
     NoEnd,
 }
 
-/// Whether a failure stops what does not depend on it.
+/// Whether a failure stops steps that do not depend on the failed step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// A failure passes over what has not started in its scope.
+    /// A failure passes over all unstarted steps in its scope.
     FailFast,
-    /// Only what depends on a failure is passed over.
+    /// A failure passes over only its dependents.
     KeepGoing,
 }
 
-/// What stays reusable of invalidated steps.
+/// Whether the results of invalidated steps stay reusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// All of it.
+    /// The results stay reusable.
     Keep,
-    /// Nothing: a person requested a rerun.
+    /// The results are dropped: a person requested a rerun.
     Drop,
 }
 
@@ -58,7 +58,7 @@ pub(super) enum Mode {
 struct Committed {
     positions: BTreeMap<Name, Arc<Position>>,
     definition: Definition,
-    /// How many executions there were.
+    /// The number of executions so far.
     executed: usize,
 }
 
@@ -75,27 +75,27 @@ pub struct Engine {
     pub positions: BTreeMap<Name, Position>,
     /// The definition in memory.
     pub definition: Definition,
-    /// How failures are treated.
+    /// The failure policy.
     pub policy: FailurePolicy,
-    /// The commit at which the process dies.
+    /// The commit at which the process crashes.
     pub crash_at: Option<usize>,
-    /// Commits since this number was set to 0.
+    /// Commits since the last reset of this counter.
     pub commits: usize,
-    /// Steps that this resume neither reuses nor runs: their evidence cannot be verified.
+    /// Steps that this resume neither reuses nor runs, because their evidence cannot be verified.
     pub blocked: BTreeSet<StepPath>,
-    /// Whether two steps undo each other, so that the resume stopped.
+    /// Whether the resume stopped because two steps undo each other.
     pub stopped: bool,
-    /// In how many of a hundred questions a person confirms the old result.
+    /// Percentage of questions in which a person confirms the old result.
     pub confirm_percent: u64,
-    /// How often a person was asked.
+    /// The number of questions.
     pub asked: usize,
-    /// How many results were reused.
+    /// The number of reused results.
     pub reused: usize,
-    /// Steps that a request or a question lets run again.
+    /// Steps that may run again after a request or a question.
     pub may_rerun: BTreeSet<StepPath>,
-    /// Steps that a request told to run again.
+    /// Steps that must run again after a request.
     pub must_run: BTreeSet<StepPath>,
-    /// What a plan says of each leaf.
+    /// The planned action of each leaf.
     pub planned: BTreeMap<StepPath, Planned>,
     rules: Rules,
     random: Seeded,
@@ -111,7 +111,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Returns an engine at the beginning of a run.
+    /// Returns an engine at the start of a run.
     pub fn new(steps: Steps, policy: FailurePolicy, rules: Rules, random: Seeded) -> Self {
         let definition = Definition::new(steps);
         Self {
@@ -142,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Returns how many commits there were in the whole run.
+    /// Returns the number of commits of the whole run.
     pub fn history(&self) -> usize {
         self.history.len()
     }
@@ -175,7 +175,7 @@ impl Engine {
         self.rules.on(rule)
     }
 
-    /// Returns the position of a scope, for a change in the next commit.
+    /// Returns the position of a scope and marks it for the next commit.
     fn change(&mut self, scope: &str) -> &mut Position {
         if !self.changed.contains(scope) {
             self.changed.insert(scope.into());
@@ -183,7 +183,7 @@ impl Engine {
         self.positions.get_mut(scope).expect("the scope was opened")
     }
 
-    /// Writes all changed positions to disk in one batch. A plan writes nothing.
+    /// Writes all changed positions to disk in a single batch. A plan writes nothing.
     fn commit(&mut self) -> Result<(), Halt> {
         if self.is_plan {
             self.changed.clear();

@@ -10,23 +10,23 @@ use super::request::Adoption;
 use super::world::{Failing, World};
 use crate::seed::Seeded;
 
-/// Features that a workflow or a world makes use of.
+/// Features of a workflow or world.
 pub type Features = BTreeSet<Feature>;
 
 const LETTERS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-/// Openers nest this deep: deeper ones repeat what two levels show, at a multiple of the time.
+/// Maximum nesting of openers: deeper nesting repeats the cases of two levels at a multiple of the time.
 const DEPTH_MAX: u32 = 2;
 const ITEMS: [&str; 3] = ["x", "y", "z"];
 
-/// Returns whether a chance of that many percent comes true.
+/// Returns `true` with this probability in percent.
 pub fn chance(random: &mut Seeded, percent: u64) -> bool {
     random.below(100) < percent
 }
 
-/// Returns one of several values.
+/// Returns a random entry.
 ///
 /// # Panics
-/// If there is none.
+/// If the list is empty.
 pub fn one_of<T: Clone>(random: &mut Seeded, values: &[T]) -> T {
     values[random.below(values.len() as u64) as usize].clone()
 }
@@ -50,7 +50,7 @@ fn steps(random: &mut Seeded, features: &Features, depth: u32, prefix: &str) -> 
     made.into()
 }
 
-/// The place of a new step: its depth, and the steps before it.
+/// The place of a new step: its depth and the earlier steps.
 #[derive(Clone, Copy)]
 struct Site<'a> {
     depth: u32,
@@ -90,7 +90,7 @@ fn step(random: &mut Seeded, features: &Features, id: &str, site: Site<'_>) -> S
 }
 
 fn leaf(random: &mut Seeded, features: &Features, step: &mut Step, earlier: &[Arc<Step>]) {
-    // The last writer of each file: a file is edited in order, never by two steps at a time.
+    // The last writer of each file: steps edit a file in order, never concurrently.
     let writers = earlier.iter().filter_map(|step| Some((step.file.clone()?, step)));
     let last: BTreeMap<Name, &Arc<Step>> = writers.collect();
     let owner = last.values().find(|owner| step.needs.contains(&owner.id));
@@ -148,7 +148,7 @@ fn hooks(random: &mut Seeded, id: &str) -> Vec<Arc<Step>> {
     edges.into_iter().map(hook).collect()
 }
 
-/// Returns the steps, each changed by `change`, nested ones first. A step without a change is removed.
+/// Returns the steps after `change`, applied to nested steps first. A step mapped to `None` is removed.
 fn edit(steps: &[Arc<Step>], change: &mut impl FnMut(Step) -> Option<Step>) -> Steps {
     let mut edited = Vec::new();
     for step in steps {
@@ -220,7 +220,7 @@ fn with_new_step(random: &mut Seeded, engine: &mut Engine, steps: Steps) -> Step
     steps.iter().cloned().chain([Arc::new(new)]).collect()
 }
 
-/// Removes needs that are gone. Other needs are another definition.
+/// Removes needs on removed steps. Changed needs change the definition.
 fn without_gone_needs(steps: Steps, version: u32, mut adoption: Adoption) -> Adoption {
     let ids: BTreeSet<Name> = all(&steps).iter().map(|step| step.id.clone()).collect();
     adoption.steps = edit(&steps, &mut |mut step| {

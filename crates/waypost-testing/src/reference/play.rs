@@ -54,12 +54,12 @@ impl Feature {
     ];
 }
 
-/// How much plays have seen.
+/// Counters over plays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Runs at rest.
     pub rests: usize,
-    /// Those with failures.
+    /// Runs at rest with failures.
     pub failed: usize,
     /// Crashes.
     pub crashes: usize,
@@ -75,11 +75,11 @@ pub struct Statistics {
     pub rejoined: usize,
 }
 
-/// A crash is planned for so many attempts of a resume; later ones reach rest.
+/// Attempts of a resume that may crash; later attempts reach rest.
 const CRASHING_ATTEMPTS: u32 = 5;
 const ATTEMPTS_MAX: u32 = 12;
 
-/// Plays one random workflow, and returns its defects.
+/// Plays a random workflow and returns its defects.
 pub fn play(seed: u64, features: &Features, rules: &Rules, statistics: &mut Statistics) -> Vec<String> {
     let mut random = Seeded::new(seed);
     let steps = workflow(&mut random, features);
@@ -169,7 +169,7 @@ impl Play<'_> {
         }
     }
 
-    /// Returns a leaf that failed or is unfinished, where there is one.
+    /// Returns a failed or unfinished leaf, if any.
     fn step_to_skip(&mut self) -> StepPath {
         let engine = &self.engine;
         let scopes = engine.positions.iter().filter(|(scope, _)| engine.in_force(scope));
@@ -195,7 +195,7 @@ impl Play<'_> {
         if ended.is_empty() { StepPath::new(MAIN, "?") } else { one_of(&mut self.random, &ended) }
     }
 
-    /// Resumes with crashes until rest. A request that is in the store is not made again.
+    /// Resumes with crashes until rest. A request that is already in the store is not repeated.
     fn resume_to_rest(&mut self, mut request: Request, round: Round) -> Result<bool, Halt> {
         for attempt in 0..ATTEMPTS_MAX {
             self.engine.commits = 0;
@@ -226,7 +226,7 @@ impl Play<'_> {
         Ok(false)
     }
 
-    /// Nothing fails any more: failed items are retried, then a resume is idle.
+    /// Ends all failures: failed items are retried, and then a resume is idle.
     fn end(&mut self) -> Result<Vec<String>, Halt> {
         for _ in 0..2 {
             if self.features.contains(&Feature::DeadLetters) {
@@ -254,7 +254,7 @@ impl Play<'_> {
     }
 }
 
-/// Returns all features in combination.
+/// Returns the set of all features.
 pub fn all_features() -> Features {
     BTreeSet::from(Feature::ALL)
 }

@@ -1,4 +1,4 @@
-//! Records of a scope: ends, unfinished steps, and the position that holds them.
+//! Records of a scope: ends, unfinished steps, and the position.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -25,15 +25,15 @@ impl Digest {
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Content {
-    /// What a completed step wrote.
+    /// The content written by a completed step.
     Number(i64),
-    /// What a failed step left.
+    /// The content left by a failed step.
     Half,
-    /// In a plan: what a step that would run leaves.
+    /// In a plan: the content after a step that would run.
     Unknown,
 }
 
-/// Values in clear, for the oracles.
+/// Plain values for the oracles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Truth {
     /// Nothing.
@@ -41,7 +41,7 @@ pub enum Truth {
     Nothing,
     /// An output.
     Number(i64),
-    /// A value that equals only itself.
+    /// A value equal only to itself.
     Unique(u64),
     /// A state.
     Digest(Digest),
@@ -49,71 +49,71 @@ pub enum Truth {
     Name(Name),
     /// A file and its content.
     Pin(Pin),
-    /// How a step ended.
+    /// The status of an end.
     How(How),
     /// Several values.
     List(Arc<[Truth]>),
 }
 
 impl Truth {
-    /// Returns several values as one.
+    /// Combines several values.
     pub fn list(values: impl IntoIterator<Item = Self>) -> Self {
         Self::List(values.into_iter().collect())
     }
 }
 
-/// What a step and the steps upstream of it produced, in clear.
+/// The plain results of a step and its upstream steps.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Provenance {
-    /// Its outputs.
+    /// The outputs of the step.
     pub output: Truth,
-    /// Its pins, and those of all steps upstream.
+    /// The pins of the step and of all upstream steps.
     pub pins: Truth,
 }
 
 impl Provenance {
-    /// Returns both as one value.
+    /// Combines output and pins.
     pub fn whole(&self) -> Truth {
         Truth::list([self.output.clone(), self.pins.clone()])
     }
 }
 
-/// A file with the content that it had when its step ended: evidence.
+/// Evidence: a file with its content at the end of the step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pin {
     /// The file.
     pub file: Name,
-    /// Its content.
+    /// The content.
     pub content: Content,
 }
 
-/// What an end was made from.
+/// The inputs of an end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Trace {
     /// The input of the scope.
     pub input: Digest,
     /// The pass.
     pub pass: u32,
-    /// For each need, its output digest and pin digest.
+    /// Per need, its output digest and pin digest.
     pub needs: BTreeMap<Name, Digest>,
-    /// For each step that is only read, its output digest.
+    /// Per step that is only read, its output digest.
     pub reads: BTreeMap<Name, Digest>,
-    /// Both digests of the pass before.
+    /// Both digests of the previous pass.
     pub previous_pass: Option<Digest>,
 }
 
-/// How a step ended.
+/// The status of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum How {
-    /// It completed.
+    /// The step completed.
     Completed,
-    /// It failed, and the failure is tolerated.
+    /// The step failed, and the failure is tolerated.
     Tolerated,
-    /// Its condition was false.
+    /// The condition was false.
     Skipped,
-    /// It failed.
+    /// The step failed.
     Failed,
-    /// It was passed over because of a failure.
+    /// The step was passed over because of a failure.
     PassedOver,
 }
 
@@ -122,59 +122,59 @@ pub enum How {
 pub struct End {
     /// The number of the record.
     pub number: u64,
-    /// How the step ended.
+    /// The status.
     pub how: How,
     /// The pass.
     pub pass: u32,
-    /// The version of the definition that made it, apart from the trace: other versions can be accepted.
+    /// The version of the definition. It is not part of the trace, because other versions can be accepted.
     pub version: u32,
-    /// What it was made from.
+    /// The inputs.
     pub trace: Trace,
-    /// The digest of its outputs and status.
+    /// The digest of outputs and status.
     pub output_digest: Digest,
-    /// The digest of the pins of the step and of all steps upstream.
+    /// The digest of the pins of the step and of all upstream steps.
     pub pin_digest: Digest,
-    /// Its output.
+    /// The output.
     pub output: Option<i64>,
-    /// Its evidence.
+    /// The evidence.
     pub pins: Vec<Pin>,
-    /// The end of the pass before.
+    /// The end of the previous pass.
     pub before: Option<Arc<End>>,
     /// The frozen list of a fan-out.
     pub items: Vec<Name>,
-    /// Of an opener: the number of the opening, which its children carry too.
+    /// For an opener: the number of the opening, which is also stored in its children.
     pub opening: u64,
     /// Whether a person skipped the step.
     pub by_hand: bool,
-    /// Whether a step upstream failed.
+    /// Whether an upstream step failed.
     pub failed_upstream: bool,
-    /// For the oracles: the outputs and pins in clear.
+    /// For the oracles: the plain outputs and pins.
     pub truth: Provenance,
 }
 
 impl End {
-    /// Says whether the step was executed to an end that counts as a success.
+    /// Returns whether the step was executed and counts as a success.
     pub const fn ran(&self) -> bool {
         matches!(self.how, How::Completed | How::Tolerated)
     }
 
-    /// Says whether the step failed or was passed over.
+    /// Returns whether the step failed or was passed over.
     pub const fn is_dead(&self) -> bool {
         matches!(self.how, How::Failed | How::PassedOver)
     }
 
-    /// Says whether the step was not executed at all.
+    /// Returns whether the step was skipped or passed over without an execution.
     pub const fn was_avoided(&self) -> bool {
         matches!(self.how, How::Skipped | How::PassedOver)
     }
 
-    /// Returns both digests as one.
+    /// Returns a digest of both digests.
     pub fn digest(&self) -> Digest {
         Digest::of((self.output_digest, self.pin_digest))
     }
 }
 
-/// Returns an end and those of the passes before, newest first. An end without an execution has no children in force.
+/// Returns an end and the ends of earlier passes, newest first. A skipped or passed-over end is left out.
 pub fn passes_of(end: Option<&Arc<End>>) -> Vec<Arc<End>> {
     let mut found = Vec::new();
     let mut next = end;
@@ -187,40 +187,40 @@ pub fn passes_of(end: Option<&Arc<End>>) -> Vec<Arc<End>> {
     found
 }
 
-/// How far an unfinished step is.
+/// The progress of an unfinished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// It can start.
+    /// The step can start.
     Ready,
-    /// Its start is recorded.
+    /// The start is recorded.
     Started,
-    /// It started, did not end, and is not idempotent.
+    /// The step started, did not end, and is not idempotent.
     Interrupted,
-    /// Its children are open.
+    /// The children are open.
     Children,
 }
 
 /// An unfinished step.
 #[derive(Debug, Clone)]
 pub struct Activity {
-    /// How far it is.
+    /// The progress.
     pub progress: Progress,
     /// The pass.
     pub pass: u32,
-    /// The end of the pass before.
+    /// The end of the previous pass.
     pub before: Option<Arc<End>>,
     /// The frozen list of a fan-out.
     pub items: Vec<Name>,
-    /// Whether it is a retry: of a failed attempt, or because a person decided so.
+    /// Whether the activity is a retry after a failed attempt or by request of a person.
     pub retry: bool,
-    /// The attempt, from 1. A resume begins with the first.
+    /// The attempt, from 1. A resume starts with the first attempt.
     pub attempt: u32,
     /// The number of the opening.
     pub opening: u64,
 }
 
 impl Activity {
-    /// Returns a step that can start with its first pass.
+    /// Returns a step that is ready to start its first pass.
     pub const fn ready() -> Self {
         Self {
             progress: Progress::Ready,
@@ -237,11 +237,11 @@ impl Activity {
 /// A result out of force.
 #[derive(Debug, Clone)]
 pub enum Reusable {
-    /// An end that counts again if its step is given the same.
+    /// An end that counts again if the step's inputs are unchanged.
     Ended(Arc<End>),
-    /// An end of a step that is not idempotent, for a person to confirm.
+    /// An end of a non-idempotent step, for a person to confirm.
     Confirm(Arc<End>),
-    /// A step that is not idempotent was started.
+    /// A non-idempotent step was started.
     Started,
 }
 
@@ -254,7 +254,7 @@ impl Reusable {
         }
     }
 
-    /// Returns the same, for a person to confirm and never reused.
+    /// Returns the result in a form that a person must confirm.
     #[must_use]
     pub fn to_confirm(&self) -> Self {
         match self {
@@ -264,20 +264,20 @@ impl Reusable {
     }
 }
 
-/// What a scope is given by its opener.
+/// The input of a scope from its opener.
 #[derive(Debug, Clone, Default)]
 pub struct Input {
-    /// Its digest.
+    /// The digest of the input.
     pub digest: Option<Digest>,
-    /// In a plan: whether a step that would run changes it.
+    /// In a plan: whether a step that would run changes the input.
     pub is_unknown: bool,
-    /// Its value.
+    /// The value of the input.
     pub value: i64,
-    /// For the oracles: the input in clear.
+    /// For the oracles: the plain input.
     pub truth: Truth,
 }
 
-/// The position of a scope: all that its newest record tells.
+/// The position of a scope, as stored in its newest record.
 #[derive(Debug, Clone, Default)]
 pub struct Position {
     /// Unfinished steps whose needs have ended.
@@ -286,18 +286,19 @@ pub struct Position {
     pub ledger: BTreeMap<Name, Arc<End>>,
     /// Results out of force, by step and pass.
     pub reusable: BTreeMap<(Name, u32), Reusable>,
-    /// Openers whose children are opened without reuse.
+    /// Openers whose children open without reuse.
     pub rerun_whole: BTreeSet<Name>,
-    /// Steps that a person skips, each with the trace that the decision was applied to.
+    /// Steps skipped by a person, each with the trace at the time of the skip.
     pub skipped: BTreeMap<Name, Option<Trace>>,
-    /// What the opener gives.
+    /// The input from the opener.
     pub input: Input,
-    /// The number of the opening that the scope belongs to.
+    /// The number of the scope's opening.
     pub opening: u64,
 }
 
 impl Position {
-    /// Returns the ends of all passes of a step in force, newest first: of its end, or of the passes before its activity.
+    /// Returns the ends of all passes in force, newest first. For an unfinished step, these are the earlier
+    /// passes.
     pub fn passes(&self, step: &str) -> Vec<Arc<End>> {
         match self.ledger.get(step) {
             Some(end) => passes_of(Some(end)),

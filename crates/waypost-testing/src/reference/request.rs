@@ -1,8 +1,8 @@
-//! Requests of a person, which a resume applies before it looks at evidence.
+//! Requests of a person, applied at the start of a resume.
 
 use super::definition::{Name, StepPath, Steps};
 
-/// What a person asks of a resume.
+/// A request for a resume.
 #[derive(Debug, Clone, Default)]
 pub enum Request {
     /// Nothing.
@@ -16,11 +16,11 @@ pub enum Request {
     From(StepPath),
     /// A step ends as skipped at its turn.
     Skip(StepPath),
-    /// Back to the position after that commit.
+    /// Returns to the position after this commit.
     Rollback(usize),
 }
 
-/// Another definition, with a choice for each changed step.
+/// A new definition, with a choice for each changed step.
 #[derive(Debug, Clone)]
 pub struct Adoption {
     /// The steps.

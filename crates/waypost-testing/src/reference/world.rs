@@ -1,33 +1,34 @@
-//! The world outside the store: files, hidden inputs, failures, and for the oracles the values that executions read.
+//! The world outside the store: files, hidden inputs, failures, and the plain inputs of executions for the
+//! oracles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::definition::{Name, StepPath};
 use super::position::{Content, Pin, Truth};
 
-/// An execution, as the oracles know it.
+/// An execution, as recorded for the oracles.
 #[derive(Debug, Clone)]
 pub struct Execution {
-    /// What it read, in clear.
+    /// The plain inputs.
     pub input: Truth,
-    /// The version of its step.
+    /// The version of the step.
     pub version: u32,
-    /// What it left.
+    /// The resulting pins.
     pub pins: Vec<Pin>,
 }
 
-/// A person confirmed a result for the input of today.
+/// A result that a person confirmed for the current input.
 #[derive(Debug, Clone)]
 pub struct Confirmed {
-    /// What the result counts as made from.
+    /// The input for which the result counts.
     pub input: Truth,
-    /// The version of its step.
+    /// The version of the step.
     pub version: u32,
-    /// How often the step was executed by then.
+    /// The number of executions at that time.
     pub executions: usize,
 }
 
-/// A failure of a step in the scopes whose path has a part.
+/// A failure of a step in the scopes whose path contains a part.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failing {
     /// The step.
@@ -43,15 +44,15 @@ pub struct World {
     pub files: BTreeMap<Name, Content>,
     /// Hidden inputs by step.
     pub hidden: BTreeMap<Name, i64>,
-    /// What fails.
+    /// The active failures.
     pub failing: BTreeSet<Failing>,
-    /// How many executions of a step fail before one succeeds.
+    /// The number of failures before a step succeeds.
     pub flaky: BTreeMap<Name, u32>,
-    /// How often in a row each step failed in this resume.
+    /// The number of consecutive failures of each step in this resume.
     pub failed_in_a_row: BTreeMap<StepPath, u32>,
     /// Files that cannot be verified.
     pub unknown: BTreeSet<Name>,
-    /// Steps that a person skips, with what they were given when the decision was applied.
+    /// Steps skipped by a person, with their inputs at the time of the skip.
     pub skipped: BTreeMap<StepPath, Option<Truth>>,
     /// Confirmed results, by number of the end.
     pub confirmed: BTreeMap<u64, Confirmed>,
@@ -59,20 +60,20 @@ pub struct World {
     pub last: BTreeMap<StepPath, Execution>,
     /// The last execution of each step, if it completed.
     pub good: BTreeMap<StepPath, Execution>,
-    /// How often each step was executed that is not idempotent.
+    /// The number of executions of each non-idempotent step.
     pub counts: BTreeMap<StepPath, usize>,
-    /// How often it may be repeated.
+    /// The number of permitted executions.
     pub allowed: BTreeMap<StepPath, usize>,
     /// All executions.
     pub executed: Vec<StepPath>,
-    /// Findings of executions, such as a repetition unasked.
+    /// Findings of executions, such as a repetition without permission.
     pub twice: Vec<String>,
-    /// Executions whose result was there already.
+    /// Executions with an existing valid result.
     pub needless: Vec<StepPath>,
 }
 
 impl World {
-    /// Returns how often a step was executed.
+    /// Returns the number of executions of a step.
     pub fn executions(&self, path: &StepPath) -> usize {
         self.executed.iter().filter(|other| *other == path).count()
     }
@@ -84,22 +85,22 @@ impl World {
         self.unknown.clear();
     }
 
-    /// Allows one more execution of a step that is not idempotent.
+    /// Permits another execution of a non-idempotent step.
     pub fn allow(&mut self, path: &StepPath) {
         *self.allowed.entry(path.clone()).or_default() += 1;
     }
 
-    /// Says whether a step fails in a scope.
+    /// Returns whether a step fails in a scope.
     pub fn fails(&self, scope: &str, step: &str) -> bool {
         self.failing.iter().any(|failing| &*failing.step == step && scope.contains(failing.scope_part))
     }
 
-    /// Says whether the evidence of a step cannot be verified.
+    /// Returns whether the evidence of a step cannot be verified.
     pub fn is_unknown<'a>(&self, pins: impl IntoIterator<Item = &'a Pin>) -> bool {
         pins.into_iter().any(|pin| self.unknown.contains(&pin.file))
     }
 
-    /// Says whether these files have the content of their pins.
+    /// Returns whether the files have the contents of their pins.
     pub fn holds<'a>(&self, pins: impl IntoIterator<Item = &'a Pin>) -> bool {
         pins.into_iter().all(|pin| self.files.get(&pin.file) == Some(&pin.content))
     }

@@ -1,7 +1,8 @@
-//! Random chains through the real engine: graphs with routes, the store in memory, a crash at each call to the store.
+//! Runs random chains on the real engine: graphs with routes, the memory store, and a crash at each store
+//! call.
 //!
-//! The play without a crash is compared with the executions of the model. All plays are checked at rest: each step in force saw
-//! the current state and pins, and a second resume runs nothing.
+//! The executions of the play without a crash are compared with the model. All plays are checked at rest:
+//! each step in force saw the current state and pins, and a second resume runs nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +25,7 @@ use super::run::{ChainRun, LENGTH_MAX, Node};
 use crate::faulty::FaultyStore;
 use crate::seed::Seeded;
 
-/// A round without rest after so many sessions is a defect.
+/// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 30;
 
 /// A step in an iteration.
@@ -38,7 +39,7 @@ struct State {
     value: i64,
 }
 
-/// An execution, with the inputs.
+/// An execution with its inputs.
 #[derive(Debug, Clone, PartialEq)]
 struct Execution {
     state: State,
@@ -58,7 +59,7 @@ struct World {
     counts: BTreeMap<Visit, usize>,
     allowed: BTreeMap<String, usize>,
     twice: Vec<String>,
-    /// A person said that all steps in doubt run again in this resume.
+    /// Whether a person decided to rerun all steps in doubt in this resume.
     retries_all: bool,
 }
 
@@ -92,7 +93,7 @@ impl Outside {
     }
 }
 
-/// What happens before a round.
+/// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]
 struct Round {
     lost: Vec<Name>,
@@ -184,7 +185,8 @@ impl<'a> Play<'a> {
         let executed = self.outside.lock().executed.len();
         if crash.is_none() {
             let ran = self.outside.lock().executed[before..].to_vec();
-            // The engine may run less: the model reruns a careful step after an execution outside of the lineage.
+            // The engine may run fewer steps: the model also reruns a careful step after an execution outside
+            // of the lineage.
             let mut expected = round.expected.clone();
             let mut is_needless = |step: &Name| match expected.iter().position(|other| other == step) {
                 Some(at) => {

@@ -11,10 +11,10 @@ use crate::seed::Seeded;
 const IDS: [&str; 4] = ["a", "b", "c", "d"];
 const ATTEMPTS_MAX: u32 = 12;
 const CRASHING_ATTEMPTS: u32 = 6;
-/// From this retention on, no state of a short chain is dropped: then no run is needless.
+/// With at least this retention, a short chain keeps all states, so every rerun has a reason.
 pub(super) const RETENTION_OF_ALL: usize = 20;
 
-/// Plays one random chain, and returns its defects.
+/// Plays a random chain and returns its defects.
 pub fn play(seed: u64, rules: &Rules, statistics: &mut Statistics) -> Vec<String> {
     let mut random = Seeded::new(seed);
     let nodes = nodes(&mut random);

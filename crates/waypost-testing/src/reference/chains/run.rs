@@ -1,4 +1,5 @@
-//! A chain: a position of lineage, reusable chain and started step, and the same resume: look, rewind, run, rejoin.
+//! A chain: the position (lineage, reusable chain, started step) and the phases of a resume (check, rewind,
+//! run, rejoin).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,16 +9,16 @@ use super::super::position::{Content, Digest, Pin, Truth};
 use super::super::rule::{Rule, Rules};
 use super::super::world::{Execution, World};
 
-/// A chain ends after so many steps.
+/// Maximum number of steps of a chain.
 pub(super) const LENGTH_MAX: u64 = 9;
-/// How often a resume looks at evidence before it is a defect of the model.
+/// Most evidence checks of a resume; more is a defect of the model.
 const LOOKS_MAX: usize = 60;
 
 /// A step of a chain.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub id: Name,
-    /// It keeps what it read, modulo this number.
+    /// The step keeps its input modulo this number.
     pub modulus: i64,
     pub file: Option<Name>,
     pub file_modulus: i64,
@@ -33,7 +34,7 @@ pub(super) struct State {
     pub value: i64,
 }
 
-/// A step and how often it had run by then.
+/// A step and the number of its earlier executions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Visit {
     pub step: Name,
@@ -52,10 +53,10 @@ pub(super) struct Record {
     pub number: u64,
     pub visit: Visit,
     pub state: Digest,
-    /// The digest of all pins in force there, not only those of the step.
+    /// The digest of all pins in force at the end of the step, including pins of earlier steps.
     pub pin_digest: Digest,
     pub pins: Vec<Pin>,
-    /// The next step; none at the end.
+    /// The next step; `None` at the end.
     pub next: Option<Name>,
 }
 
@@ -64,9 +65,9 @@ pub(super) struct Record {
 pub(super) struct Position {
     /// Records in force.
     pub lineage: Vec<Record>,
-    /// The lineage of before, out of force.
+    /// The previous lineage, out of force.
     pub reusable: Option<Vec<Record>>,
-    /// Steps begun since it was set aside.
+    /// Steps begun since the lineage was set aside.
     pub begun: BTreeSet<Visit>,
     /// The step whose start is recorded.
     pub started: Option<Visit>,
@@ -76,7 +77,7 @@ pub(super) struct Position {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
     Halt(Halt),
-    /// Retention dropped a state that is needed: a defect of the model.
+    /// Retention dropped a required state: a defect of the model.
     NoState,
 }
 
@@ -90,7 +91,7 @@ pub(super) struct ChainRun {
     pub commits: usize,
     pub asked: usize,
     pub rejoined: usize,
-    /// How many states retention keeps.
+    /// The number of states that retention keeps.
     pub states_max: usize,
     rules: Rules,
     disk: Option<Position>,
@@ -160,7 +161,8 @@ impl ChainRun {
         newest.into_values().filter(|(_, pin)| !self.world.holds([*pin])).map(|(index, _)| index).min()
     }
 
-    /// Goes back to the newest retained state before a record. All from there on becomes one reusable chain.
+    /// Rewinds to the newest retained state before a record. The records after that state become the reusable
+    /// chain.
     fn rewind(&mut self, mut index: usize) {
         let Position { lineage, reusable, begun, started } = &mut self.position;
         begun.extend(started.clone());
@@ -215,7 +217,7 @@ impl ChainRun {
         Ok(())
     }
 
-    /// Discards the reusable chain. Steps that are not idempotent and ran off the lineage are remembered.
+    /// Discards the reusable chain, but remembers non-idempotent steps that ran off the lineage.
     fn drop_reusable(&mut self) {
         let discarded = self.position.reusable.take().unwrap_or_default();
         let mut begun = std::mem::take(&mut self.position.begun);
@@ -230,7 +232,7 @@ impl ChainRun {
         self.nodes.iter().find(|node| node.id == *id).expect("routes lead to steps of the chain")
     }
 
-    /// For the oracles: the state and the pins in force after these records.
+    /// For the oracles: returns the state and the pins in force after these records.
     fn truth(&self, lineage: &[Record]) -> Truth {
         let start = Digest::of(State { steps: 0, value: 0 });
         let state = lineage.last().map_or(start, |record| record.state);
@@ -281,7 +283,8 @@ impl ChainRun {
         self.commit()
     }
 
-    /// For the oracles: notes an execution, and whether it is needless or repeated unasked.
+    /// For the oracles: records an execution, and whether the execution is needless or repeated without
+    /// permission.
     fn note_execution(&mut self, visit: &Visit, node: &Node, truth: Truth) {
         let path = visit.path();
         let world = &mut self.world;
@@ -320,7 +323,7 @@ impl ChainRun {
                 return Ok(());
             };
             if self.must_ask(&visit) {
-                // An old result needs the state that it led to: a person can only retry.
+                // An old result needs its resulting state, so a person can only retry.
                 self.asked += 1;
                 self.world.allow(&visit.path());
                 self.may_rerun.insert(visit.clone());

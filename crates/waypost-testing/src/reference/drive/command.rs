@@ -1,7 +1,8 @@
-//! A script as a workflow file for the built command. The world is a log of events: a killed process loses at most the event of
-//! a step.
+//! A script as a workflow file for the built command. The world is a log of events: a killed process loses at
+//! most the event of a step.
 //!
-//! Input: a seed, and the events so far. Output: the workflow file, the effects of one execution, and the defects at rest.
+//! Input: a seed, and the events so far. Output: the workflow file, the effects of an execution, and the
+//! defects at rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::outside::{Given, Outside};
 use super::play::Level;
 use super::script::Script;
 
-/// Something that happened in the world.
+/// An event in the world.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -42,7 +43,7 @@ pub enum Event {
 pub struct Effects {
     /// The output.
     pub output: i64,
-    /// The written file, and the content.
+    /// The written file and its content.
     pub file: Option<(String, i64)>,
 }
 
@@ -96,7 +97,7 @@ impl CommandScript {
         world
     }
 
-    /// Compares the executions of a round with those of the model.
+    /// Compares the executions of a round with the model.
     #[must_use]
     pub fn compare(&self, round: usize, executed: &[StepPath]) -> Vec<String> {
         let mut ran = executed.to_vec();
@@ -135,14 +136,14 @@ impl CommandWorld {
         }
     }
 
-    /// Executes a step; `None` if the script has no such step.
+    /// Executes a step; returns `None` if the script does not contain the step.
     pub fn execute(&mut self, scope: &str, step: &str, outputs: &BTreeMap<String, i64>) -> Option<Effects> {
         let steps = Definition::new(self.steps.clone()).steps_of(scope);
         let step: Arc<Step> = steps.iter().find(|found| &*found.id == step)?.clone();
         let path = StepPath::new(scope, &step.id);
         let mut world = self.outside.lock();
         let input = world.value_of(scope);
-        // The workflow file has outputs of leaves only: the world has the outputs of openers.
+        // A workflow file passes only outputs of leaves; outputs of openers come from the world.
         let mut read = world.outputs_read(scope, &step);
         read.extend(outputs.iter().map(|(id, output)| (Name::from(id.as_str()), *output)));
         let outputs = read;
@@ -165,13 +166,14 @@ impl CommandWorld {
         world.files.iter().filter_map(content).collect()
     }
 
-    /// Returns all executions, in their order.
+    /// Returns all executions in order.
     #[must_use]
     pub fn executed(&self) -> Vec<StepPath> {
         self.outside.lock().executed.clone()
     }
 
-    /// Returns the defects of a run at rest. The comparison with the model finds needless executions.
+    /// Returns the defects of a run at rest, except needless executions, which the comparison with the model
+    /// finds.
     #[must_use]
     pub fn check(&self) -> Vec<String> {
         let mut found = self.outside.lock().check();
@@ -179,7 +181,7 @@ impl CommandWorld {
         found
     }
 
-    /// Returns the name on the disk of a file of the model, `STEP-SCOPE`.
+    /// Returns the name on disk of the model file `STEP-SCOPE`.
     fn on_disk(&self, file: &str) -> Option<String> {
         let (step, scope) = file.split_once('-')?;
         let steps = Definition::new(self.steps.clone()).steps_of(scope);
@@ -205,7 +207,7 @@ impl CommandWorld {
     }
 }
 
-/// Writes steps as a list of the workflow file. `around`: expressions for the scope, in the names of files.
+/// Returns steps as a list for the workflow file. `around` holds the expressions for the scope in file names.
 fn list(steps: &Steps, around: &[String], execute: &str) -> Vec<Value> {
     let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
     let written = |step: &Arc<Step>| {

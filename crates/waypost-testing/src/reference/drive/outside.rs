@@ -1,6 +1,7 @@
-//! The world of driven runs: files, hidden inputs, executions, and the oracles over them.
+//! The world of driven runs: files, hidden inputs, executions, and the oracles.
 //!
-//! What an execution read is compared with the newest executions upstream, so that no record of the engine is trusted.
+//! The inputs of an execution are compared with the newest upstream executions, without trust in the records
+//! of the engine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +35,7 @@ pub(super) struct State {
     /// Defects seen by executions.
     pub found: Vec<String>,
     last: BTreeMap<StepPath, Execution>,
-    /// Executions whose end is durable as far as is known: another one with the same input is needless.
+    /// Executions with a durable end; a further execution with the same input is needless.
     good: BTreeMap<StepPath, Execution>,
     counts: BTreeMap<StepPath, usize>,
     allowed: BTreeMap<StepPath, usize>,
@@ -42,18 +43,18 @@ pub(super) struct State {
     pub retries_all: bool,
 }
 
-/// The world, shared between the steps in flight, the probe and the player.
+/// The world, shared by running steps, probe and player.
 #[derive(Debug, Clone)]
 pub(super) struct Outside(Arc<Mutex<State>>);
 
-/// What the engine gives an execution.
+/// The inputs that the engine passes to an execution.
 #[derive(Debug)]
 pub(super) struct Given {
     pub path: StepPath,
     pub step: Arc<Step>,
-    /// The value of its scope.
+    /// The value of the scope.
     pub input: i64,
-    /// The outputs that it reads.
+    /// The outputs read.
     pub outputs: BTreeMap<Name, i64>,
 }
 
@@ -87,7 +88,7 @@ impl State {
         self.steps_of(scope).iter().find(|step| &*step.id == id).cloned()
     }
 
-    /// Executes a step, and returns its output.
+    /// Executes a step and returns its output.
     pub(super) fn execute(&mut self, given: &Given) -> i64 {
         let Given { path, step, .. } = given;
         self.check_outputs(given);
@@ -126,7 +127,7 @@ impl State {
         step.upstream().filter_map(read).collect()
     }
 
-    /// Returns the value of a scope: the sum of the inputs of the opener and of the pass before.
+    /// Returns the value of a scope: the sum of the inputs of the opener and of the previous pass.
     pub(super) fn value_of(&self, scope: &str) -> i64 {
         let Some(parent) = Parent::of(scope) else { return 0 };
         let Some(opener) = self.step(&parent.scope, &parent.opener) else { return 0 };
@@ -146,7 +147,7 @@ impl State {
         self.value_of(&parent.scope) + read + before
     }
 
-    /// Each output that is read is that of the newest execution.
+    /// Checks that every output read is the output of the newest execution.
     fn check_outputs(&mut self, given: &Given) {
         let scope = &given.path.scope;
         for (id, output) in &given.outputs {
@@ -181,19 +182,19 @@ impl State {
         self.allowed.get(path).copied().unwrap_or(0)
     }
 
-    /// A person decided that a step runs again.
+    /// Records the decision of a person to run a step again.
     pub(super) fn allow(&mut self, path: StepPath) {
         *self.allowed.entry(path.clone()).or_default() += 1;
         self.good.remove(&path);
     }
 
-    /// After a crash: the end of the newest execution of a step is not in the store.
+    /// After a crash: forgets ends that are not in the store.
     pub(super) fn lose_ends(&mut self, recorded: impl Fn(&StepPath) -> usize) {
         let counts = &self.counts;
         self.good.retain(|path, _| counts.get(path).is_none_or(|count| recorded(path) >= *count));
     }
 
-    /// Returns what the newest executions of a step and of all steps upstream left.
+    /// Returns the provenance of the newest executions of a step and of all upstream steps.
     fn truth(&self, scope: &str, step: &Step) -> Provenance {
         let upstream = step.needs.iter().filter_map(|id| self.step(scope, id));
         let upstream = Truth::list(upstream.map(|need| self.truth(scope, &need).pins));
@@ -267,7 +268,8 @@ impl State {
     }
 }
 
-/// A probe of the files of a world in memory: a function returns the content of a file, `None` if the file is lost.
+/// A probe for files of a world in memory. The function returns the content of a file, or `None` if the file
+/// is lost.
 pub(in super::super) struct FileProbe<F>(pub F);
 
 impl<F> fmt::Debug for FileProbe<F> {

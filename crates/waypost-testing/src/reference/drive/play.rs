@@ -1,4 +1,4 @@
-//! Plays of a script through the engine, undisturbed and with a crash at each call to the store.
+//! Plays a script on the engine, undisturbed and with a crash at each store call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,36 +19,36 @@ use super::program::{Driven, State, scope_of};
 use super::script::{Round, Script, size};
 use crate::faulty::{Fault, FaultyStore};
 
-/// Sessions after which a round that does not rest is a defect.
+/// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 12;
 
-/// Which steps a workflow has. A level is worth playing once the engine passes the one before.
+/// The kinds of steps in a workflow. A level is useful once the engine passes the level before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// Leaves with needs and evidence.
     Leaves,
-    /// Fan-outs too.
+    /// Also fan-outs.
     Items,
-    /// Groups of one pass too.
+    /// Also groups with a single pass.
     Groups,
-    /// Groups of several passes too.
+    /// Also groups with several passes.
     Passes,
     /// Chains: steps with a shared state and routes.
     Chains,
 }
 
-/// A defect of the engine, with the play that shows it.
+/// A defect of the engine, with the play that exposes it.
 #[derive(Debug, Clone)]
 pub struct Defect {
     /// The seed of the workflow.
     pub seed: u64,
     /// The round, from 0.
     pub round: usize,
-    /// How many steps the workflow has.
+    /// The number of steps of the workflow.
     pub steps: usize,
-    /// The crash; none where the undisturbed play shows it.
+    /// The crash; `None` if the undisturbed play exposes the defect.
     pub crash: Option<Crash>,
-    /// What is wrong.
+    /// The findings.
     pub found: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Defect {
 
 /// Plays the script of a seed, undisturbed and with crashes in each round, and returns the first defect.
 ///
-/// `crashes_max`: an even sample of calls where a round has more of them.
+/// `crashes_max` limits the crash points per round to an even sample of calls.
 pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
     if level == Level::Chains {
         return super::super::chains::drive::find(seed, crashes_max).await;
@@ -90,9 +90,9 @@ pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
     Some(found.of(seed, size(&script)))
 }
 
-/// A run that is played in rounds.
+/// A run played in rounds.
 pub(in super::super) trait Rounds {
-    /// Plays a round to rest, with a crash if given, and returns the defects.
+    /// Plays a round to rest, with an optional crash, and returns the defects.
     async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String>;
 
     /// Returns the number of calls to the store so far.
@@ -113,8 +113,8 @@ impl Found {
     }
 }
 
-/// Plays all rounds without a crash, then again with a crash at an even sample of the calls of each round. Returns the first
-/// defect.
+/// Plays all rounds without a crash, then again with crashes at an even sample of the calls of each round.
+/// Returns the first defect.
 pub(in super::super) async fn first_defect<P: Rounds>(
     make: impl Fn() -> P,
     rounds: usize,
@@ -208,7 +208,7 @@ impl<'a> Play<'a> {
         found
     }
 
-    /// Makes a dry run of the next resume; none before the run was created.
+    /// Makes a dry run of the next resume; returns `None` before the run is created.
     async fn dry_run(&self) -> Result<Option<DryRun>, String> {
         let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
         match self.engine(self.memory.clone()).dry_run(&driven, &self.run, ResumeOptions::default).await {
@@ -217,7 +217,8 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Compares the executions of a round with the dry run before. A start with an unknown input may be a reuse.
+    /// Compares the executions of a round with the preceding dry run. A planned start with an unknown input
+    /// may become a reuse.
     fn check_plan(&self, plan: &DryRun, before: usize) -> Vec<String> {
         let executed: BTreeSet<StepPath> = self.outside.lock().executed[before..].iter().cloned().collect();
         let mut allowed = BTreeSet::new();
@@ -234,7 +235,7 @@ impl<'a> Play<'a> {
         found
     }
 
-    /// Compares the executions of a round with those of the model.
+    /// Compares the executions of a round with the model.
     fn compare(&self, expected: &[StepPath], before: usize) -> Vec<String> {
         let mut difference: BTreeMap<StepPath, i64> = BTreeMap::new();
         for path in &self.outside.lock().executed[before..] {
@@ -251,7 +252,7 @@ impl<'a> Play<'a> {
         difference.into_iter().filter_map(told).collect()
     }
 
-    /// Works on the run, session by session, until it is complete.
+    /// Resumes the run, session by session, until it is complete.
     async fn rest(&mut self, mut crash: Option<Crash>) -> Result<(), String> {
         self.outside.lock().retries_all = false;
         for _ in 0..SESSIONS_MAX {
@@ -279,7 +280,7 @@ impl<'a> Play<'a> {
         Err("the run never completes".to_owned())
     }
 
-    /// A person decides that all steps in doubt run again, in the next sessions too.
+    /// Records the decision of a person to rerun all steps in doubt, now and in the next sessions.
     fn decide(&self, questions: &[Decision]) {
         let mut world = self.outside.lock();
         world.retries_all = true;
@@ -289,7 +290,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Creates the run, without a step done.
+    /// Creates the run without a finished step.
     async fn create(&self) -> Result<(), String> {
         let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
         let engine = self.engine(self.memory.clone());
@@ -309,7 +310,7 @@ impl<'a> Play<'a> {
         Engine::new(store).with_verifier(Verifier::new().with_probe(Arc::new(FileProbe(read))))
     }
 
-    /// Resumes until the planned death, and returns how the session ended before.
+    /// Resumes until the planned crash; returns the outcome if the session ends before.
     async fn session(&self, store: &Arc<FaultyStore>) -> Option<Result<Outcome<State>, RunError>> {
         let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
         let engine = self.engine(store.clone());
@@ -328,7 +329,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Reads which executions have their end in the store.
+    /// Reads from the store which executions have a durable end.
     async fn lose_ends(&self) {
         let mut recorded: BTreeMap<StepPath, usize> = BTreeMap::new();
         let mut scan = Scan::of(&self.run);

@@ -18,7 +18,7 @@ use waypost::{BranchPath, Digest, RunId, StepId};
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
 use super::outside::{Given, KIND, Outside};
 
-/// Steps in flight: two show every order of ends that matters.
+/// Parallel steps: two are enough for every relevant order of ends.
 const PARALLEL_MAX: usize = 2;
 
 /// The state of a scope.
@@ -30,15 +30,15 @@ pub(super) struct State {
     input: i64,
     /// Outputs by step.
     outputs: BTreeMap<String, i64>,
-    /// Finished passes by step.
+    /// Finished passes per step.
     passes: BTreeMap<String, u32>,
-    /// Digests of the results of joined children, by step: equal sums in `outputs` may hide a difference.
+    /// Digests of the joined children's results, per step: equal sums in `outputs` may hide a difference.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     joined: BTreeMap<String, Digest>,
 }
 
 impl State {
-    /// Returns the state of the main scope at the beginning.
+    /// Returns the initial state of the main scope.
     pub(super) fn first() -> Self {
         Self { scope: MAIN.to_owned(), ..Self::default() }
     }
@@ -334,11 +334,11 @@ impl Program for Driven {
     async fn end(&self) {}
 }
 
-/// What a step gave.
+/// The result of a step.
 #[derive(Debug)]
 pub(super) struct Made {
     output: i64,
-    /// Of a join: digest of what each child gave.
+    /// For a join: the digest of the children's results.
     joined: Option<Digest>,
 }
 

@@ -1,4 +1,4 @@
-//! Scripts: a workflow, the changes of the world before each round, and the executions that the model expects.
+//! Scripts: a workflow, the changes before each round, and the executions expected by the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::super::rule::Rules;
 use super::play::Level;
 use crate::seed::Seeded;
 
-/// What changes before a round, and what then runs.
+/// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Round {
-    /// Files that are lost.
+    /// Lost files.
     pub lost: Vec<Name>,
-    /// Hidden inputs that change.
+    /// Changed hidden inputs.
     pub hidden: BTreeMap<Name, i64>,
     /// The executions of the model, sorted.
     pub expected: Vec<StepPath>,
@@ -42,7 +42,8 @@ impl Script {
         Self::of_steps(seed, random, steps)
     }
 
-    /// Returns the script of a seed for the built command: a file reads only outputs of leaves.
+    /// Returns the script of a seed for the built command, where a workflow file reads only outputs of
+    /// leaves.
     ///
     /// # Errors
     /// [`Halt`]: a defect of the model.
@@ -86,7 +87,7 @@ fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
     Round { lost, hidden, expected: Vec::new() }
 }
 
-/// Returns the steps as a program can have them: no two scopes share a file, and only steps upstream are read.
+/// Restricts the steps to a valid program: scopes do not share files, and only upstream steps are read.
 fn normalized(steps: &Steps, level: Level) -> Steps {
     let mut upstream: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     let mut found = Vec::new();
@@ -117,7 +118,8 @@ fn normalized(steps: &Steps, level: Level) -> Steps {
     found.into()
 }
 
-/// Returns the steps for a workflow file: reads of leaves only, and passes of the outermost group only.
+/// Restricts the steps to a valid workflow file: only leaves are read, and only the outermost group has
+/// several passes.
 fn for_command(steps: &Steps, in_passes: bool) -> Steps {
     let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
     let written = |step: &Arc<Step>| {
@@ -129,7 +131,7 @@ fn for_command(steps: &Steps, in_passes: bool) -> Steps {
     steps.iter().map(written).collect()
 }
 
-/// Returns how many steps a script has, nested ones included.
+/// Returns the number of steps of a script, including nested steps.
 pub(super) fn size(script: &Script) -> usize {
     all(&script.steps).len()
 }

@@ -1,4 +1,4 @@
-//! Claims: which file each step vouches for, and which of several claims counts.
+//! Claims: the file of each step, and the precedence among claims about the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::Engine;
 pub(super) struct Claim {
     pub path: StepPath,
     pub file: Name,
-    /// The content; none for a step that may have written half of it.
+    /// The content; `None` for a step that may have written part of the file.
     pub content: Option<Content>,
     pub in_force: bool,
 }
@@ -77,7 +77,8 @@ impl Engine {
             || self.on(Rule::OpenStepDeclares)
     }
 
-    /// Returns the passes of an opener whose children may have claims. Where the opener is open, all passes may.
+    /// Returns the passes of an opener whose children may have claims. For an open opener, all passes may
+    /// have claims.
     fn declared_passes(&self, scope: &str, step: &Step) -> Passes {
         let position = self.position(scope);
         let end = position.ledger.get(&step.id);
@@ -94,8 +95,8 @@ impl Engine {
         passes
     }
 
-    /// Returns the steps in force whose evidence fails, in the order of the graph. Of several claims about a file, the
-    /// last one counts.
+    /// Returns the steps in force with failed evidence, in graph order. The last of several claims about a
+    /// file counts.
     pub(in super::super) fn broken(&self) -> Vec<StepPath> {
         let claims = self.claims();
         let newest: BTreeMap<&Name, usize> =
@@ -110,7 +111,7 @@ impl Engine {
         broken.map(|claim| claim.path.clone()).collect()
     }
 
-    /// Returns the steps in force whose evidence counts and cannot be verified.
+    /// Returns the steps in force with a counted claim that cannot be verified.
     pub(super) fn unknown(&self) -> Vec<StepPath> {
         let claims = self.claims();
         let newest: BTreeMap<&Name, &Claim> = claims.iter().map(|claim| (&claim.file, claim)).collect();
@@ -119,7 +120,7 @@ impl Engine {
         unknown.map(|claim| claim.path.clone()).collect()
     }
 
-    /// Returns the files that steps after this one claim too.
+    /// Returns the files that later steps claim too.
     pub(super) fn claimed_later(&self, scope: &str, step: &str) -> BTreeSet<Name> {
         let claims = self.claims();
         let own = claims.iter().rposition(|claim| &*claim.path.scope == scope && &*claim.path.step == step);

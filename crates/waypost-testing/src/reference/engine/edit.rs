@@ -12,7 +12,7 @@ use super::walk::Turn;
 use super::{Engine, Mode};
 
 impl Engine {
-    /// Takes over a new definition.
+    /// Adopts a new definition.
     pub(super) fn adopt(&mut self, adoption: &Adoption) {
         let accepted = self.definition.accepted.clone();
         self.definition = Definition { steps: adoption.steps.clone(), accepted };
@@ -45,7 +45,7 @@ impl Engine {
         scopes
     }
 
-    /// Returns all versions by which results were made that are in force or reusable.
+    /// Returns the versions of all results of a step that are in force or reusable.
     fn versions_of(&self, id: &str) -> BTreeSet<u32> {
         let mut found = BTreeSet::new();
         for position in self.positions.values() {
@@ -56,8 +56,8 @@ impl Engine {
         found
     }
 
-    /// Removes the records of steps that the definition no longer has. Returns whether one of them had failed: then its
-    /// opener joins again.
+    /// Removes the records of steps that are no longer defined. Returns whether a removed step had failed:
+    /// then its opener joins again.
     fn remove_steps(&mut self, scope: &str) -> bool {
         let mut had_failed = false;
         let ids: BTreeSet<Name> = self.steps_of(scope).iter().map(|step| step.id.clone()).collect();
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Adds and removes items of an open fan-out. An item that was there before is reopened.
+    /// Adds and removes items of an open fan-out. An item with an earlier result is reopened.
     fn add_items(&mut self, turn: &Turn) {
         let Turn { scope, step, activity } = turn;
         let is_new = |item: &&Name| !activity.items.contains(item);
@@ -134,12 +134,12 @@ impl Engine {
         }
     }
 
-    /// Opens the openers above a scope in which a step is unfinished.
+    /// Opens the openers above a scope with an unfinished step.
     fn open_path(&mut self, scope: &str) {
         self.invalidate(scope, BTreeSet::new(), Mode::Keep);
     }
 
-    /// Sets aside the end of a step for a person to confirm; a start where it has not ended.
+    /// Returns the end of a step for a person to confirm, or a start if the step has not ended.
     pub(super) fn to_confirm_of(&self, scope: &str, id: &Name) -> Option<Reusable> {
         let position = self.positions.get(scope)?;
         if let Some(end) = position.ledger.get(id) {

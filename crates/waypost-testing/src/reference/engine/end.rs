@@ -1,4 +1,4 @@
-//! Executions, openings, joins and decisions of a person, and the ends that they record.
+//! Executions, openings, joins and answers of a person, and the resulting ends.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::walk::Turn;
 use super::{Engine, Halt};
 
 impl Engine {
-    /// Returns an end made now, without outputs and pins: its trace is what the step is given now.
+    /// Returns an end without outputs and pins; its trace is the current input of the step.
     pub(super) fn end_now(&mut self, turn: &Turn, how: How) -> End {
         let Turn { scope, step, activity } = turn;
         End {
@@ -34,7 +34,7 @@ impl Engine {
         }
     }
 
-    /// Returns the end of a step that is skipped or passed over.
+    /// Returns the end of a skipped or passed-over step.
     pub(super) fn avoided_end(&mut self, turn: &Turn, how: How) -> End {
         let ledger = &self.position(&turn.scope).ledger;
         let failed = ledger.values().filter(|end| end.how == How::Failed);
@@ -47,7 +47,7 @@ impl Engine {
         End { output_digest, truth: Provenance { output, pins }, ..self.end_now(turn, how) }
     }
 
-    /// Executes a step: a record of its start, the effect, a record of its end.
+    /// Executes a step: records its start, applies the effect, and records its end.
     pub(super) fn execute(&mut self, turn: &Turn) -> Result<(), Halt> {
         self.start(turn)?;
         let end = self.effect(turn)?;
@@ -62,7 +62,7 @@ impl Engine {
         self.commit()
     }
 
-    /// Ends a step as skipped by the decision of a person, and keeps the decision with what the step is given now.
+    /// Ends a step as skipped by a person, and stores the decision with the current input of the step.
     pub(super) fn skip_by_hand(&mut self, turn: &Turn) {
         let Turn { scope, step, activity } = turn;
         let trace = self.trace(scope, step, activity);
@@ -74,7 +74,7 @@ impl Engine {
         self.settle(turn, End { by_hand: true, ..end });
     }
 
-    /// Records the start. The reusable end is gone: the execution overwrites what it left.
+    /// Records the start and removes the reusable end, whose effects the execution overwrites.
     fn start(&mut self, turn: &Turn) -> Result<(), Halt> {
         self.check_needless(turn);
         let key = (turn.step.id.clone(), turn.activity.pass);
@@ -90,7 +90,7 @@ impl Engine {
         self.commit()
     }
 
-    /// Executes the work of a step in the world.
+    /// Executes a step in the world.
     fn effect(&mut self, turn: &Turn) -> Result<End, Halt> {
         let Turn { scope, step, activity } = turn;
         let path = turn.path();
@@ -143,7 +143,7 @@ impl Engine {
         Ok(self.completed_end(turn, value.rem_euclid(step.output_modulus), pins))
     }
 
-    /// For the oracles: says whether the file that a step edits is what the step upstream left.
+    /// For the oracles: returns whether the file to edit is unchanged since the upstream step.
     fn base_is_as_left(&self, scope: &str, step: &Step) -> bool {
         let ledger = &self.position(scope).ledger;
         let steps = self.steps_of(scope);
@@ -154,7 +154,7 @@ impl Engine {
         end.is_none_or(|end| end.how != How::Completed || self.world.holds(&end.pins))
     }
 
-    /// Returns the end of a failure. Its digests equal no other: what it wrote half counts for all steps downstream.
+    /// Returns the end of a failure with unique digests: a half-written file affects all downstream steps.
     fn failed_end(&mut self, turn: &Turn) -> End {
         let how = if turn.step.continue_on_error { How::Tolerated } else { How::Failed };
         self.world.allow(&turn.path());
@@ -182,7 +182,8 @@ impl Engine {
         }
     }
 
-    /// Puts an end in force with the next commit. The reusable one goes, unless the step was only avoided.
+    /// Puts an end in force with the next commit. The reusable end is dropped, unless the step was only
+    /// skipped or passed over.
     pub(super) fn settle(&mut self, turn: &Turn, end: End) {
         let Turn { scope, step, activity } = turn;
         let keeps = end.was_avoided() && self.on(Rule::PassedOverKeepsReusable);
@@ -206,7 +207,7 @@ impl Engine {
         self.free(scope);
     }
 
-    /// Asks a person: done, so that the old result counts as made from the input of today, or retry.
+    /// Asks a person: `done` accepts the old result for the current input, `retry` runs the step.
     pub(super) fn ask(&mut self, turn: &Turn, old: Option<Arc<End>>) -> Result<(), Halt> {
         self.asked += 1;
         let Turn { scope, step, activity } = turn;
@@ -247,7 +248,8 @@ impl Engine {
         self.commit()
     }
 
-    /// Opens or reopens the child scopes of a step. Their results may be reused, unless a person requested a rerun.
+    /// Opens or reopens the child scopes of a step. Their results are reusable unless a person requested a
+    /// rerun.
     pub(super) fn open_children(&mut self, turn: &Turn) -> Result<(), Halt> {
         let Turn { scope, step, activity } = turn;
         let opening = self.next_number();
@@ -271,8 +273,8 @@ impl Engine {
         self.commit()
     }
 
-    /// Opens one child with its input. The input names neither the definition of the opener nor its other items: one
-    /// more item must not rerun all.
+    /// Opens a child with its input. The input excludes the opener's definition and the other items, so that
+    /// a new item does not rerun all items.
     pub(super) fn open_child(&mut self, turn: &Turn, child: &str, is_whole: bool) {
         let Turn { scope, step, activity } = turn;
         self.reopen_child(child, is_whole);
@@ -291,12 +293,13 @@ impl Engine {
         self.free(child);
     }
 
-    /// Joins children at rest. The opener fails with them, unless that many failures are tolerated.
+    /// Joins children at rest. The opener fails with its children, unless the number of failures is
+    /// tolerated.
     pub(super) fn join(&mut self, turn: &Turn) -> Result<(), Halt> {
         let Turn { scope, step, activity } = turn;
         let scopes = children(scope, step, activity.pass, &activity.items);
         if !scopes.iter().all(|child| self.is_closed(child)) {
-            // A failed item stopped the others: the fan-out fails with steps that did not start.
+            // A failed item stopped the others: the fan-out fails with unstarted steps.
             let end = self.failed_end(turn);
             let items = activity.items.clone();
             self.settle(turn, End { how: How::Failed, items, opening: activity.opening, ..end });
@@ -340,7 +343,8 @@ impl Engine {
         self.commit()
     }
 
-    /// For the oracles: notes an execution against a decision to skip, or after a failed item stopped its fan-out.
+    /// For the oracles: records an execution against a decision to skip, or after a failed item stopped the
+    /// fan-out.
     fn check_decisions(&mut self, turn: &Turn, input: &Truth) {
         let path = turn.path();
         let is_decided = |truth: &Option<Truth>| truth.as_ref().is_none_or(|truth| truth == input);
@@ -361,14 +365,14 @@ impl Engine {
         }
     }
 
-    /// Says whether a fan-out under way has a failed item that stops the others.
+    /// Returns whether an open fan-out is stopped by a failed item.
     pub(super) fn is_stopped_fan_out(&self, scope: &str, step: &Step, open: &Activity) -> bool {
         step.kind == Kind::ForEach
             && step.on_item_failure == OnItemFailure::Stop
             && children(scope, step, open.pass, &open.items).iter().any(|child| self.is_dead(child))
     }
 
-    /// Says whether a scope has a step, hooks apart, that failed or was passed over.
+    /// Returns whether a scope has a failed or passed-over step, except hooks.
     pub(super) fn is_dead(&self, scope: &str) -> bool {
         let Some(position) = self.positions.get(scope) else { return false };
         let is_dead = |inner: &Arc<Step>| {
@@ -377,7 +381,7 @@ impl Engine {
         self.steps_of(scope).iter().any(is_dead)
     }
 
-    /// For the oracles: notes an execution whose result is there already.
+    /// For the oracles: records an execution with an existing valid result.
     fn check_needless(&mut self, turn: &Turn) {
         let path = turn.path();
         let Some(good) = self.world.good.get(&path) else { return };

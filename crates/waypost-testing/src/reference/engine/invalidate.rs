@@ -1,4 +1,4 @@
-//! Invalidation: the one way in which finished work is open again.
+//! Invalidation: the only way to reopen finished work.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use super::super::position::{Activity, End, Progress, Reusable, passes_of};
 use super::super::rule::Rule;
 use super::{Engine, Mode};
 
-/// The steps of one scope to invalidate.
+/// The steps of a scope to invalidate.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub scope: Name,
     pub steps: BTreeSet<Name>,
     pub mode: Mode,
-    /// For an opener on the path to the main scope: the pass at which it opens; its children are untouched.
+    /// For an opener on the path to the main scope: the pass to open. Its children stay unchanged.
     pub at_pass: u32,
 }
 
-/// What a step had when it was invalidated.
+/// The records of a step before its invalidation.
 struct Old<'a> {
     end: Option<&'a Arc<End>>,
     activity: Option<&'a Activity>,
 }
 
 impl Engine {
-    /// Moves the result of a step out of force. Wanted: whether the result may be reused.
+    /// Moves the result of a step out of force. `is_wanted`: whether the result is reusable.
     fn set_aside(&mut self, scope: &str, id: &Name, old: &Old<'_>, is_wanted: bool) {
         let must_not_repeat = self.step(scope, id).is_some_and(|step| !step.idempotent);
         let confirms = self.on(Rule::DroppedIsConfirmed);
@@ -60,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// Opens the steps of a cut and all steps downstream, in their scope only.
+    /// Opens the steps of a cut and all downstream steps, within the scope.
     pub(super) fn invalidate_here(&mut self, cut: &Cut) {
         let scope = &*cut.scope;
         for id in self.downstream(scope, &cut.steps) {
@@ -90,7 +90,7 @@ impl Engine {
         self.free(scope);
     }
 
-    /// Opens steps in a scope and each opener above it at that pass. Siblings there are untouched.
+    /// Opens steps in a scope, and each opener above at its pass. Sibling scopes stay unchanged.
     pub(super) fn invalidate(&mut self, scope: &str, steps: BTreeSet<Name>, mode: Mode) {
         self.invalidate_here(&Cut { scope: scope.into(), steps, mode, at_pass: 0 });
         let mut scope: Name = scope.into();
@@ -104,8 +104,8 @@ impl Engine {
         }
     }
 
-    /// Opens an opener at that pass, with its children as they are. Returns false if it is open so already, or not in
-    /// force.
+    /// Opens an opener at a pass, with unchanged children. Returns `false` if the opener is already open at
+    /// the pass, or not in force.
     pub(super) fn open_opener(&mut self, parent: &Parent, opening: u64, mode: Mode) -> bool {
         let Parent { scope, opener, pass, .. } = parent;
         let position = self.change(scope);
@@ -149,7 +149,7 @@ impl Engine {
         true
     }
 
-    /// Opens the children of an opener in one scope: new, or reopened with reusable ends.
+    /// Opens a child scope: new, or reopened with reusable ends.
     pub(super) fn reopen_child(&mut self, child: &str, is_whole: bool) {
         let position = self.positions.entry(child.into()).or_default().clone();
         self.changed.insert(child.into());
@@ -171,7 +171,7 @@ impl Engine {
         position.frontier.clear();
     }
 
-    /// Returns the steps and all steps downstream, in the order of the graph.
+    /// Returns the steps and all downstream steps, in graph order.
     fn downstream(&self, scope: &str, steps: &BTreeSet<Name>) -> Vec<Name> {
         let mut found = steps.clone();
         let mut ordered = Vec::new();
@@ -186,7 +186,7 @@ impl Engine {
         ordered
     }
 
-    /// For the oracles: returns the leaves in force beneath an end.
+    /// For the oracles: returns the leaves in force below an end.
     fn leaves_of(&self, scope: &str, step: &Step, end: &End) -> BTreeSet<StepPath> {
         if step.is_leaf() {
             return end.ran().then(|| StepPath::new(scope, &step.id)).into_iter().collect();
@@ -203,7 +203,7 @@ impl Engine {
         found
     }
 
-    /// Makes steps ready whose needs have all ended.
+    /// Makes steps ready after all needs have ended.
     pub(super) fn free(&mut self, scope: &str) {
         let steps = self.steps_of(scope);
         let position = self.change(scope);

@@ -1,4 +1,4 @@
-//! The plan: the same walk over a copy. A step that would run ends with unknown digests.
+//! The plan: the walk on a copy. A step that would run ends with unknown digests.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use super::walk::Turn;
 use super::{Engine, Halt};
 use crate::seed::Seeded;
 
-/// Numbers of records in a plan begin here, above all numbers of the run.
+/// First record number of a plan, above all numbers of the run.
 const FIRST_NUMBER: u64 = 1_000_000;
 
-/// What a plan says of a leaf.
+/// The planned action of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planned {
-    /// Its result is reused.
+    /// The result is reused.
     Reuse,
-    /// It runs unless what it is given turns out to be the same.
+    /// The leaf runs unless its input turns out unchanged.
     Recheck,
     /// A person is asked.
     Ask,
-    /// It runs.
+    /// The leaf runs.
     Run,
 }
 
 impl Engine {
-    /// Returns what a resume with that request would do with each leaf, without doing it.
+    /// Returns the planned action of each leaf for a resume with this request, without side effects.
     ///
     /// # Errors
-    /// [`Halt::NoEnd`]: the plan finds no end.
+    /// [`Halt::NoEnd`]: the plan does not end.
     pub fn plan(&self, request: &Request) -> Result<BTreeMap<StepPath, Planned>, Halt> {
         let steps = self.disk_definition.steps.clone();
         let mut copy = Self::new(steps, self.policy, self.rules.clone(), Seeded::new(1));

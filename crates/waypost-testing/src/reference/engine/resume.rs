@@ -1,4 +1,5 @@
-//! One resume: interrupted steps, the request, failed steps, then evidence and the walk until nothing is broken.
+//! A resume: interrupted steps, the request, failed steps, then rounds of evidence check and walk until all
+//! evidence holds.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +9,27 @@ use super::super::request::Request;
 use super::super::rule::Rule;
 use super::{Engine, Halt, Mode};
 
-/// How often a resume looks at evidence before it is a defect of the model.
+/// Most evidence checks of a resume; more is a defect of the model.
 const LOOKS_MAX: usize = 30;
-/// From this look on, steps that this resume executed and whose evidence is broken again undo each other.
+/// From this check on, steps executed by this resume whose evidence is broken again undo each other.
 const UNDO_LOOK: usize = 4;
-/// From this look on, a reused end whose evidence is broken runs.
+/// From this check on, a reused step with broken evidence runs.
 const RERUN_LOOK: usize = 2;
 
-/// Which failures run again.
+/// The failures to rerun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failures {
     /// Failures that count.
     Counted,
-    /// Tolerated ones too.
+    /// Also tolerated failures.
     All,
 }
 
 impl Engine {
-    /// Resumes the run, or begins it.
+    /// Resumes or starts the run.
     ///
     /// # Errors
-    /// - [`Halt::Crash`]: the process died, as planned.
+    /// - [`Halt::Crash`]: the process crashed as planned.
     /// - [`Halt::NoEnd`]: a defect of the model.
     pub fn resume(&mut self, request: &Request) -> Result<(), Halt> {
         self.executed_now.clear();
@@ -97,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Records that a step ends as skipped at its turn.
+    /// Records that a step is to end as skipped.
     fn record_skip(&mut self, path: &StepPath) {
         if self.positions.contains_key(&path.scope) && self.step(&path.scope, &path.step).is_some() {
             self.change(&path.scope).skipped.insert(path.step.clone(), None);
@@ -105,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Makes started steps ready, or interrupted where they are not idempotent.
+    /// Makes started steps ready, or interrupted if not idempotent.
     pub(super) fn interrupt(&mut self, scope: &str, which: Interrupt) {
         let steps = self.steps_of(scope);
         let Some(position) = self.positions.get_mut(scope) else { return };
@@ -145,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Says whether the ends of a scope count.
+    /// Returns whether the ends of a scope are in force.
     pub fn in_force(&self, scope: &str) -> bool {
         let Some(parent) = Parent::of(scope) else { return scope == MAIN };
         let Some(position) = self.positions.get(&parent.scope) else { return false };
@@ -157,7 +158,7 @@ impl Engine {
         parent.item.is_none_or(|item| items.contains(&item)) && self.in_force(&parent.scope)
     }
 
-    /// Returns leaves that failed or were passed over, beneath openers that failed.
+    /// Returns failed or passed-over leaves below failed openers.
     pub fn failures(&self) -> Vec<StepPath> {
         self.failed_steps(Failures::Counted)
     }
@@ -215,7 +216,7 @@ impl Engine {
         found
     }
 
-    /// Says whether a fan-out ended in a way that new items can join.
+    /// Returns whether new items can join an ended fan-out.
     pub(super) fn can_take_items(&self, scope: &str, step: &Step) -> bool {
         let end = self.position(scope).ledger.get(&step.id);
         step.kind == Kind::ForEach
@@ -224,11 +225,11 @@ impl Engine {
     }
 }
 
-/// Which steps a resume finds interrupted.
+/// The steps that a resume treats as interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interrupt {
-    /// Those whose start is recorded.
+    /// Steps with a recorded start.
     Started,
-    /// Interrupted ones too.
+    /// Also interrupted steps.
     All,
 }

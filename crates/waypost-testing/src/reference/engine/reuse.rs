@@ -1,4 +1,4 @@
-//! Reuse: whether a reusable end counts again, and the digests of a join.
+//! Reuse: whether a reusable end is valid again, and the digests of a join.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use super::super::position::{Activity, Digest, End, How, Pin};
 use super::super::rule::Rule;
 use super::Engine;
 
-/// Both digests of a join.
+/// Output and pin digest of a join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Joined {
     pub output: Digest,
     pub pins: Digest,
 }
 
-/// Whether the evidence of an end is verified.
+/// Whether to verify the evidence of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Evidence {
     Verify,
@@ -22,13 +22,13 @@ enum Evidence {
 }
 
 impl Engine {
-    /// Returns the end of a step and pass that is set aside for reuse or confirmation.
+    /// Returns the end of a step and pass that is kept for reuse or confirmation.
     pub(super) fn set_aside_end(&self, scope: &str, step: &Step, activity: &Activity) -> Option<Arc<End>> {
         let key = (step.id.clone(), activity.pass);
         self.position(scope).reusable.get(&key).and_then(|reusable| reusable.end()).cloned()
     }
 
-    /// Returns the end that a step can reuse: made from what the step is given now, with evidence that holds.
+    /// Returns the reusable end of a step: its trace equals the current input, and its evidence holds.
     pub(super) fn reusable_end(&self, scope: &str, step: &Step, activity: &Activity) -> Option<Arc<End>> {
         use super::super::position::Reusable;
         let key = (step.id.clone(), activity.pass);
@@ -38,7 +38,7 @@ impl Engine {
         (same && self.holds(scope, step, end)).then(|| end.clone())
     }
 
-    /// Says whether the evidence of the end that a step could reuse cannot be verified.
+    /// Returns whether the evidence of the reusable end cannot be verified.
     pub(super) fn has_unknown_evidence(&self, scope: &str, step: &Step, activity: &Activity) -> bool {
         use super::super::position::Reusable;
         let key = (step.id.clone(), activity.pass);
@@ -49,7 +49,7 @@ impl Engine {
             && end.trace == self.trace(scope, step, activity)
     }
 
-    /// Returns the pins of an end and of all ends beneath it.
+    /// Returns the pins of an end and of all ends below.
     fn pins_beneath(&self, scope: &str, step: &Step, end: &End) -> Vec<Pin> {
         let mut found = end.pins.clone();
         if step.is_leaf() {
@@ -66,8 +66,8 @@ impl Engine {
         found
     }
 
-    /// Says whether the evidence of an end holds. For an opener: whether its children are those that it joined, all made
-    /// by definitions of today, and their evidence holds.
+    /// Returns whether the evidence of an end holds. For an opener, the children must be the joined children,
+    /// with current definitions and valid evidence.
     pub(super) fn holds(&self, scope: &str, step: &Step, end: &End) -> bool {
         self.holds_with(scope, step, end, Evidence::Verify)
     }
@@ -107,7 +107,7 @@ impl Engine {
         })
     }
 
-    /// Returns the digests of a join over all ends of its children.
+    /// Returns the digests of a join over all ends of the children.
     pub(super) fn joined(&self, scope: &str, step: &Step, scopes: &[Name]) -> Joined {
         let mut outputs: Vec<(Name, Name, How, Digest)> = Vec::new();
         let mut pins: Vec<(Name, Name, Digest)> = Vec::new();
@@ -124,14 +124,15 @@ impl Engine {
         Joined { output, pins: self.pin_digest(scope, step, Digest::of(pins)) }
     }
 
-    /// Says whether all steps of a scope have ended.
+    /// Returns whether all steps of a scope have ended.
     pub(super) fn is_closed(&self, scope: &str) -> bool {
         let position = self.position(scope);
         let ended = |step: &Arc<Step>| position.ledger.contains_key(&step.id);
         position.frontier.is_empty() && self.steps_of(scope).iter().all(ended)
     }
 
-    /// Returns an end of an opener for reuse. The opener may be older than the last opening of its children.
+    /// Returns the opening number for a reused opener, which may be older than the last opening of its
+    /// children.
     pub(super) fn with_opening_of_children(&self, scope: &str, step: &Step, end: &End) -> u64 {
         if step.is_leaf() || !self.on(Rule::ReuseTakesOpening) {
             return end.opening;

@@ -1,4 +1,5 @@
-//! Rollback: the positions of then. Steps begun since have overwritten what their ends of then left.
+//! Rollback: restores earlier positions. Steps begun since then have overwritten the effects of their earlier
+//! ends.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use super::resume::Interrupt;
 use super::{Engine, Mode};
 
 impl Engine {
-    /// Goes back to the position after that commit.
+    /// Restores the positions after commit `at`.
     pub(super) fn rollback(&mut self, at: usize) {
         let then = self.history[at].clone();
         let copy = |(scope, position): (&Name, &std::sync::Arc<Position>)| {
@@ -51,7 +52,7 @@ impl Engine {
         self.changed = self.positions.keys().cloned().collect();
     }
 
-    /// A decision of a person holds for the question that was asked then.
+    /// Forgets the answers of a person, which were given for the question asked at that time.
     fn forget_answers(&mut self, scope: &str) {
         let steps = self.steps_of(scope);
         let keeps = self.on(Rule::ReusableOfThen);

@@ -1,4 +1,4 @@
-//! Traces: what a step is given now. All needs of the step are in the ledger.
+//! Traces: the current inputs of a step. All needs of the step are in the ledger.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::super::position::{Activity, Digest, End, Trace, Truth};
 use super::Engine;
 
 impl Engine {
-    /// Returns the trace of a step: the digests that it is given now.
+    /// Returns the trace of a step: the digests of its current inputs.
     pub(super) fn trace(&self, scope: &str, step: &Step, activity: &Activity) -> Trace {
         let position = self.position(scope);
         let end = |id: &Name| position.ledger.get(id).expect("all needs have ended");
@@ -22,7 +22,7 @@ impl Engine {
         }
     }
 
-    /// Returns the values in clear that a step is given now.
+    /// Returns the current inputs of a step as plain values.
     pub(in super::super) fn truth_given(&self, scope: &str, step: &Step, activity: &Activity) -> Truth {
         let position = self.position(scope);
         let of = |id: &Name| &position.ledger.get(id).expect("all needs have ended").truth;
@@ -36,14 +36,14 @@ impl Engine {
         ])
     }
 
-    /// Returns the pins in clear of all needs of a step.
+    /// Returns the plain pins of all needs of a step.
     pub(super) fn pins_upstream(&self, scope: &str, step: &Step) -> Truth {
         let position = self.position(scope);
         let pins = |id: &Name| position.ledger.get(id).expect("all needs have ended").truth.pins.clone();
         Truth::list(step.needs.iter().map(pins))
     }
 
-    /// Returns the pin digest of a step with that digest of its own pins.
+    /// Returns the pin digest of a step, given the digest of its own pins.
     pub(super) fn pin_digest(&self, scope: &str, step: &Step, own: Digest) -> Digest {
         let position = self.position(scope);
         let of = |id: &Name| position.ledger.get(id).expect("all needs have ended").pin_digest;
@@ -58,7 +58,7 @@ impl Engine {
         position.input.value + step.upstream().map(output).sum::<i64>()
     }
 
-    /// Says whether a step upstream failed or was passed over, in this scope.
+    /// Returns whether an upstream step in this scope failed or was passed over.
     pub(super) fn failed_upstream(&self, scope: &str, step: &Step) -> bool {
         let position = self.position(scope);
         let failed = |end: &End| end.failed_upstream || end.is_dead();

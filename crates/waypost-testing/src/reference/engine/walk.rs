@@ -1,4 +1,4 @@
-//! The walk: which step has its turn, and the decision of its turn.
+//! The walk: the order of steps, and the decision for each step.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::super::position::{Activity, Digest, End, How, Progress};
 use super::super::rule::Rule;
 use super::{Engine, FailurePolicy, Halt, Mode};
 
-/// A step that has its turn.
+/// A step to decide.
 #[derive(Debug, Clone)]
 pub(super) struct Turn {
     pub scope: Name,
@@ -22,7 +22,7 @@ impl Turn {
     }
 }
 
-/// The decision about a step by its condition.
+/// The decision from a step's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// The step runs.
@@ -32,7 +32,7 @@ pub enum Decision {
 }
 
 impl Engine {
-    /// Returns the steps that can have their turn.
+    /// Returns all steps that are ready for a decision.
     pub(super) fn turns(&self) -> Vec<Turn> {
         let mut found = Vec::new();
         self.turns_of(MAIN, &mut found);
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    /// Gives steps their turns, in random order, until none is ready.
+    /// Handles ready steps in random order until none is ready.
     pub(super) fn walk(&mut self) -> Result<(), Halt> {
         while !self.stopped {
             let mut turns = self.turns();
@@ -78,7 +78,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The turn of one step: its condition first, then reuse, then a question, then an execution, opening or join.
+    /// Handles a step: condition, then reuse, then a question, then execution, opening or join.
     fn take_turn(&mut self, turn: &Turn) -> Result<(), Halt> {
         let Turn { scope, step, activity } = turn;
         if activity.progress == Progress::Children {
@@ -134,7 +134,8 @@ impl Engine {
         self.execute(turn)
     }
 
-    /// Returns the step upstream in this scope whose file a step shares, where the file is not what that step left.
+    /// Returns the upstream step in this scope that shares the step's file, if the file has changed since
+    /// that step.
     fn broken_base(&self, scope: &str, step: &Step) -> Option<Arc<Step>> {
         let file = step.file_in(scope).filter(|_| self.on(Rule::SharedFileFromUpstream))?;
         let position = self.position(scope);
@@ -155,7 +156,7 @@ impl Engine {
         is_broken.then(|| newest.clone())
     }
 
-    /// Opens the step that a file came from: it runs, even if its evidence holds later.
+    /// Opens the step that wrote the file. It runs even if its evidence holds later.
     fn rerun_base(&mut self, scope: &str, base: Arc<Step>) -> Result<(), Halt> {
         self.invalidate(scope, BTreeSet::from([base.id.clone()]), Mode::Keep);
         let position = self.change(scope);
@@ -169,7 +170,7 @@ impl Engine {
         self.commit()
     }
 
-    /// Decides from the ends of its needs whether a step runs, always from the definition of today.
+    /// Decides from the ends of the needs whether a step runs, with the current definition.
     pub(in super::super) fn condition(&self, scope: &str, step: &Step) -> Decision {
         let ledger = &self.position(scope).ledger;
         let needs: Vec<&Arc<End>> = step.needs.iter().filter_map(|id| ledger.get(id)).collect();
