@@ -1,8 +1,8 @@
 //! The effect of a changed definition on a run in progress. Pure.
 //!
 //! Steps are compared by id and fingerprint, not by place. Comments, order, names, timeouts and retries are
-//! not in a fingerprint, so changes of these have no effect. A step is affected if its definition changed, if
-//! it was added or removed, or if it comes after an unfinished step now.
+//! not in a fingerprint, so changes of these have no effect. A step is affected after a change of its
+//! definition, an addition or a removal. A step that now comes after an unfinished step is affected, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -171,8 +171,8 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
 pub struct CarriedOver {
     /// The new position.
     pub position: Position,
-    /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the step
-    /// itself if it changed, or the upstream step that is not finished any more.
+    /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
+    /// changed step, or the newly unfinished upstream step.
     pub redone: Vec<(StepId, StepId)>,
     /// Openers with branches and a changed list of items.
     pub relisted: Vec<StepId>,

@@ -84,9 +84,9 @@ pub struct Metadata {
 /// reordering; Rebello and others, "Can Applications Recover from fsync Failures?" (2020), about the failed
 /// sync.
 pub trait Disk: fmt::Debug + fmt::Display + Send + Sync {
-    /// Creates a new file for its owner only (0600), and opens it for writing.
+    /// Creates a new file for the owner only (0600), and opens it for writing.
     ///
-    /// Neither its name nor its bytes are durable yet.
+    /// Name and bytes are not durable yet.
     ///
     /// # Errors
     /// - [`io::ErrorKind::AlreadyExists`]: the name exists; the existing object did not change.

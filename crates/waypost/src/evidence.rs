@@ -2,8 +2,8 @@
 //!
 //! A [`Pack`](crate::record::Pack) has claims and a rule over them. A [`Probe`] checks claims of one kind.
 //! The [`Verifier`] calls the probes, in parallel and within limits, and returns the pack with verdicts. Only
-//! `ok` is trusted. An empty pack, a missing expectation, a kind without a probe, a path that leaves its
-//! folder, and a check that could not be made are never `ok`.
+//! `ok` is trusted. Never `ok` are: an empty pack, a missing expectation, a kind without a probe, a path that
+//! leaves its folder, and an impossible check.
 //!
 //! This crate has three probes: `artifact_exists`, `file_sha256` and `command_exit`. Further probes implement
 //! [`Probe`] and are added by [`Verifier::with_probe`].
@@ -86,11 +86,11 @@ pub const COMMAND_EXIT: &str = "command_exit";
 ///   in no other case. Only for these two findings the negated claim holds.
 /// - A probe reads [`Claim::terms`] only as far as a check needs: the [`Verifier`] applies them.
 /// - A check may be dropped at any time, and must then end soon.
-/// - A check, pin or glance that panics makes its claim `unknown`, and affects neither the caller nor other
+/// - A panic in a check, pin or glance makes the claim `unknown`, and affects neither the caller nor other
 ///   checks.
 /// - A check never blocks its thread: no limit could end it, and other checks and steps would wait. Blocking
 ///   work, such as reading a file, belongs into [`tokio::task::spawn_blocking`].
-/// - One call is one attempt: the [`Verifier`] sets the time limit and retries.
+/// - A call is a single attempt: the [`Verifier`] sets the time limit and retries.
 #[async_trait]
 pub trait Probe: Debug + Send + Sync {
     /// Returns the recorded kind of the probe's claims, such as `file_sha256`.
@@ -118,7 +118,7 @@ pub trait Probe: Debug + Send + Sync {
     /// Checks a claim against the present state of the world.
     async fn check(&self, claim: &Claim, site: &Site) -> Finding;
 
-    /// Measures the value that a claim expects from now on, and returns it in an `ok` finding.
+    /// Measures the future expectation of a claim, and returns the value in an `ok` finding.
     ///
     /// A kind without pins returns [`Finding::failed`]. A null value cannot be pinned: the claim is `failed`
     /// then.

@@ -122,9 +122,9 @@ impl RunFolder {
     /// Repairs the folder after a crash, when a new writer opens the run, before its first append.
     ///
     /// Removes unfinished files, the scratch folder, and the torn last line of `events.jsonl`; adds missing
-    /// lines and sections. `newest_first` yields the records of all branches in reverse order of commit. It
-    /// is read until both files have one of them, or up to [`HEAL_RECORDS_MAX`] records: older records are
-    /// not written again.
+    /// lines and sections. `newest_first` yields the records of all branches in reverse order of commit. The
+    /// iterator is read until both files have a record, or up to [`HEAL_RECORDS_MAX`] records: older records
+    /// are not written again.
     ///
     /// # Errors
     /// Those of `newest_first`. Errors of the files themselves are kept as in [`committed`](Self::committed).

@@ -2,12 +2,11 @@
 //! them.
 //!
 //! Such a lock belongs to process and file. Closing *any* descriptor of the file releases it, even a
-//! descriptor used only for reading (`fcntl_locking(2)`). SQLite separates its connections by these locks,
-//! and knows only its own descriptors. Code that reads an open database past SQLite releases the locks of its
-//! connections. Another process may then mistake the log of a living writer for an abandoned log.
+//! descriptor used only for reading (`fcntl_locking(2)`). SQLite separates connections by these locks, and
+//! knows only SQLite's own descriptors. A read of an open database past SQLite therefore releases the locks
+//! of SQLite's connections. Another process may then mistake the log of a living writer for an abandoned log.
 //!
-//! A store registers its files here while they are open. Code that opens files named by others must check
-//! here first.
+//! A store registers its open files here. Before opening files named by others, check here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +25,7 @@ fn named() -> MutexGuard<'static, BTreeMap<Identity, usize>> {
     NAMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Files registered for the lifetime of this value.
+/// Registration of files, for the lifetime of this value.
 #[derive(Debug, Default)]
 pub struct InUse {
     files: Mutex<Vec<Identity>>,
@@ -41,7 +40,7 @@ impl InUse {
     /// Registers the file at `path`, if it exists.
     ///
     /// # Errors
-    /// The file cannot be inspected; it is then not registered.
+    /// The file cannot be inspected, and is not registered.
     pub fn add(&self, path: &Path) -> io::Result<()> {
         let file = match fs::metadata(path) {
             Ok(file) => (file.dev(), file.ino()),

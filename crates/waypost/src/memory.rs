@@ -51,7 +51,8 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// Simulates the death of a run's holder: the lease becomes free, and running steps count as interrupted.
+    /// Simulates the death of a run's holder: the run's lease becomes free, and the holder's lease counts as
+    /// lost.
     pub fn drop_holder(&self, run: &RunId) {
         if let Some(run) = self.lock().runs.get_mut(run) {
             run.holder = None;

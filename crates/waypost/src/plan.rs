@@ -1,8 +1,8 @@
-//! The plan: decides the next action for each step, and its cause. Pure: no clock, no disk, no randomness.
+//! The plan: decides the next action for each step, with a cause. Pure: no clock, no disk, no randomness.
 //!
-//! [`checks`] lists the claims that a resume must check before it trusts finished steps. [`plan`] turns the
-//! graph, the newest sound record of each open branch and the verdicts into one decision per step. The engine
-//! executes the decisions; `waypost plan` and `waypost why` print the same ones.
+//! [`checks`] lists the claims to check before a resume trusts finished steps. [`plan`] turns the graph, the
+//! newest sound record of each open branch and the verdicts into one decision per step. The engine executes
+//! the decisions; `waypost plan` and `waypost why` print the same ones.
 //!
 //! ```text
 //!   newest records --> checks --> claims --(probes, elsewhere)--> verdicts
@@ -10,8 +10,8 @@
 //!         +------------------------> plan <--------------------------+
 //! ```
 //!
-//! A step is finished if it is neither in the frontier nor downstream of the frontier. One record per branch
-//! is therefore enough input, whatever the length of the history.
+//! All steps neither in nor downstream of the frontier are finished. A record per branch is therefore enough
+//! input, for any length of history.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -53,7 +53,7 @@ pub struct Effective {
     pub reusable: BTreeMap<StepId, (u64, Pack)>,
     /// Evidence from earlier passes of steps on loops, with the seq of the record; newest first.
     pub passes: BTreeMap<StepId, Vec<(u64, Pack)>>,
-    /// Subjects that running steps may be writing, beyond the subjects that the graph names.
+    /// Subjects that running steps may be writing, beyond the subjects named by the graph.
     pub in_flux: BTreeSet<String>,
     /// The requester of the stop, if the newest record says that the branch was interrupted.
     pub stopped_by: Option<String>,
@@ -115,7 +115,7 @@ impl Action {
     }
 }
 
-/// The action for one step, and its cause.
+/// The action for a step, with its cause.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The branch.
@@ -190,12 +190,11 @@ impl Effective {
 
 /// Lists the claims to check before the finished steps are trusted.
 ///
-/// Of several claims about one file ([`Claim::file`]) or one subject, only the newest effective step's claim
-/// is checked. A step is newer than its upstream steps, whatever the order of execution. A legitimate rewrite
-/// by a later step therefore does not fail the earlier step.
-///
-/// A subject is not checked while a running or failed step may be rewriting it. Exception: the step's own
-/// unpinned claims, which can resolve an interrupted step.
+/// Of several claims about the same file ([`Claim::file`]) or subject, only the newest effective step's claim
+/// is checked. A step is newer than the steps upstream, in any order of execution. A legitimate rewrite by a
+/// later step therefore does not fail the earlier step. A subject is not checked while a running or failed
+/// step may be rewriting it. Exception: the step's own unpinned claims, which can resolve an interrupted
+/// step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     due(shape, effective, Occasion::Resume).checks
 }
@@ -210,7 +209,7 @@ pub(crate) struct Due {
 }
 
 /// Steps under way that may be rewriting subjects, with the bounds of the claims left out because of each
-/// step. After such a step ends without the same claim, these claims are checked like all others.
+/// step. After the end of a step without the same claim, these claims are checked like all others.
 pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<Bound>>;
 
 /// Sorts the claims into claims to check on this occasion and claims to leave out.
@@ -280,7 +279,7 @@ fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
         for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
             let step = shape.step(entry.step.as_str());
             let named = step.into_iter().flat_map(|step| &step.subjects);
-            // The branch does not record which of its steps reported these subjects.
+            // The record does not name the reporting step.
             for subject in named.chain(&branch.in_flux) {
                 let writers = in_flux.entry(resolved(subject)).or_default();
                 writers.insert((branch.branch.clone(), entry.step.clone()));
@@ -290,7 +289,7 @@ fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
     in_flux
 }
 
-/// Returns whether a step was started and has not ended well, so that its files may be half written.
+/// Returns whether a step was started and has not ended well: files may be half written.
 pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
     matches!(entry.status, Status::Started | Status::Failed) || entry.at.attempt > 0
 }
@@ -463,8 +462,8 @@ impl BranchView<'_> {
         }
     }
 
-    /// Finds the finished steps that are reachable by routes from steps with failed evidence: by place, the
-    /// step that reruns.
+    /// Finds the finished steps reachable by routes from steps with failed evidence: by place, the step that
+    /// reruns.
     fn routed_again(&self, unfinished: &Unfinished) -> HashMap<usize, StepId> {
         let mut found: HashMap<usize, StepId> = HashMap::new();
         if !self.shape.is_routed() {
@@ -547,7 +546,7 @@ impl BranchView<'_> {
                 (Action::Run, Cause::Come(entry.waits.clone()))
             }
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
-            // The step's branches failed before the attempt that joins them.
+            // The step's branches failed before the attempt of the join.
             Status::Failed if step.children.is_some() && entry.fan.is_some() && entry.at.attempt == 0 => {
                 (Action::Retry, Cause::BranchesFailed)
             }

@@ -3,18 +3,18 @@
 //! The file holds the exact committed bytes of:
 //! - the checkpoint with its position and state,
 //! - the run record (workflow, definition, config, settings),
-//! - the headers that the position refers to (results, evidence, memos),
+//! - the headers referenced by the position (results, evidence, memos),
 //! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items.
 //!
-//! The file begins with a hash of itself; docs/format.md specifies each byte.
+//! The file begins with its own hash; docs/format.md specifies each byte.
 //!
 //! ```text
 //!   store --Portable::of--> Portable --save--> file --load--> Portable --> state, position, definition, config
 //! ```
 //!
-//! Loading runs nothing: it reads bytes, checks them and decodes JSON within limits. The hash detects damage,
-//! not malice: an author of a file can compute its hash. A person must therefore approve the commands of a
-//! foreign definition before they run. This module starts no run; the engine does.
+//! Loading runs nothing: bytes are read, checked and decoded as JSON within limits. The hash detects damage,
+//! not malice: an author of a file can compute its hash. Before a run, a person must therefore approve the
+//! commands of a foreign definition. This module starts no run; the engine does.
 //!
 //! # Examples
 //!
@@ -82,7 +82,7 @@ pub const PORTABLE_FORMAT: u32 = 2;
 /// the file. A fan-out of more than some hundred thousand children is moved with its store instead.
 pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
 
-/// A checkpoint with everything that a new run needs to continue.
+/// A checkpoint with all dependencies of a new run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Portable {
     run: SealedRun,
@@ -179,9 +179,9 @@ impl Portable {
         &self.position
     }
 
-    /// Returns the headers that the positions of the checkpoint and of its open children refer to, by branch
-    /// and seq. These are the effective records of finished steps, of definition and config, and the records
-    /// of unfinished steps since their status began, with memos.
+    /// Returns the headers referenced by the positions of the checkpoint and its open children, by branch and
+    /// seq. These are the effective records of finished steps, of definition and config, and the records of
+    /// unfinished steps since their status began, with memos.
     pub fn history(&self) -> &[Record] {
         &self.history
     }
@@ -281,7 +281,7 @@ impl Portable {
         Ok(portable)
     }
 
-    /// Checks that all parts are consistent, so that users of the value need no checks.
+    /// Checks the consistency of all parts; users of the value need no further checks.
     fn check(&self) -> Result<(), Flaw> {
         let reference = self.reference();
         let mut records = [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
@@ -385,7 +385,7 @@ fn place_of(record: &Record) -> (&BranchPath, u64) {
     (&record.header().branch, record.header().seq)
 }
 
-/// Returns the seqs of its branch that a position requires.
+/// Returns the seqs required by a position, on the same branch.
 fn referred_to(position: &Position) -> BTreeSet<u64> {
     let settled = position.ledger.values().map(|settled| settled.seq);
     settled.chain(position.definition).chain(position.config).collect()

@@ -1,8 +1,8 @@
 //! The record: the only data that a run writes at a step boundary.
 //!
 //! A checkpoint is a [`Header`] and a body. The body is the [`Position`] (unfinished steps) and the state.
-//! Both are JSON text. [`Record::seal`] encodes them once, every store keeps the exact bytes, and
-//! [`Record::open`] checks them:
+//! Both are JSON text. [`Record::seal`] encodes both once, every store keeps the exact bytes, and
+//! [`Record::open`] checks the bytes:
 //!
 //! ```text
 //!   header  {"v":2,"run":"r-1","branch":"main","seq":3,"prev":"9f..","body":{"digest":"c4..",..},..}

@@ -2,8 +2,8 @@
 //!
 //! A report is a [`head`] and a [`Section`] for each step with an outcome. Each section begins with an
 //! invisible marker line. [`put`] finds the marker of a rerun step and replaces the section, so that no
-//! section appears twice. The content is derived from records: a report may be deleted, and no decision reads
-//! it. This module generates text; stores keep it.
+//! section appears twice. The content is derived from records: a report may be deleted, and does not affect
+//! decisions. This module generates the text; stores keep the file.
 
 use std::fmt::Write as _;
 
@@ -52,7 +52,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     let mut text = format!("# {}\n\n", inline(&run.workflow));
     let mut facts = vec![("run", code(run.run.as_str())), ("status", format!("**{}**", status.name()))];
     if let Some(path) = &run.path {
-        // Both paths are relative to the store, which is not the reader's folder.
+        // Both paths are relative to the store, not to the reader's folder.
         let below = |base: &String| path.strip_prefix(base.as_str())?.strip_prefix('/');
         facts.push(("workflow", code(run.base.as_ref().and_then(below).unwrap_or(path))));
     }
@@ -71,7 +71,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     text
 }
 
-/// Returns the key of the section that a record adds; `None` if the record has no outcome of a step.
+/// Returns the key of the section added by a record; `None` if the record has no outcome of a step.
 pub fn section_key(record: &Record) -> Option<SectionKey> {
     let header = record.header();
     status_of(&header.phase)?;
@@ -79,7 +79,7 @@ pub fn section_key(record: &Record) -> Option<SectionKey> {
     Some(SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() })
 }
 
-/// Returns the section that a record adds; `None` if the record has no outcome of a step.
+/// Returns the section added by a record; `None` if the record has no outcome of a step.
 pub fn section(record: &Record) -> Option<Section> {
     let header = record.header();
     let key = section_key(record)?;
@@ -172,10 +172,10 @@ fn status_of(phase: &Phase) -> Option<&'static str> {
     })
 }
 
-/// The beginning of the line that names the checkpoint of a section.
+/// The beginning of the line with the checkpoint of a section.
 pub(crate) const CHECKPOINT_LINE: &str = "| checkpoint |";
 
-/// Returns the line that names the checkpoint in the section of a record.
+/// Returns the line with the checkpoint, for the section of a record.
 pub(crate) fn checkpoint_line(header: &Header) -> String {
     format!("{CHECKPOINT_LINE} {} |", escaped(&checkpoint_value(header)))
 }
@@ -426,7 +426,7 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// Returns the mark and length of the fence that a line opens, if any.
+/// Returns the mark and length of the fence opened by a line, if any.
 fn fence_of(line: &str) -> Option<(char, usize)> {
     let bare = line.trim_start_matches(' ');
     let mark = bare.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;

@@ -198,7 +198,8 @@ impl fmt::Display for DecodeError {
 }
 
 impl MigrationsBuilder {
-    /// Adds the migration from version `from` to the next: it may add values, not remove or change them.
+    /// Adds the migration from version `from` to the next: additions are allowed, removals and changes are
+    /// not.
     ///
     /// The migration works on its own copy: an error or panic changes nothing else. A panic propagates to the
     /// reader of the state.
@@ -278,7 +279,7 @@ impl Migrations {
             return Ok(decode(bytes)?);
         }
         let value = self.migrate(found, decode(bytes)?)?;
-        // Decode from text, so that migrated and current states decode alike: a `Value` passes other number
+        // Decode from text, so that migrated and current states decode equally: a `Value` passes other number
         // types to a type than text does.
         let mut bytes = Vec::new();
         encode(&value, &mut bytes)

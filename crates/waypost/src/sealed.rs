@@ -1,10 +1,10 @@
-//! Sealed text: JSON that begins with its own hash, and holds exact bytes of records.
+//! Sealed text: JSON with its own hash at the beginning, and with exact bytes of records.
 //!
 //! A sealed text begins with the member `integrity_hash`, always at the same offset: SHA-256 of the text with
 //! the 64 characters of the hash replaced by zeros (the character `0`). The next member is `format`. The text
-//! is plain JSON, and a change of any byte is detected before its content is used.
+//! is plain JSON, and a change of any byte is detected before any use.
 //!
-//! The file store and portable checkpoints use this format. They define the remaining members.
+//! The file store and portable checkpoints use this format, and define the remaining members.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -30,7 +30,7 @@ pub(crate) fn begin(capacity: usize) -> Vec<u8> {
     text
 }
 
-/// Ends a text and fills in its hash.
+/// Ends a text and fills in the hash.
 pub(crate) fn finish(mut text: Vec<u8>) -> Vec<u8> {
     text.extend_from_slice(b"}\n");
     let hash = integrity(&text);
@@ -46,7 +46,7 @@ fn integrity(text: &[u8]) -> Digest {
     Digest::from_bytes(hash.finalize().into())
 }
 
-/// Checks that a text has its original bytes, and that its format is `supported`.
+/// Checks the hash of a text, and compares the format with `supported`.
 pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
     let hash = text
         .strip_prefix(HASH_PREFIX)
@@ -85,7 +85,7 @@ pub(crate) fn member(text: &mut Vec<u8>, name: &str, value: &impl Serialize) {
     serde_json::to_writer(text, value).expect("plain values have JSON");
 }
 
-/// Adds the members of a record to a begun object: `digest`, `header`, and the parts of its body.
+/// Adds the members of a record to a begun object: `digest`, `header`, and the parts of the body.
 pub(crate) fn push_record_members(text: &mut Vec<u8>, record: &Record) {
     text.extend_from_slice(format!("\"digest\":\"{}\"", record.digest()).as_bytes());
     text.extend_from_slice(b",\n\"header\":");
@@ -110,11 +110,11 @@ pub(crate) fn json_to_the_byte(bytes: &[u8]) -> Option<&RawValue> {
     serde_json::from_slice::<&RawValue>(bytes).ok().filter(|value| value.get().len() == bytes.len())
 }
 
-/// A record as parsed from a text, before its check.
+/// A record as parsed from a text, before the check.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordText<'a> {
-    /// The index of the branch in order of opening, if the file has it.
+    /// The index of the branch in order of opening, if present in the file.
     #[serde(default)]
     pub(crate) opened: Option<u64>,
     digest: Digest,

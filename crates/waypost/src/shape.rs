@@ -1,4 +1,4 @@
-//! The shape of a workflow: its steps, their needs and routes, and derived facts.
+//! The shape of a workflow: steps, needs, routes, and derived facts.
 //!
 //! A shape is a graph without the actions of its steps: it holds no state and runs nothing. The constructor
 //! checks a shape once. Steps are addressed by place (an index into [`Shape::steps`]) on hot paths, elsewhere
@@ -29,7 +29,7 @@ pub const END: &str = "end";
 /// Most steps in one graph: bounds a faulty generator. A fan-out has its own, larger limit.
 pub const STEPS_MAX: usize = 100_000;
 
-/// One step of a graph, as the plan and the engine see it.
+/// A step of a graph, as seen by plan and engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// The step's id.
@@ -38,7 +38,7 @@ pub struct Step {
     pub needs: Vec<StepId>,
     /// The subset of `needs` whose skip also skips this step.
     pub skipped_with: Vec<StepId>,
-    /// Steps that this step may lead to by choice, back edges of loops included.
+    /// Steps reachable from this step by choice, back edges of loops included.
     pub routes: Vec<StepId>,
     /// The step may also end its branch by choice.
     pub may_end: bool,
@@ -51,7 +51,7 @@ pub struct Step {
     pub cuts_max: u32,
     /// The time limit of one attempt.
     pub timeout: Option<Duration>,
-    /// Subjects of the step's evidence, as normalized paths: files that the step may write.
+    /// Subjects of the step's evidence, as normalized paths: files possibly written by the step.
     pub subjects: Vec<String>,
     /// The step makes claims whose subjects come from the state.
     pub claims: bool,
@@ -63,8 +63,7 @@ pub struct Step {
     pub after: Option<Children>,
     /// SHA-256 over the definition of the step.
     pub fingerprint: Digest,
-    /// For an opener: the same hash without its inner steps and its item list, if these have their own
-    /// digests.
+    /// For an opener: the same hash without inner steps and item list, if these have their own digests.
     pub frame: Option<Digest>,
     /// For an opener: SHA-256 over the item list, if the list alone decides the identity of items.
     pub list: Option<Digest>,
@@ -111,7 +110,7 @@ impl Step {
         self.claims || !self.subjects.is_empty()
     }
 
-    /// Returns all children of the step: of its work, and after its work.
+    /// Returns all children of the step, of and after the work.
     pub fn all_children(&self) -> impl Iterator<Item = &Children> {
         self.children.iter().chain(&self.after)
     }
@@ -126,19 +125,18 @@ impl Step {
         if fan.after { self.after.as_ref() } else { self.children.as_ref() }
     }
 
-    /// Returns whether the step has begun in this entry, so that the step or its branches may have had
-    /// effects.
+    /// Returns whether the step has begun in this entry, with possible effects of the step or its branches.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
         entry.fan.is_some() || entry.is_unsettled() || self.is_later_pass(entry)
     }
 
-    /// Returns whether the step repeats itself, and this entry is at a pass after the first.
+    /// Returns whether this entry is at a later pass of a repeated step.
     pub(crate) fn is_later_pass(&self, entry: &FrontierEntry) -> bool {
         self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1)
     }
 
     /// Returns whether a person must confirm a rerun after an upstream rerun. This is so if the step was done
-    /// or has begun (`entry` is its frontier entry), and the step or one of its children is not idempotent.
+    /// or has begun (`entry` is its frontier entry), and the step or a child is not idempotent.
     pub(crate) fn must_ask_again(&self, was_done: bool, entry: Option<&FrontierEntry>) -> bool {
         let is_careful = !self.idempotent || self.opens_careful();
         is_careful && (was_done || entry.is_some_and(|entry| self.has_begun(entry)))
@@ -175,7 +173,7 @@ pub enum ShapeError {
     /// A branch key does not form a valid branch path.
     #[error("a branch of step `{step}` cannot be: {why}")]
     BranchName {
-        /// The step that opens the branch.
+        /// The opening step.
         step: StepId,
         /// The error in the key.
         why: InvalidName,
@@ -285,8 +283,7 @@ impl Shape {
         Ok(self)
     }
 
-    /// Sets the number of this shape within its program, which the program uses to find the definition of a
-    /// step.
+    /// Sets the number of this shape within a program, by which the program finds the definition of a step.
     #[must_use]
     pub fn at_level(mut self, level: usize) -> Self {
         self.level = level;
@@ -324,7 +321,7 @@ impl Shape {
             }
         }
         let Some(first) = settled.iter().position(|done| !done) else { return Ok(()) };
-        // Each remaining step needs another remaining step, so this walk along needs must return to a visited
+        // Each remaining step needs another remaining step: this walk along needs must return to a visited
         // step.
         let mut walk = vec![first];
         loop {
@@ -374,8 +371,8 @@ impl Shape {
         })
     }
 
-    /// Returns whether routes order the steps, beginning at a start step. Each step then receives the state
-    /// of its predecessor.
+    /// Returns whether routes order the steps, beginning at a start step. Each step then receives the
+    /// predecessor's state.
     pub fn is_routed(&self) -> bool {
         self.start.is_some()
     }
@@ -408,7 +405,7 @@ impl Shape {
         self.children_named(name).map(|(place, _)| place)
     }
 
-    /// Returns the children named after `name`, and the place of the step that opens them.
+    /// Returns the children named after `name`, and the place of the opening step.
     pub fn children_named(&self, name: &StepId) -> Option<(usize, &Children)> {
         let all = self.steps.iter().enumerate();
         let mut all =
@@ -436,7 +433,7 @@ impl Shape {
         Definition { text, path: None, steps, accepted: std::collections::BTreeMap::new() }
     }
 
-    /// Returns the places of the steps that a step needs.
+    /// Returns the places of a step's needs.
     pub fn needs(&self, place: usize) -> &[usize] {
         &self.needs[place]
     }
@@ -453,7 +450,7 @@ impl Shape {
         wanted
     }
 
-    /// Returns the places of the steps that need a step.
+    /// Returns the places of the direct dependents of a step.
     pub fn followers(&self, place: usize) -> &[usize] {
         &self.followers[place]
     }
@@ -487,7 +484,7 @@ impl Shape {
         order
     }
 
-    /// Returns the steps that a step may lead to by choice.
+    /// Returns the route targets of a step.
     pub fn routes(&self, place: usize) -> &[usize] {
         &self.routes[place]
     }
@@ -497,9 +494,9 @@ impl Shape {
         self.loops.share(one, other)
     }
 
-    /// Returns the iteration of a step that is reached from another step.
+    /// Returns the iteration of a step reached from another step.
     ///
-    /// `iteration`: the predecessor's iteration; its first `around` counts belong to loops around the whole
+    /// `iteration`: the predecessor's iteration; the first `around` counts belong to loops around the whole
     /// branch.
     pub fn iteration(&self, from: usize, to: usize, iteration: &[u32], around: usize) -> Vec<u32> {
         self.loops.passes(from, to, iteration, around)

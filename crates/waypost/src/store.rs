@@ -42,9 +42,10 @@ pub use query::{
 /// - `acknowledged_is_durable`: a store opened later reads everything that `create` or
 ///   [`append`](Self::append) has acknowledged.
 /// - `append_is_all_or_nothing`: a refused batch leaves no records.
-/// - `append_continues_the_chain`: [`StoreError::Conflict`] refuses a record whose `seq` is not the next of
-///   its branch, or whose `prev` is not the digest of the previous record. Only a record with reason `repair`
-///   may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
+/// - `append_continues_the_chain`: [`StoreError::Conflict`] refuses a record with another `seq` than the next
+///   of the branch, or another `prev` than the digest of the previous record. Only a record with reason
+///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the
+///   branch.
 /// - `append_is_answered_once`: a repeated batch with the same id returns [`Appended::Before`] and is not
 ///   applied again, even if the batch released the lease.
 /// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the run,
@@ -374,7 +375,7 @@ pub enum Signalled {
 pub enum TrimMode {
     /// Drop the bodies.
     Apply,
-    /// Only count; works whoever holds the run.
+    /// Only count, also while another process holds the run.
     DryRun,
 }
 

@@ -14,7 +14,7 @@ pub const EDITS_MAX: usize = 1_000;
 /// Most comparisons of elements, in all arrays together: a tenth of a second.
 pub const COMPARISONS_MAX: usize = 20_000_000;
 
-/// Members that identify elements of a list, if both elements have them.
+/// Members for the identity of list elements, if present in both.
 const IDENTITIES: [&str; 3] = ["id", "key", "name"];
 
 impl<'a> Walk<'a> {

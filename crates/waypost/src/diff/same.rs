@@ -19,7 +19,7 @@ impl Reach {
         self.furthest[shifted(self.middle, diagonal)]
     }
 
-    /// Returns the neighbour diagonal that leads here with one more edit: above by an insertion, below by a
+    /// Returns the neighbour diagonal of the last edit on the way here: above by an insertion, below by a
     /// removal, the further of both.
     fn origin(&self, diagonal: isize, edits: usize) -> isize {
         let edits = edits.cast_signed();

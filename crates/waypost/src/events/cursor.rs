@@ -1,4 +1,4 @@
-//! The cursor of an event: its place in its run.
+//! The cursor of an event: the place in a run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::BranchPath;
 
-/// The name of an event within its run.
+/// The name of an event within a run.
 ///
-/// The text form is `BRANCH@SEQ.INDEX`; clients keep it and return it unparsed. The same record always has
+/// The text form is `BRANCH@SEQ.INDEX`; clients keep and return the text unparsed. The same record always has
 /// the same cursors. Within a branch, cursors are in the order of the events; across branches, the order is
 /// not in time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct Cursor {
     pub index: u32,
 }
 
-/// A text that is not a cursor.
+/// An invalid cursor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a cursor: it looks like `main@12.0`")]
 pub struct InvalidCursor(pub String);
@@ -42,7 +42,7 @@ impl FromStr for Cursor {
             let (seq, index) = place.split_once('.')?;
             let branch = BranchPath::new(branch).ok()?;
             let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
-            // Only one spelling is valid, so that cursors can be compared as text.
+            // Each cursor has a single spelling, for comparisons as text.
             Some(cursor).filter(|cursor| cursor.to_string() == text)
         };
         // Clipped, as the text is arbitrary.

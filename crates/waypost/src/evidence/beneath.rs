@@ -1,9 +1,9 @@
 //! Path resolution beneath a folder, component by component, so that a path never leaves the folder.
 //!
-//! Each folder is opened by its name in the previous one, without following links. A link is read, and its
-//! components are walked in its place. `..` in a link returns to the previously opened folder, never above
-//! the base. The opened object is the checked object: a folder swapped for a link during the walk causes an
-//! error, not an escape.
+//! Each folder is opened by its name in the previous one, without following links. The components of a link's
+//! target are walked in place of the link. `..` in a link returns to the previously opened folder, never
+//! above the base. The opened object is the checked object: a folder swapped for a link during the walk
+//! causes an error, not an escape.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, OsStr, OsString};
@@ -22,7 +22,7 @@ use crate::plan::resolved;
 
 /// Most links in one walk, as in the kernel (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
-/// Most components in one walk, including those of links: each folder on the way is an open descriptor.
+/// Most components in a walk, including links: each folder on the way is an open descriptor.
 const COMPONENTS_MAX: usize = 256;
 
 /// A folder on the way needs no permission to list, if the system knows the difference.
@@ -71,7 +71,7 @@ impl Place {
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())
             .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
         let walk = Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 };
-        // As in the kernel: before a trailing `/` stands a folder, or a link to a folder.
+        // As in the kernel: a trailing `/` requires a folder, or a link to a folder.
         if !subject.ends_with('/') {
             return walk.go(last);
         }

@@ -535,7 +535,7 @@ fn read_whole(
     Ok(bytes)
 }
 
-/// Checks that a file was not written since it was opened.
+/// Checks that a file did not change since the open.
 fn stayed(file: &File, before: &Stat) -> Result<(), Lost> {
     let after = rustix::fs::fstat(file).map_err(super::beneath::lost)?;
     match Stamp::of(before) == Stamp::of(&after) {

@@ -12,7 +12,7 @@ use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
 use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
 
-/// Most claims of a pack. Claims are kept in the header, which has its own limit; a thousand fit with long
+/// Most claims of a pack. Claims are kept in the header, with a limit of its own; a thousand fit with long
 /// paths.
 pub const CLAIMS_MAX: usize = 1_000;
 
@@ -128,7 +128,7 @@ impl Pack {
         }
     }
 
-    /// Returns whether the rule asks for at least one claim, and for at most the claims that count.
+    /// Returns whether the rule asks for 1 up to all counting claims.
     fn has_sound_rule(&self) -> bool {
         let claims = self.claims.iter().filter(|claim| claim.counts()).count();
         self.at_least.is_none_or(|at_least| at_least > 0 && at_least as usize <= claims)
@@ -145,8 +145,8 @@ impl Pack {
 
     /// Returns the combined verdict of the claims due on an occasion; `skipped` if none is due.
     ///
-    /// If the rule asks for more claims than are due, all due claims must hold. Example: `at_least: 2` with
-    /// one claim due and one not due then needs only the first.
+    /// If the rule asks for more claims than are due, all due claims must hold. Example: `at_least: 2` and a
+    /// single due claim: only this claim must hold.
     pub fn verdict_at(&self, occasion: Occasion) -> Verdict {
         let counting = || self.claims.iter().filter(|claim| claim.counts());
         let due: Vec<&Claim> = counting().filter(|claim| claim.is_due(occasion)).collect();
@@ -282,7 +282,7 @@ impl Claim {
         self
     }
 
-    /// Makes the claim a warning: it is checked and reported, and does not affect its pack.
+    /// Makes the claim a warning: checked and reported, without an effect on the pack.
     #[must_use]
     pub fn warns(mut self) -> Self {
         self.terms.severity = Severity::Warn;
@@ -379,15 +379,14 @@ fn milliseconds(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-/// Removes duplicate claims: two claims are equal if they say the same of one file, in any spelling.
+/// Removes duplicate claims: equal claims say the same of the same file, in any spelling.
 fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
     let mut seen = BTreeSet::new();
     let mut is_new = |claim: &Claim| {
         let is_path = claim.host.is_some() || matches!(&*claim.kind, ARTIFACT_EXISTS | FILE_SHA256);
         let subject = if is_path { Bound::of(claim).name().to_owned() } else { claim.subject.clone() };
         let is_told = !claim.terms.sensitive || claim.checked_at.is_none();
-        // A checked sensitive claim has lost its expectation, so it cannot be compared; `check` compared it
-        // before.
+        // A checked sensitive claim has no expectation left to compare; `check` compared it before.
         let is_new = seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not));
         is_new || !is_told
     };

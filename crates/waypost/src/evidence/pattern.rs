@@ -111,7 +111,7 @@ pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
     (literal, parts_of(&pattern[start..]))
 }
 
-/// Returns whether a pattern matches a path, written as a subject, or one of its parent folders.
+/// Returns whether a pattern matches a path, written as a subject, or a parent folder of the path.
 pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
     let parts = parts_of(pattern);
     let names: Vec<&str> = path.split('/').collect();

@@ -13,7 +13,7 @@ use super::blocking::{blocking, finding_of};
 use super::files::Stamp;
 use super::{Finding, Site};
 
-/// The regular file of a claim, for probes whose library opens it by name.
+/// The regular file of a claim, for probes with a library that opens files by name.
 ///
 /// Keeps the folder open; neighbouring files are inspected there, never through a link. A library that opens
 /// the path can get another file if the file is swapped at this moment. Callers must check

@@ -30,7 +30,7 @@ use crate::plan::resolved;
 const ENTRIES_MAX: usize = 500_000;
 /// Deepest nesting of folders: each folder on the way is an open descriptor.
 const DEPTH_MAX: usize = 128;
-/// The folder of a project's runs. It changes with each step, so every tree excludes it.
+/// The folder of a project's runs. Excluded from every tree, as each step changes the folder.
 const OURS: &str = ".waypost";
 /// Most files hashed in parallel: more do not make a disk faster.
 const WORKERS_MAX: usize = 8;
@@ -112,7 +112,7 @@ impl Survey {
         times?.into_iter().max()
     }
 
-    /// Hashes all entries, and checks that they do not change meanwhile; counts the files read.
+    /// Hashes all entries, and fails if entries change meanwhile; counts the files read.
     pub(super) fn hash(
         &self,
         again: impl FnOnce() -> Result<Option<Self>, Lost>,

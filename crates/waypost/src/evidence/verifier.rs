@@ -333,7 +333,7 @@ fn glance_at(
             Some((*place, said.unwrap_or_else(|_| Some(panicked(claim)))?))
         };
         let said: Vec<_> = asked.iter().filter_map(glance).collect();
-        // The batch is returned, so that its memory is freed where it was allocated.
+        // Return the batch, so that the allocating thread frees the memory.
         (said, asked)
     });
     async move {

@@ -25,7 +25,7 @@ impl Mark {
         header.branch == self.0.branch && header.seq <= self.0.seq
     }
 
-    /// Returns whether the event belongs to this record, and is not its last one.
+    /// Returns whether the record has this event, and further events after it.
     pub(super) fn is_amid(&self, record: &Record) -> bool {
         self.names(record.header())
             && events::of(record).last().is_some_and(|last| last.cursor.index > self.0.index)
@@ -41,8 +41,7 @@ impl Mark {
 pub(super) struct EventFile {
     path: PathBuf,
     file: Option<Box<dyn DiskFile>>,
-    /// The last event of an earlier writer: this event and the earlier ones of its record are not written
-    /// again.
+    /// The last event of an earlier writer: this event and the record's earlier events are not written again.
     after: Option<Mark>,
     /// A write failed: a line after a missing one would hide the gap.
     given_up: bool,

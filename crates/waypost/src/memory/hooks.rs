@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::MemoryStore;
 use crate::id::{BranchPath, RunId};
 
-/// The part of a run that [`MemoryStore::damage`] changes.
+/// The part of a run changed by [`MemoryStore::damage`].
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -54,8 +54,7 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Keeps only the newest `keep` bodies of each branch, whatever their kind: the fault of a store that a
-    /// test breaks.
+    /// Keeps only the newest `keep` bodies of each branch, of any kind: simulates a faulty store.
     #[doc(hidden)]
     pub fn trim_by_age(&self, run: &RunId, keep: usize) {
         let mut kept = self.lock();

@@ -1,8 +1,8 @@
-//! The records of one branch in memory.
+//! The records of a branch in memory.
 
 use super::run::Stored;
 
-/// Records of most branches, such as items: one at the begin, one at the end.
+/// Records of most branches, such as items: the first and the last.
 const USUAL: usize = 2;
 
 /// Records by ascending seq; new records are appended.

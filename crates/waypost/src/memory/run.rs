@@ -1,4 +1,4 @@
-//! A run in memory, and the rules of its chain.
+//! A run in memory, with the rules of the chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Branch {
         (None, damaged)
     }
 
-    /// Returns why a record does not continue the branch; `None` if it does.
+    /// Returns why a record does not continue the branch; `None` for a valid record.
     pub(super) fn refuses(&self, header: &Header) -> Option<String> {
         let newest = self.records.last();
         let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
@@ -212,8 +212,8 @@ impl Run {
         self.place(path).map(|place| &mut self.branches[place])
     }
 
-    /// Returns the records in the range of a scan, in its order, from `begin` on: branch index, branch, seq
-    /// and record.
+    /// Returns the records in the range of a scan, in order, from `begin` on: branch index, branch, seq and
+    /// record.
     pub(super) fn in_range(
         &self,
         scan: &Scan,

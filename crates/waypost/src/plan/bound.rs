@@ -1,7 +1,7 @@
 //! Superseded claims: of several claims about one thing, only the newest is checked.
 //!
 //! A legitimate rewrite by a later step must not fail an earlier step. A step with any claim about a file may
-//! have written this file. Claims about files therefore supersede each other by file, whatever their kind:
+//! have written this file. Claims about files of any kind therefore supersede each other by file:
 //!
 //! ```text
 //!   an older claim about          is bound to the newest claim about
@@ -32,7 +32,7 @@ const DB_ROW: &str = "db_row";
 /// The keys of an expectation that select the rows.
 const ASKED: [&str; 3] = ["table", "where", "query"];
 
-/// The thing that a claim is about, as a key: newer claims supersede older claims by this key.
+/// The subject of a claim, as a key: newer claims supersede older claims by this key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Bound {
     /// The normalized path, or the subject.
@@ -74,8 +74,8 @@ impl Bound {
         self.name == path || self.by == By::Bytes && covers(&self.name, path)
     }
 
-    /// Returns the common prefix of the other paths that this bound covers, and a filter for these paths;
-    /// `None` if the bound covers a single file or thing.
+    /// Returns the common prefix of the other covered paths, and a filter for these paths; `None` if the
+    /// bound covers a single file or thing.
     pub(crate) fn beneath(&self) -> Option<(&str, impl Fn(&str) -> bool)> {
         let from = match &self.name {
             pattern if is_pattern(pattern) => &pattern[..pattern.find(['*', '?', '[']).unwrap_or_default()],
@@ -84,7 +84,7 @@ impl Bound {
         (self.by == By::Bytes).then_some((from, |path: &str| path != self.name && covers(&self.name, path)))
     }
 
-    /// Returns whether `newer` supersedes this bound, so that this claim is not checked any more.
+    /// Returns whether `newer` supersedes this bound, which ends the checks of this claim.
     pub(crate) fn gives_way_to(&self, newer: &Self) -> bool {
         if self.name != newer.name {
             let is_of_files = self.is_of_file() && newer.is_of_file();

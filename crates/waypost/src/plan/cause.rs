@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::id::StepId;
 use crate::record::{FrontierEntry, Position, Try, WAIT_AFTER, Wait, WaitKind};
 
-/// Longest excerpt of a question, in characters: about one line of a table.
+/// Longest excerpt of a question, in characters: about a line of a table.
 const QUESTION_CHARACTERS_MAX: usize = 60;
 
 /// The cause of a decision.
@@ -47,7 +47,7 @@ pub enum Cause {
     Delayed(Timestamp),
     /// The step has these open waits.
     Waits(Vec<Wait>),
-    /// The step had these waits, and one of them is fulfilled.
+    /// The step had these waits, and a wait is fulfilled.
     Come(Vec<Wait>),
     /// These claims failed.
     EvidenceFailed(Vec<String>),
@@ -71,10 +71,10 @@ pub enum Cause {
     Unbelieved(Try),
     /// The step completed before an upstream rerun, and is not idempotent.
     Undone,
-    /// The step had started before an upstream rerun; the step or one of its children is not idempotent.
+    /// The step had started before an upstream rerun; the step or a child is not idempotent.
     Begun,
-    /// As [`Undone`](Self::Undone) and [`Begun`](Self::Begun), but other steps come first. Until then, the
-    /// question does not stop the run.
+    /// As [`Undone`](Self::Undone) and [`Begun`](Self::Begun), but other steps come first. The question does
+    /// not stop the run yet.
     AskedInTurn,
     /// This number of newer records is lost. The step may have started in these records, and is not
     /// idempotent.
@@ -145,7 +145,7 @@ impl Cause {
         }
     }
 
-    /// Returns whether the doubt is about one attempt: whether it took effect.
+    /// Returns whether the doubt is about the effect of a single attempt.
     pub(crate) fn is_of_one_try(&self) -> bool {
         matches!(self, Self::InDoubt(_) | Self::Unbelieved(_))
     }

@@ -1,15 +1,15 @@
-//! Lost records: finds non-idempotent steps that may have started in them.
+//! Lost records: finds the non-idempotent steps possibly started there.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::record::{Position, Status};
 use crate::shape::{Shape, Step};
 
-/// Returns the non-idempotent steps that may have started in `lost` records after this position.
+/// Returns the non-idempotent steps possibly started in `lost` records after this position.
 ///
 /// Each end of a step takes a record, and so does each start of a non-idempotent step. This bounds the
 /// distance of reachable steps. Steps recorded as started are left out: their interruption is known. Awaited
-/// branches are left out too: they have their own records.
+/// branches are left out too, as each has its own records.
 pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BTreeSet<usize> {
     // By place: the fewest records before the step could start.
     let mut before: Vec<Option<u64>> = vec![None; shape.steps().len()];

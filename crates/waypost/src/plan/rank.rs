@@ -1,7 +1,7 @@
 //! Ranks finished steps: of two steps with claims about one thing, the newer step's claim counts.
 //!
-//! A step is newer than its upstream steps, whatever the order of execution. After a rerun of an early step,
-//! the later step's claim about a shared file is still checked, and the later step reruns if the claim fails.
+//! A step is newer than the steps upstream, in any order of execution. After a rerun of an early step, the
+//! later step's claim about a shared file is still checked, and the later step reruns if the claim fails.
 //!
 //! ```text
 //!   @2 a (writes f)  @3 d (writes f)          d's claim about f counts

@@ -38,7 +38,7 @@ impl BranchView<'_> {
                     claims.extend(more);
                     Some(Standing::Unknown(claims))
                 }
-                // A claim that could not be checked stops the resume, whatever the other verdicts are.
+                // A claim that could not be checked stops the resume, with any other verdicts.
                 (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
                     Some(unknown)
                 }
@@ -53,8 +53,8 @@ impl BranchView<'_> {
 
     /// Combines the verdicts of one pack; `None` if the pack has no claim to check.
     ///
-    /// A finished step's claim that is not checked now (it is superseded) keeps its recorded verdict. For an
-    /// interrupted step, only claims checked now count.
+    /// A finished step's superseded claim keeps the recorded verdict, without a check. For an interrupted
+    /// step, only claims checked now count.
     pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
         let Made { step, seq, pack, first } = made;
         let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
@@ -70,7 +70,7 @@ impl BranchView<'_> {
                 Verdict::Skipped
             }
         };
-        // Left out: claims skipped both at the commit and now, and claims that only warn.
+        // Left out: claims skipped both at the commit and now, and mere warnings.
         let counts = |(index, claim): &(usize, &Claim)| {
             let is_left =
                 seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;

@@ -89,8 +89,8 @@ pub struct Header {
     /// A changed configuration, in force from here on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<serde_json::Map<String, Value>>,
-    /// A copy of the previous record's changed workflow or configuration, so that damage to one record does
-    /// not lose it.
+    /// A copy of the previous record's changed workflow or configuration, as protection against damage to a
+    /// single record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Box<Repeated>>,
     /// On the record that ends a child branch as completed: the number of tolerated failures, of joined
@@ -274,7 +274,7 @@ pub enum Phase {
     Completed(Ending),
     /// The step failed.
     Failed(Failure),
-    /// The step was stopped before its end, or, if not `in_progress`, before its process existed.
+    /// The step was stopped before its end, or, if not `in_progress`, before the start of its process.
     Interrupted {
         /// The process had started.
         in_progress: bool,

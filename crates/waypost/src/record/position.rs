@@ -67,7 +67,7 @@ pub struct Position {
     /// Openers that a person reruns as a whole: their children are entered without reuse.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub rerun_whole: BTreeSet<StepId>,
-    /// The branch was entered again: its state lacks the outputs of its reusable ends.
+    /// The branch was entered again: the state lacks the outputs of reusable ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub entered_again: bool,
     /// On a child branch whose ends have traces: the digest of the input from the opener.
@@ -82,7 +82,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// Returns whether a finished step had an effect: it was not skipped, and its fan-out was not empty.
+    /// Returns whether a finished step had an effect: not skipped, and without an empty fan-out.
     pub(crate) fn did(&self, step: &StepId) -> bool {
         let is_skipped = self.ledger.get(step).is_some_and(|settled| settled.how == SettledAs::Skipped);
         !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
@@ -463,7 +463,8 @@ impl FrontierEntry {
         }
     }
 
-    /// Returns whether the step's effect is unknown: it was interrupted, or its evidence did not confirm it.
+    /// Returns whether the step's effect is unknown: after an interruption, or without confirmation by
+    /// evidence.
     pub fn is_unsettled(&self) -> bool {
         match self.status {
             Status::Started => true,

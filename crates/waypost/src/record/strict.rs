@@ -17,10 +17,10 @@
 //! unfinished text. `serde_json` formats numbers and strings that need escapes; this module writes the
 //! structure around them.
 //!
-//! Not detected: a type whose `Deserialize` does not match its `Serialize`. Examples are an untagged enum
-//! whose earlier variant takes the value, and a field that is not read. [`check_state`] detects most of
-//! these; a session of a graph runs the same check on some of its states. The text of a
-//! [`RawValue`](serde_json::value::RawValue) is taken as is.
+//! Not detected: a type whose `Deserialize` does not match its `Serialize`. Examples: an untagged enum with a
+//! greedy earlier variant, and a field that is not read. [`check_state`] detects most of these; a session of
+//! a graph runs the same check on some of its states. The text of a [`RawValue`](serde_json::value::RawValue)
+//! is taken as is.
 
 use std::fmt::{self, Display, Write as _};
 use std::io;

@@ -17,7 +17,7 @@ pub struct Trace {
     pub definition: Digest,
     /// Of the scope: the input from its opener.
     pub input: Digest,
-    /// By step: for each need its output and its pins, for each other step read its output.
+    /// By step: output and pins of each need, and the output of each other step read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub needs: BTreeMap<StepId, Digest>,
     /// For a pass after the first: output and pins of the previous pass.

@@ -175,8 +175,8 @@ impl Recorder {
         self.options.verifier.verify_on(&pack, &self.site_of(header), Occasion::Resume).await
     }
 
-    /// Loads a complete checkpoint; `None` if it is damaged or its state was dropped, so that a rollback is
-    /// not possible.
+    /// Loads a complete checkpoint; `None` for a damaged checkpoint or a dropped state: a rollback is not
+    /// possible.
     async fn whole(&self, candidate: &Record, checked: &Pack) -> Result<Option<Checkpoint>, Error> {
         match self.checkpoints.load(&candidate.header().reference()).await {
             Ok(record) if record.state_bytes().is_some() => {
@@ -235,8 +235,8 @@ impl Recorder {
         Ok(Bound { at_least: pack.at_least, claims: claims.collect() })
     }
 
-    /// Returns the current bounds of claims, in order. A subject that no longer leads to its file at commit
-    /// is bound by its own name.
+    /// Returns the current bounds of claims, in order. A subject with another file than at the commit is
+    /// bound by its own name.
     async fn bounds_now(&self, claims: Vec<&Claim>) -> Vec<BoundBy> {
         let mut claims: Vec<Claim> = claims.into_iter().cloned().collect();
         let named: Vec<&mut Claim> = claims.iter_mut().filter(|claim| claim.file.is_some()).collect();

@@ -1,39 +1,38 @@
-//! The branches that a step opens.
+//! The branches opened by a step.
 
 use super::Shape;
 use crate::id::{BranchPath, InvalidName, StepId};
 
-/// The child branches that a step opens and joins.
+/// The child branches opened and joined by a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Children {
-    /// The step that names the branches: the opener, or the step before the opener. Unique within a shape.
+    /// The naming step of the branches: the opener, or the step before the opener. Unique within a shape.
     pub name: StepId,
     /// The graph of each child.
     pub shape: Box<Shape>,
-    /// For branches named by the shape and not by items: each key, in order, with its first step if that
-    /// differs from the shape's start.
+    /// For branches named by the shape and not by items: each key, in order, with its first step if different
+    /// from the shape's start.
     pub named: Vec<(String, Option<StepId>)>,
-    /// The limit of children that run at once.
+    /// The limit of concurrent children.
     pub parallel_max: usize,
-    /// The effect of one child's failure on the others.
+    /// The effect of a child's failure on the others.
     pub on_failure: OnChildFailure,
-    /// The step computes its items: it runs to list them, and again as the join after all children have
-    /// ended.
+    /// The step computes its items: a first attempt lists the items, and another one joins the ended
+    /// children.
     pub by_work: bool,
     /// Limits on collected failures.
     pub limits: FailureLimits,
-    /// The children start after the step's own work, whatever its outcome. The outcome takes effect after the
+    /// The children start after the step's own work, with any outcome. The outcome takes effect after the
     /// children have ended. A rerun of the step also reruns these children.
     pub afterwards: bool,
     /// Each child is a pass of the step, on a branch named by the number of the pass.
     pub passes: bool,
-    /// The children share one definition: if the step changes while children are running, all children
-    /// restart.
+    /// The children share a definition: if the step changes while children are running, all children restart.
     pub whole: bool,
 }
 
 /// Limits on failed branches: beyond a limit, the opening step fails. Only failures of the current session
-/// count, as the person who resumes has seen the earlier ones.
+/// count, as earlier failures were known at the resume.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FailureLimits {
     /// More failures than this number.
@@ -67,8 +66,7 @@ impl Children {
         }
     }
 
-    /// Returns whether the children start after the step before the join, unlike items, which the join itself
-    /// opens.
+    /// Returns whether the children start after the step before the join, unlike items, opened by the join.
     pub fn is_fork(&self) -> bool {
         self.named.iter().any(|(_, start)| start.is_some())
     }

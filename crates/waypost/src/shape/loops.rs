@@ -39,14 +39,14 @@ impl Loops {
         Self { of }
     }
 
-    /// Returns whether both steps lie on one loop.
+    /// Returns whether both steps lie on the same loop.
     pub(super) fn share(&self, one: usize, other: usize) -> bool {
         self.of[one].is_some() && self.of[one] == self.of[other]
     }
 
-    /// Returns the passes of a step that is reached from another step. A step at an earlier or the same place
-    /// begins the next pass of their loop. Within a loop, a step has each pass number at most once: each way
-    /// back crosses a step to an earlier place.
+    /// Returns the passes of a step reached from another step. A step at an earlier or the same place begins
+    /// the next pass of their loop. Within a loop, a step has each pass number at most once: each way back
+    /// crosses a step to an earlier place.
     ///
     /// `passes`: the predecessor's passes; the first `around` belong to loops around the whole branch.
     pub(super) fn passes(&self, from: usize, to: usize, passes: &[u32], around: usize) -> Vec<u32> {

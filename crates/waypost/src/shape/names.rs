@@ -1,11 +1,11 @@
-//! Checks that records can name the branches of all steps.
+//! Checks the branch names of all steps.
 
 use std::collections::HashSet;
 
 use super::{ShapeError, Step};
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath};
 
-/// Checks that branch names are valid, and unique by the step that names them.
+/// Checks that branch names are valid, and naming steps unique.
 pub(super) fn check(steps: &[Step]) -> Result<(), ShapeError> {
     steps.iter().try_for_each(check_step)?;
     let mut found = HashSet::new();

@@ -13,7 +13,7 @@ pub struct Retry {
     pub growth: Growth,
     /// Longest pause.
     pub delay_max: Duration,
-    /// Shortens each pause by a random part of up to a half, so that retries of many runs spread out.
+    /// Shortens each pause by a random part of up to a half, to spread retries of many runs.
     pub jitter: bool,
 }
 

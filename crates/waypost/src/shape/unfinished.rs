@@ -19,7 +19,7 @@ impl Unfinished {
         Self::from_places(shape, places)
     }
 
-    /// Derives the set from the places of its minimal steps.
+    /// Derives the set from the places of the minimal steps.
     pub fn from_places(shape: &Shape, places: impl Iterator<Item = usize>) -> Self {
         let mut open = vec![false; shape.steps.len()];
         let mut walk: Vec<usize> = places.collect();
@@ -45,7 +45,7 @@ impl Unfinished {
         self.count
     }
 
-    /// Marks a step as finished, and returns the steps that became ready.
+    /// Marks a step as finished, and returns the newly ready steps.
     pub fn settle(&mut self, shape: &Shape, place: usize) -> Vec<usize> {
         if !std::mem::replace(&mut self.open[place], false) {
             return Vec::new();
@@ -61,8 +61,8 @@ impl Unfinished {
         freed
     }
 
-    /// Follows the chosen route to a step, or to the end of the branch; steps that became unreachable count
-    /// as finished.
+    /// Follows the chosen route to a step, or to the end of the branch; newly unreachable steps count as
+    /// finished.
     ///
     /// `others`: the other unfinished steps whose needs are met.
     pub fn follow(

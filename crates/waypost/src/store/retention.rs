@@ -7,8 +7,8 @@
 //!
 //! Only step boundaries count: checkpoints after which more steps are finished than before. Failed attempts,
 //! starts, waits, checks and records undone by a rollback finish nothing. If they counted, a repeatedly
-//! failing step would displace the state needed for its retry. They have their own limit, as they would
-//! accumulate otherwise, and are kept only as far back as step boundaries are.
+//! failing step would displace the state needed for its retry. A separate limit bounds these checkpoints, and
+//! none is kept beyond the oldest kept step boundary.
 //!
 //! Stores pass their checkpoints, newest first, and apply the result. This module reads no state, clock or
 //! disk.
@@ -23,11 +23,11 @@ pub struct Mark {
     seq: u64,
     /// More steps are finished than before.
     finishes: bool,
-    /// The record that this one continues, if it is not the previous one.
+    /// The continued record, if not the previous one.
     basis: Option<u64>,
     /// For an ended step with checked claims: whether they held.
     held: Option<bool>,
-    /// The record whose claims this one checks again, and whether they held.
+    /// The record checked again by this one, and whether the claims held.
     judges: Option<(u64, bool)>,
     /// Records that the newest position refers to.
     needs: Vec<u64>,
@@ -82,9 +82,9 @@ impl Mark {
 /// - the newest `keep` step boundaries ([`RETENTION_MIN`] at least), without those undone by a rollback;
 /// - among other checkpoints newer than the oldest of these boundaries, the newest `keep`;
 /// - checkpoints with a label from a person;
-/// - the newest state whose last check held, whatever its age;
-/// - records that the newest checkpoint requires: its basis, its reuse candidates, its open fan-out, and the
-///   rollback target of running undo commands;
+/// - the newest state with a passed last check, at any age;
+/// - records required by the newest checkpoint: basis, reuse candidates, open fan-out, and the rollback
+///   target of running undo commands;
 /// - for each kept checkpoint, the newest check of its evidence, if the verdict differs from the commit.
 pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
     let keep = keep.max(RETENTION_MIN) as usize;

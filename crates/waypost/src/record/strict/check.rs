@@ -12,12 +12,12 @@ use crate::schema::{DecodeError, decode};
 /// Checks that a state survives a round trip: encodes, decodes, encodes again and compares.
 ///
 /// For a test of an own state type, or once before a long run. The check detects more than [`encode`] alone,
-/// such as a field that is written and not read, or a type that cannot be read at all. The order of keys and
-/// of elements is ignored, as hash sets iterate in varying order. Costs about four times an encoding.
+/// such as a field written and not read, or a type without a working reader. The order of keys and of
+/// elements is ignored, as hash sets iterate in varying order. Costs about four times an encoding.
 ///
 /// # Errors
 /// - Those of [`encode`].
-/// - [`Flaw::Unkept`]: names the field that cannot be read back, or that changes.
+/// - [`Flaw::Unkept`]: names the unreadable or changed field.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};

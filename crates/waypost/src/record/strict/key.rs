@@ -25,8 +25,7 @@ pub(super) struct Entries<'t, 'b> {
     rising: bool,
 }
 
-/// The keys of all open maps, outermost first. The maps share one list, so that a map needs no allocation of
-/// its own.
+/// The keys of all open maps, outermost first. The maps share a list, to save an allocation per map.
 #[derive(Default)]
 pub(super) struct Keys {
     /// Ranges of the keys in the state's bytes; 32 bits, as this halves the memory for maps with millions of
