@@ -1,22 +1,22 @@
-//! A workflow file that is being written, whatever it is made of: ids of steps, values of YAML, remarks.
+//! Parts of a generated workflow file: step ids, YAML values, comments.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Longest id that a step gets; there is room for a number behind it.
+/// Longest generated step id, leaving room for a number.
 const ID_CHARACTERS_MAX: usize = 40;
-/// What ends a value in the file of outputs.
+/// The end marker of a value in the output file.
 pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
 
-/// Ids of steps, each given once.
+/// Unique ids of steps.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     given: BTreeSet<String>,
-    /// Up to which number those of a word are given.
+    /// The highest number given so far, by word.
     counts: BTreeMap<String, usize>,
 }
 
 impl Ids {
-    /// Makes an id of a word, or of the line where that gives none.
+    /// Generates an id from a word, or from the line number if the word yields none.
     pub(crate) fn take(&mut self, word: &str, line: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let slug: String = word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
@@ -34,18 +34,18 @@ impl Ids {
     }
 }
 
-/// Writes a text as one value of YAML.
+/// Returns a text as a YAML scalar.
 pub(crate) fn scalar(text: &str) -> String {
-    // A string of JSON is one of YAML, too.
+    // JSON strings are valid YAML.
     serde_json::Value::from(text).to_string()
 }
 
-/// Writes what begins an expression so that it begins none.
+/// Escapes the start of an expression.
 pub(crate) fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Says whether a text can stand in a block of YAML, and reads the same there.
+/// Returns whether a text survives a YAML block scalar unchanged.
 pub(crate) fn fits_block(text: &str) -> bool {
     let odd = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
@@ -54,12 +54,12 @@ pub(crate) fn fits_block(text: &str) -> bool {
     !text.contains(odd) && !text.trim().is_empty()
 }
 
-/// Shows a text within a comment.
+/// Returns a text for use in a comment.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Says whether a text is the name of a shell variable.
+/// Returns whether a text is the name of a shell variable.
 pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

@@ -216,14 +216,14 @@ fn table(rows: &[Row], edit: Edit<'_>) -> Vec<String> {
     rows.iter().zip(&whats).map(line).collect()
 }
 
-/// A changed file, and the run to adopt the file.
+/// A changed file, and the run that adopts the file.
 pub(super) struct Changed<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) snapshot: &'a Snapshot,
     pub(super) position: &'a Position,
     pub(super) file: &'a Path,
     pub(super) choice: &'a Choice,
-    /// What `changed_within` found.
+    /// The result of `changed_within`.
     pub(super) within: BTreeMap<StepId, Vec<(BranchPath, StepId)>>,
 }
 
@@ -315,7 +315,7 @@ fn accepted<'r>(
     accepted
 }
 
-/// Says whether a graph has a step of this path.
+/// Returns whether a graph has a step with this path.
 fn has_step(shape: &Shape, path: &str) -> bool {
     let mut parts = path.split('/').peekable();
     let mut level = Some(shape);
