@@ -1,4 +1,4 @@
-//! `waypost import workflow`: a workflow of Prodigy as one of Waypost, and what could not be carried over.
+//! `waypost import workflow`: converts a Prodigy workflow, and reports the parts that could not be converted.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) async fn import_workflow(context: &Context, args: &ImportWorkflowArgs
     let document = Document::parse(&bytes, &args.file).map_err(foreign)?;
     let imported =
         prodigy::import(&document, &args.file.display().to_string(), &stem(&args.file)).map_err(foreign)?;
-    // What is wrong with it is our fault, and nothing of it is kept.
+    // An invalid result is a bug of the import, and is discarded.
     let path = args.out.as_deref().unwrap_or(&args.file);
     let checked = Workflow::parse(&imported.text, path);
     let workflow =
@@ -92,7 +92,7 @@ fn is_there(file: &Path) -> Error {
     )
 }
 
-/// Writes a file in the place of one that may be there: all of it, or nothing.
+/// Writes a file atomically, replacing an existing one.
 fn replace(file: &Path, text: &str) -> Result<(), Error> {
     place::refuse_no_folder(file)?;
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
@@ -100,7 +100,7 @@ fn replace(file: &Path, text: &str) -> Result<(), Error> {
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = Path::new(&beside);
     fs::write(beside, text).and_then(|()| fs::rename(beside, file)).map_err(|source| {
-        // Half of it is no workflow; if it cannot be removed either, that is no worse.
+        // Remove the partial file; a failed removal is harmless.
         let _ = fs::remove_file(beside);
         failed(source)
     })
