@@ -1,4 +1,4 @@
-//! Failed items of a step that failed by its limits, shown next to the failure count.
+//! Failed items of a step beyond its failure limits, shown next to the failure count.
 
 use std::fmt::Write as _;
 
@@ -34,7 +34,7 @@ pub(crate) struct FailedItem {
 }
 
 impl FailedItem {
-    /// Returns the first failed item of a step that failed by its limits, as [`few`](Self::few) does.
+    /// Returns the first failed item of a step beyond its failure limits, as [`few`](Self::few).
     pub(crate) async fn find(
         store: &dyn Store,
         run: &RunId,
@@ -44,7 +44,7 @@ impl FailedItem {
         Ok(Self::few(store, run, workflow, at).await?.into_iter().next())
     }
 
-    /// Returns the first failed items of a step that failed by its limits, at most [`SHOWN_MAX`]. With more
+    /// Returns the first failed items of a step beyond its failure limits, at most [`SHOWN_MAX`]. With more
     /// failures than a page of records, the first of the page are returned.
     pub(crate) async fn few(
         store: &dyn Store,
@@ -72,7 +72,7 @@ impl FailedItem {
         }
     }
 
-    /// Returns a line about a further item: its key and its error.
+    /// Returns a line about a further item: key and error.
     pub(crate) fn line(&self) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let first = self.error.first().map_or("it failed", String::as_str);
@@ -113,7 +113,7 @@ impl FailedItem {
     }
 }
 
-/// Returns the first items of a page that failed and are still failed, opened by the step at this seq.
+/// Returns the first still failed items of a page, opened by the step at this seq.
 async fn first_of(
     store: &dyn Store,
     run: &RunId,

@@ -1,4 +1,4 @@
-//! Atomic output files: a file gets its name when it is complete. Also removes the leftovers of killed
+//! Atomic output files: only complete files get their final name. Also removes the leftovers of killed
 //! commands.
 
 use std::ffi::OsStr;
@@ -124,7 +124,8 @@ fn is_dead(pid: Pid) -> bool {
     rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
-/// Removes a file, unless it is locked by a live writer whose process is not visible here, as in a container.
+/// Removes a file, unless a live writer holds its lock. The writer's process may be invisible here, as in a
+/// container.
 fn remove_unlocked(path: &Path) -> io::Result<()> {
     let found = path.symlink_metadata()?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {

@@ -44,7 +44,7 @@ pub(crate) enum Origin {
 pub(crate) struct Config {
     /// The store named by the workflow file.
     workflow: Option<NamedStore>,
-    /// The command is about this workflow file; otherwise it only lies in the folder.
+    /// The command names this workflow file; if false, the file was only found in the folder.
     is_meant: bool,
     pub(crate) project: Place,
     pub(crate) user: Place,

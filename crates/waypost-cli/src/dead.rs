@@ -1,4 +1,4 @@
-//! Dead letters: items that failed for good while the others continued.
+//! Dead letters: finally failed items of a fan-out that continued.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use waypost_workflow::program::{WorkflowState, log_name};
 use crate::error::Error;
 use crate::reference::plain;
 
-/// An item that failed for good.
+/// A finally failed item.
 #[derive(Debug, Clone)]
 pub(crate) struct DeadLetter {
     pub(crate) branch: BranchPath,
@@ -33,7 +33,7 @@ pub(crate) struct DeadLetter {
 
 /// Returns the dead letters of a run, in order of branch.
 ///
-/// Excludes those of a fan-out abandoned by a rollback.
+/// Excludes letters of a fan-out abandoned by a rollback.
 pub(crate) async fn letters(
     store: &dyn Store,
     run: &RunId,
@@ -63,13 +63,13 @@ pub(crate) async fn letters(
     Ok(letters)
 }
 
-/// Counts the dropped dead letters of a run: items that a person left as failed.
+/// Counts the dropped dead letters of a run: items left as failed by a person.
 pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "skipped", &was_left).await?;
     count(store, run, ended, &|each| keeps_letters(workflow, each)).await
 }
 
-/// Counts the failed items of a run that were skipped by the workflow's policy.
+/// Counts the failed items of a run skipped by the workflow's policy.
 pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "failed", &has_failed).await?;
     count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
@@ -95,8 +95,8 @@ async fn count(
     Ok(count)
 }
 
-/// Returns whether an ended branch, given its newest record, is in effect: its opener joined it or waits for
-/// it, and so for all ancestors.
+/// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch
+/// or waits for the branch, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
     let branch = &newest.header().branch;
     let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
@@ -111,13 +111,13 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// The fan-outs in effect, by branch and step, cached: open ones, and the last joined one.
+/// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out.
 #[derive(Debug, Default)]
 struct Fans(BTreeMap<(BranchPath, StepId), BTreeSet<u64>>);
 
 impl Fans {
-    /// Returns whether a branch is in effect, given its newest record: it belongs to an open or the last
-    /// joined fan-out of `fan`, and so for all ancestors.
+    /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
+    /// `fan` contains the branch, and likewise for all ancestors.
     async fn counts(
         &mut self,
         store: &dyn Store,
@@ -158,7 +158,7 @@ impl Fans {
     }
 }
 
-/// Returns the branches that ended in this phase, and whose newest record satisfies `is`.
+/// Returns the branches ended in this phase with a newest record that satisfies `is`.
 async fn ended_branches(
     store: &dyn Store,
     run: &RunId,
@@ -221,7 +221,7 @@ impl Opened {
     }
 }
 
-/// Returns the record of the failure that caused an item to fail, given the item's last record.
+/// Returns the record of an item's causal failure, given the item's last record.
 pub(crate) async fn cause(store: &dyn Store, run: &RunId, newest: &Record) -> Result<Record, Error> {
     let opened = Opened::of(store.branches(run).await?);
     if opened.by(newest.header()).is_empty() {

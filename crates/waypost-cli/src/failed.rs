@@ -1,4 +1,4 @@
-//! The failed step of a run: its item, and its place in the file.
+//! The failed step of a run, with item and place in the file.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,15 @@ use crate::reference::step_on;
 /// A failed step.
 #[derive(Debug)]
 pub(crate) struct FailedAt {
-    /// The step, with its item or branch, such as `check of item eu`.
+    /// The step, with item or branch, such as `check of item eu`.
     pub(crate) name: String,
     /// The file and line, if known.
     pub(crate) place: Option<(PathBuf, usize)>,
-    /// The step as an argument of `--from`, if its work is on branches.
+    /// The step as an argument of `--from`, for work on branches.
     opener: Option<(String, Opens)>,
 }
 
-/// The kind of branches that hold a step's work.
+/// The kind of branches with a step's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opens {
     Items,

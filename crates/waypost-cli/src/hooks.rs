@@ -1,4 +1,4 @@
-//! The steps of a hook's branch. The hooks of a step are parallel chains in one graph; each branch runs a
+//! The steps of a hook's branch. The hooks of a step are parallel chains in a graph; each branch runs a
 //! single chain.
 
 use std::collections::HashSet;

@@ -1,7 +1,7 @@
 //! Escalation of Ctrl-C: the first signal stops gracefully, the second kills the steps, the third exits.
 //!
-//! Runs on its own thread and runtime, so that a signal takes effect even while the engine waits for a disk.
-//! If processes remain after the third signal, the run's supervisor kills them.
+//! Runs on a separate thread and runtime: a signal takes effect even while the engine waits for a disk. If
+//! processes remain after the third signal, the run's supervisor kills them.
 
 use std::io;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(crate) fn exit_of(by: &str) -> Exit {
     }
 }
 
-/// Ends this process by the signal of this name, if it is a handled signal; else returns.
+/// Ends this process by the signal of this name, if handled here; else returns.
 ///
 /// # Source
 /// <https://www.cons.org/cracauer/sigint.html>: a shell continues a script after Ctrl-C if the command exits

@@ -43,7 +43,7 @@ mod surroundings;
 mod time;
 mod view;
 
-/// Most descriptor pairs of a new runtime: a poll and its copy, its waker, a signal pair with a copy (tokio
+/// Most descriptor pairs of a new runtime: a poll with a copy, a waker, a signal pair with a copy (tokio
 /// 1.54), plus a reserve for other versions.
 const RUNTIME_PAIRS: usize = 6;
 

@@ -204,7 +204,7 @@ impl<'a> BegunWork<'a> {
     }
 }
 
-/// Returns the top-level steps that rerun with `from`: the step itself, and all downstream steps.
+/// Returns the top-level steps that rerun with `from`: the given step, and all downstream steps.
 fn behind(workflow: &Workflow, from: &str) -> BTreeSet<String> {
     let home = |step: &&Step| step.id == from || step.work.body().is_some_and(|body| has(body, from));
     let mut again: BTreeSet<String> =

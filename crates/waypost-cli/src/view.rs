@@ -276,7 +276,7 @@ pub(crate) struct PlanView {
     /// `None` for a run that was not created.
     pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
-    /// Obstacles that stop a resume before it begins: with exit code 7, or 2 for a cancelled run.
+    /// Obstacles to a resume: with exit code 7, or 2 for a cancelled run.
     pub(crate) stops: Vec<String>,
 }
 

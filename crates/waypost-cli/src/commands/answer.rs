@@ -121,8 +121,8 @@ async fn told(
     Ok(Exit::Done)
 }
 
-/// Returns the run's questions to a person: the open ones, and the answered ones that no session has
-/// processed yet.
+/// Returns the run's questions to a person: open questions, and answered questions not yet processed by a
+/// session.
 async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Waiting>), Error> {
     let given = engine.store().signals(run).await?;
     let is_open = |waiting: &Waiting| {
@@ -133,7 +133,7 @@ async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Wa
     Ok(asked.partition(is_open))
 }
 
-/// Selects a question: by the prefix of its id, by its step, or as the only one.
+/// Selects a question: by prefix of the id, by step, or as the only question.
 fn meant<'q>(
     run: &RunId,
     open: &'q [Waiting],

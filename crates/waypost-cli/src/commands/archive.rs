@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   RUN.tar.zst
-//!     run.json                  the frozen record, to the byte
+//!     run.json                  the run record, exact bytes
 //!     checkpoints/000001.jsonl  every checkpoint, branch by branch, oldest first: digest, header, body
-//!     checkpoint.json           the newest one, as `export` writes it: what `import` goes on from
+//!     checkpoint.json           the newest checkpoint, in the format of `export`: the input of `import`
 //!     workflow.yaml             the definition in force
-//!     signals.jsonl             answers and signals that no session has taken in, if there are any
+//!     signals.jsonl             pending answers and signals, if any
 //!     files/                    events.jsonl, report.md, logs/, blobs/
-//!     manifest.json             what the run is, size and SHA-256 of all of these, and what is missing
+//!     manifest.json             facts about the run, size and SHA-256 of each member, and missing files
 //! ```
 //!
 //! The file is written under a temporary name, read back, compared with its manifest, and then renamed: an
@@ -211,7 +211,7 @@ async fn pack_checkpoints(
 }
 
 /// Formats a checkpoint as a line of JSON: the header and, if present, the body, which is position, newline,
-/// state. Parts that are not JSON on one line are in Base64, so that the digests apply to the exact bytes.
+/// state. Other parts than JSON on a single line are in Base64, to keep the exact bytes for the digests.
 fn line_of(record: &Record) -> Vec<u8> {
     let json = |bytes: &[u8]| -> Option<String> {
         let text = serde_json::from_slice::<&RawValue>(bytes).ok().filter(|_| !bytes.contains(&b'\n'))?;

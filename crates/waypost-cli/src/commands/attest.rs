@@ -143,7 +143,7 @@ fn subjects<'c>(claims: impl Iterator<Item = &'c Claim>) -> Vec<Descriptor> {
     found.into_iter().map(|(name, digest)| Descriptor { name, digest }).collect()
 }
 
-/// Returns the workflow file and its included files, as the run keeps them.
+/// Returns the workflow file and all included files, from the run's copy.
 fn materials(path: &Path, text: &str) -> Vec<Descriptor> {
     let (own, others) = separated(text);
     let folder = path.parent().unwrap_or(Path::new(""));

@@ -79,7 +79,7 @@ fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     }
 }
 
-/// Returns how many items had failed in the parent run, if this run has none itself.
+/// Returns how many items had failed in the parent run, if this run has no failed items.
 fn failed_before(snapshot: &Snapshot) -> Option<String> {
     let parent = snapshot.entry.record.record().parent.as_ref()?;
     let main = main_of(snapshot);

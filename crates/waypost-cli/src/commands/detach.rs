@@ -1,8 +1,7 @@
 //! `waypost run --detach`: the run continues in a separate process, without a wait.
 //!
-//! The new process sends its JSON output to this one while it listens. The first line is an event if the new
-//! process created the run, else an error. The existence of a run with this name does not prove which process
-//! created it.
+//! The new process sends JSON output to this process. The first line is an event if the new process created
+//! the run, else an error. The existence of a run with this name does not prove its creator.
 
 use std::ffi::OsString;
 use std::fs::File;

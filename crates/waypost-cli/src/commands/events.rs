@@ -108,8 +108,8 @@ impl<'a> Reader<'a> {
         (header.created_at, header.branch.depth(), rank, header.seq)
     }
 
-    /// Skips events up to a cursor. If its record is damaged now, the next record of the branch gives the
-    /// time.
+    /// Skips events up to a cursor. If the cursor's record is damaged now, the time comes from the next
+    /// record of the branch.
     async fn begin_after(&mut self, cursor: Cursor) -> Result<(), Error> {
         let Cursor { branch, seq, index } = cursor;
         let branches = self.branches().await?;

@@ -196,7 +196,7 @@ impl Written {
     }
 }
 
-/// Returns the paths of the store itself: its own folder, or its parts of a shared folder, and its database.
+/// Returns the store's paths: its own folder, or its parts of a shared folder, and the database.
 fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
     let mut kept = Vec::new();
     let folder = store.folder(run).map(|folder| place::from_home(Some(&folder), "../.."));

@@ -27,8 +27,8 @@ use crate::place::{Access, kept};
 use crate::surroundings::{self, Local};
 use crate::view::{ImportShownView, VERSION};
 
-/// Loads a checkpoint from its own file, or the newest one from an archive, with the pending signals of the
-/// archived run.
+/// Loads a checkpoint from a portable file, or the newest from an archive, with the archived run's pending
+/// signals.
 fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
     let Some(archived) = checkpoint_in(file) else { return Ok((Portable::load(file)?, Vec::new())) };
     let Archived { checkpoint, signals } = archived?;

@@ -182,7 +182,7 @@ fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// Refuses a query for two values of one label, which no run matches.
+/// Refuses a query for two values of the same label: no run matches.
 fn refuse_two_values(args: &ListArgs) -> Result<(), Error> {
     let mut values = BTreeMap::new();
     for (name, value) in &args.labels {

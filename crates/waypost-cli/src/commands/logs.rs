@@ -1,4 +1,4 @@
-//! `waypost logs`: the printed text of steps, read by chunks, so that its size does not matter.
+//! `waypost logs`: the printed text of steps, read by chunks, for any size.
 
 use std::collections::HashMap;
 use std::path::Path;

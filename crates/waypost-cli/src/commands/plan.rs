@@ -231,8 +231,8 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}{on}: {would}, because {cause}")
 }
 
-/// Returns the obstacles that stop a resume with this workflow before it begins: a running or cancelled run,
-/// an exceeded budget, and missing checkpoints.
+/// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and
+/// missing checkpoints.
 pub(crate) async fn stops(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -258,7 +258,7 @@ pub(crate) async fn stops(
     Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 
-/// Plans a resume, and prints the obstacles that would stop it.
+/// Plans a resume, and prints the obstacles.
 pub(super) async fn planned(
     context: &Context,
     shared: &Arc<dyn Store>,

@@ -168,7 +168,7 @@ async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Pruned,
     Ok(Pruned { trimmed: store.would_trim(run, kept).await?, unsaid: None })
 }
 
-/// Notes a run that is kept because of its holder or a newer version; other errors are returned.
+/// Notes a run kept because of its holder or a newer version; other errors are returned.
 fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Error> {
     match error {
         StoreError::Held { .. } | StoreError::Version { .. } => {
@@ -181,7 +181,7 @@ fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Erro
     }
 }
 
-/// Returns the disk usage of a run: its records and its folder.
+/// Returns the disk usage of a run: records and folder.
 fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
     let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
     if place::keeps_records_in_folders(store) { folder } else { folder + run.bytes }

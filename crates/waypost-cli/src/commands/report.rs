@@ -138,7 +138,7 @@ impl Told {
         }
         for start in &header.started {
             let key = (header.branch.clone(), start.step.clone(), start.at.clone());
-            // An attempt that waited for an answer or for its items continues.
+            // An attempt continues after a wait for an answer or for items.
             if self.open.contains_key(&key) {
                 continue;
             }

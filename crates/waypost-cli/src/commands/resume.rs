@@ -171,7 +171,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
 }
 
-/// Returns whether a run was created by `once`: its script continues it.
+/// Returns whether a run was created by `once`: only the script continues the run.
 async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     let entry = store.run(run).await;
     entry.is_ok_and(|entry| entry.record.record().settings.contains_key(super::SCRIPT))
@@ -211,7 +211,7 @@ async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
 struct Due {
     /// Newest first.
     runs: Vec<RunId>,
-    /// Errors of runs that cannot be resumed, and whose status is unknown.
+    /// Errors of unreadable runs with an unknown status.
     unreadable: Vec<Error>,
 }
 
@@ -458,7 +458,7 @@ impl Prepared {
     }
 }
 
-/// Returns the edit that replaces a branch's item, if one is given; steps that read the old item rerun.
+/// Returns the edit of a branch with a replacement item, if given; readers of the old item rerun.
 fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowState> {
     let edit = move |state: &mut WorkflowState| {
         if let Some(item) = item {

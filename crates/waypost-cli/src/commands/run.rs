@@ -221,7 +221,7 @@ fn is_taken(error: &Error) -> bool {
     )
 }
 
-/// Converts an error to "not created", if it means that the run has no data.
+/// Converts an error to "not created", if the run has no data.
 fn run_not_made(run: &RunId, error: Error) -> Error {
     let what = || format!("run {run}");
     match error {
@@ -238,7 +238,7 @@ fn run_not_made(run: &RunId, error: Error) -> Error {
     }
 }
 
-/// Converts an error to "not created", if it means that the store could not be created.
+/// Converts an error to "not created", if the store could not be created.
 fn not_made(error: Error) -> Error {
     match error {
         Error::Store(source) if is_of_medium(&source) => {
@@ -453,8 +453,7 @@ fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String
     is_elsewhere.then(|| crate::output::shown(&store.to_string()).into_owned())
 }
 
-/// Warns of live runs of the same file, which share its files; names a run with the same params, for a
-/// resume.
+/// Warns of live runs of the same file, with shared files; names a run with the same params, for a resume.
 async fn tell_of_others(
     context: &Context,
     store: &dyn Store,

@@ -129,7 +129,7 @@ fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
     shape_of(&workflow_in_force(snapshot)?, surroundings::cores()).ok()
 }
 
-/// Returns the first failed item of a step that failed by its limits.
+/// Returns the first failed item of a step beyond its failure limits.
 async fn failed_item(
     store: &dyn Store,
     run: &RunId,
@@ -511,7 +511,7 @@ fn clipped(text: &str) -> String {
     clipped
 }
 
-/// Formats why a step failed: the error with its causes, and the end of its log.
+/// Formats why a step failed: the error with causes, and the end of the log.
 fn failure(context: &Context, run: &str, step: &StepView) -> String {
     let output = &context.output;
     let Some(error) = &step.error else { return String::new() };

@@ -119,8 +119,7 @@ async fn watch(
     }
 }
 
-/// Returns the part of a result that is compared with the previous one: errors, and the outcome of each
-/// claim.
+/// Returns the comparable part of a result: errors, and the outcome of each claim.
 fn outcome_of(view: &VerifiedRunView) -> (Vec<String>, Vec<CheckpointOutcome>) {
     let claim = |claim: &Claim| (claim.subject.clone(), claim.verdict, claim.found.clone());
     let checkpoint = |found: &VerifiedView| CheckpointOutcome {
@@ -462,8 +461,8 @@ impl Chain {
         self.checkpoints.len().checked_sub(1).filter(|newest| self.without_state.contains(newest))
     }
 
-    /// Ends the walk. Retention never drops the newest state: `lost` is the index of a checkpoint that is
-    /// still the newest, and lacks its state.
+    /// Ends the walk. Retention never drops the newest state: `lost` is the index of the newest checkpoint,
+    /// if its state is missing.
     fn finish(mut self, lost: Option<usize>) -> Vec<VerifiedView> {
         if let Some(lost) = lost {
             let checkpoint = &mut self.checkpoints[lost];

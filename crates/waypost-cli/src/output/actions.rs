@@ -1,7 +1,7 @@
 //! GitHub Actions: groups, annotations, and the summary of a job.
 //!
-//! Commands are lines that begin with `::`. Text from steps is printed after a mark, so that its lines are
-//! not taken for commands. All text here was masked before it was recorded.
+//! Commands are lines that begin with `::`. Text from steps is printed after a mark, so that a line is never
+//! taken for a command. All text here was masked before it was recorded.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -47,7 +47,7 @@ pub(crate) fn annotation(level: Level, place: Option<(&Path, usize)>, title: &st
     format!("::{level} {place}title={}::{}", property(&shown(title)), data(&shown_lines(text)))
 }
 
-/// Returns the printed text of a step as a group, from its log in the run's folder, else from its record;
+/// Returns the printed text of a step as a group, from the log in the run's folder, else from the record;
 /// `None` without printed text, or if the record is not the end of a step.
 pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<&Path>) -> Option<String> {
     let (ending, said) = match &header.phase {

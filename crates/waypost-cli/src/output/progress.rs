@@ -82,7 +82,7 @@ impl Progress {
 
     /// Sets the store for the logs of steps.
     ///
-    /// The reference is weak: a strong one would keep the store open after the last work on its runs.
+    /// The reference is weak: a strong reference would keep the store open after the last work.
     pub(crate) fn read_logs_of(&self, store: &Arc<dyn store::Store>) {
         // All runs of a session are in one store.
         let _ = self.store.set(Arc::downgrade(store));
@@ -260,7 +260,7 @@ impl Seen {
         }
     }
 
-    /// The join continues the step, which began before its items.
+    /// The join continues the step, begun before the items.
     fn join(&mut self, step: String) {
         let since = self.end_items(&step).unwrap_or_else(Instant::now);
         self.running.insert(step, since);

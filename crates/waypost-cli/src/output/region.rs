@@ -1,13 +1,13 @@
 //! The live region of a terminal: a few lines below the scrolling text, redrawn in place.
 //!
 //! Every line ends before the last columns, and the cursor stays at the end of the last line. The terminal's
-//! own output, the echo of a Ctrl-C, then starts no new line, which would not be removed. Libraries for
+//! own output, the echo of a Ctrl-C, then starts no new line that nothing would remove. Libraries for
 //! progress bars fill their lines up to the edge, and are therefore not used.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-/// Columns of the echo of a Ctrl-C, `^C`, plus one, so that the echo does not end the line.
+/// Columns of the echo of a Ctrl-C, `^C`, plus a spare column, to keep the echo within the line.
 pub(super) const ECHO_COLUMNS: usize = 3;
 /// The assumed width of a terminal of unknown size.
 const COLUMNS_ASSUMED: usize = 80;
@@ -24,7 +24,7 @@ impl Region {
         super::columns_of(&io::stderr()).unwrap_or(COLUMNS_ASSUMED).saturating_sub(ECHO_COLUMNS).max(1)
     }
 
-    /// Draws `lines` in place of the previous ones, after the permanent text `above`, which may be empty.
+    /// Draws `lines` in place of the previous lines, after the permanent, possibly empty text `above`.
     pub(super) fn draw(&mut self, above: &str, lines: &[String]) {
         let text = self.redrawn(above, lines, Self::columns());
         let mut stderr = io::stderr().lock();

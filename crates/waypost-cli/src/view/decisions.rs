@@ -38,7 +38,7 @@ pub(crate) struct WhyView {
     pub(crate) executions: Vec<ExecutionView>,
     /// Every effective record of the step, oldest first.
     pub(crate) history: Vec<CheckpointView>,
-    /// Obstacles that stop a resume before it begins.
+    /// Obstacles to a resume.
     pub(crate) stops: Vec<String>,
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Entry {
     sha256: String,
 }
 
-/// A log or blob that does not match its record.
+/// A log or blob with a mismatch to its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Missing {
     /// The name in the archive.
@@ -194,11 +194,12 @@ pub(super) fn check(path: &Path, manifest: &Manifest) -> io::Result<()> {
     }
 }
 
-/// Reads the checkpoint that a run can begin with out of an archive, after checking all of it; none if the file is no
-/// archive.
+/// Reads the checkpoint for a new run from an archive, after checking the whole file; `None` if the file is
+/// not an archive.
 ///
 /// # Errors
-/// [`LoadError::Corrupt`]: the archive is not whole, or has no such checkpoint. [`LoadError::Incompatible`].
+/// [`LoadError::Corrupt`]: the archive is incomplete, or has no such checkpoint. [`LoadError::Incompatible`]: another
+/// version wrote the archive.
 pub(in crate::commands) fn checkpoint_in(path: &Path) -> Option<Result<Archived, LoadError>> {
     let mut file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| file.is_file()))?;
     let mut begin = [0; MAGIC.len()];

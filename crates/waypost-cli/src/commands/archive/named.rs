@@ -23,7 +23,7 @@ use crate::error::Error;
 struct Told {
     bytes: u64,
     digest: Digest,
-    /// A log: its middle may have been dropped, and it may begin with text of an earlier attempt.
+    /// A log: the middle may have been dropped, and the beginning may be from an earlier attempt.
     is_log: bool,
 }
 
@@ -173,7 +173,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns how the file differs from its record, if it does.
+    /// Returns the difference from the record, if any.
     fn differs_from(&self, told: Told) -> Option<String> {
         let kept = (LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX) as u64;
         if told.is_log && told.bytes > kept {
