@@ -223,9 +223,9 @@ pub enum EventKind {
         /// The last damaged record.
         to: u64,
     },
-    /// States of older checkpoints were dropped for good; the checkpoints themselves stay. In a run with a
-    /// retention limit, the next record has this event. After the last states dropped by a session, a
-    /// separate record follows.
+    /// States of older checkpoints were dropped for good; the checkpoints themselves stay. The next record
+    /// after the drop has this event; a prune writes a separate record. States dropped after the last record
+    /// of a session have no event.
     Pruned {
         /// The number of states.
         states: u64,

@@ -1,10 +1,9 @@
 //! A recorder, for programs with their own loop: begin a step, do the work, commit the step with evidence.
 //!
 //! The recorder writes the same records into the same stores as the engine, with the same guarantees.
-//! Acknowledged records are durable, a single process at a time writes a run, a step of a dead program is
-//! known as interrupted, and unverified results are not trusted. Only the program knows the next step. The
-//! frontier of a recorded run therefore lists the steps begun and not ended, and the engine does not resume
-//! the run.
+//! Acknowledged records are durable. A single process at a time writes a run. Steps of a dead program count
+//! as interrupted. Unverified results are not trusted. Only the program knows the next step. The frontier of
+//! a recorded run therefore lists the steps begun and not ended, and the engine does not resume the run.
 //!
 //! ```text
 //!   begin_step --> the work, the program's own --> commit_step(evidence) --> completed

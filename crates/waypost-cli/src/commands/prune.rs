@@ -1,7 +1,7 @@
 //! `waypost prune`: drops old states and deletes finished runs, and reports the freed space.
 //!
-//! Unfinished runs are never deleted: a running or resumable run stays, whatever its age. `delete` removes
-//! such a run by name.
+//! Unfinished runs are never deleted: a running or resumable run stays, at any age. Only `delete`, by name,
+//! removes an unfinished run.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;

@@ -1,7 +1,7 @@
-//! The meaning of a changed workflow file for the results of a run, and the choices of a person.
+//! The effect of a changed workflow file on the results of a run, and the choices of a person.
 //!
-//! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the table of results
-//! at stake.
+//! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the
+//! table of results at stake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -230,8 +230,8 @@ pub(super) struct Changed<'a> {
 /// Compares the definition in force with a changed file, and adopts the file as a person chose.
 ///
 /// # Errors
-/// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without a
-/// result at stake.
+/// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without
+/// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
     let Changed { store, snapshot, position, file, choice, within } = about;
     let shape = shape_of(&changed, surroundings::cores())?;

@@ -17,8 +17,7 @@ pub struct Children {
     pub parallel_max: usize,
     /// The effect of a child's failure on the others.
     pub on_failure: OnChildFailure,
-    /// The step computes its items: a first attempt lists the items, and another one joins the ended
-    /// children.
+    /// The step computes its items: it runs first to list the items, and again to join the ended children.
     pub by_work: bool,
     /// Limits on collected failures.
     pub limits: FailureLimits,
