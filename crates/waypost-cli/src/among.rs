@@ -1,4 +1,4 @@
-//! One of the items for which a step failed by its limits, as screens show it beside how many failed.
+//! Failed items of a step beyond its failure limits, shown next to the failure count.
 
 use std::fmt::Write as _;
 
@@ -12,29 +12,29 @@ use crate::dead;
 use crate::error::Error;
 use crate::output::{Paint, shown};
 
-/// Failed items that a screen names: enough to see whether they failed alike.
+/// Most failed items on a screen: enough to compare their errors.
 pub(crate) const SHOWN_MAX: usize = 3;
 
-/// An item that failed.
+/// A failed item.
 #[derive(Debug, Serialize)]
 pub(crate) struct FailedItem {
-    /// Its key, and its branch.
+    /// The key and branch of the item.
     key: String,
     #[serde(rename = "scope")]
     branch: String,
-    /// The step that failed, with the error and its causes.
+    /// The failed step, with the error and its causes.
     step: Option<String>,
     error: Vec<String>,
-    /// The last lines of its log.
+    /// The last lines of the log.
     #[serde(skip)]
     tail: String,
-    /// It is a dead letter.
+    /// The item is a dead letter.
     #[serde(skip)]
     is_letter: bool,
 }
 
 impl FailedItem {
-    /// Finds the first item to fail of a step that failed by its limits, as [`few`](Self::few) does.
+    /// Returns the first failed item of a step beyond its failure limits, as [`few`](Self::few).
     pub(crate) async fn find(
         store: &dyn Store,
         run: &RunId,
@@ -44,8 +44,8 @@ impl FailedItem {
         Ok(Self::few(store, run, workflow, at).await?.into_iter().next())
     }
 
-    /// Finds the first items to fail of a step that failed by its limits, at most [`SHOWN_MAX`]. Of more failures than a
-    /// page of records has, they are the first of the page.
+    /// Returns the first failed items of a step beyond its failure limits, at most [`SHOWN_MAX`]. With more
+    /// failures than a page of records, the first of the page are returned.
     pub(crate) async fn few(
         store: &dyn Store,
         run: &RunId,
@@ -72,15 +72,15 @@ impl FailedItem {
         }
     }
 
-    /// Returns one line about a further item: its key and its error.
+    /// Returns a line about a further item: key and error.
     pub(crate) fn line(&self) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let first = self.error.first().map_or("it failed", String::as_str);
         format!("  then: {step}item {} failed: {}\n", shown(&self.key), shown(first))
     }
 
-    /// Says which item of a run it is, why it failed, where all are listed, and how they are tried again; each line indented.
-    /// `words`: what a command needs beside the run, with a space before it.
+    /// Returns the item's key and error, and the commands to list and retry failed items; each line indented.
+    /// `words`: the further words of each command, with a leading space.
     pub(crate) fn told(&self, paint: Paint, run: &str, words: &str) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let mut errors = self.error.iter();
@@ -113,7 +113,7 @@ impl FailedItem {
     }
 }
 
-/// Finds the first items of a page that failed and still stand so, of those that the step opened at that seq.
+/// Returns the first still failed items of a page, opened by the step at this seq.
 async fn first_of(
     store: &dyn Store,
     run: &RunId,

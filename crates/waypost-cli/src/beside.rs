@@ -1,4 +1,5 @@
-//! Files that take their name only when they are whole: what may be replaced, and what a killed command left beside.
+//! Atomic output files: only complete files get their final name. Also removes the leftovers of killed
+//! commands.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -14,19 +15,19 @@ use waypost::store::StoreError;
 
 use crate::error::Error;
 
-/// How an unfinished file of ours begins, in a folder that is not ours: nobody else's is called so.
+/// The name prefix of unfinished files in a foreign folder; unique to this program.
 const PREFIX: &str = ".waypost-unfinished-";
-/// How many names are tried for an unfinished file: as many as one process could have at work.
+/// Most names tried for an unfinished file: more than a process writes at once.
 const NAMES_MAX: u32 = 1_000;
 
-/// Refuses a name that something else than a regular file has, or anything at all unless it is to be replaced.
+/// Refuses a path with another type than a regular file, or any existing path without `replace`.
 ///
 /// # Errors
 /// [`Error::Usage`]: nothing was changed.
 pub(crate) fn refuse_taken(file: &Path, replace: bool) -> Result<(), Error> {
-    // What cannot be looked at cannot be written either, and that says why.
+    // If the path cannot be inspected, the write fails with the reason.
     let Ok(own) = file.symlink_metadata() else { return Ok(()) };
-    // A link to nothing is replaced as a link to a file is.
+    // A dangling link is replaced like a link to a file.
     let what = file.metadata().ok().and_then(|meant| irregular(&meant));
     if let Some(what) = what {
         return Err(Error::usage(
@@ -38,12 +39,12 @@ pub(crate) fn refuse_taken(file: &Path, replace: bool) -> Result<(), Error> {
     if replace { Ok(()) } else { Err(exists(file)) }
 }
 
-/// Says that a file is there.
+/// Returns the error for an existing file.
 pub(crate) fn exists(file: &Path) -> Error {
     Error::usage(format!("{} exists already", file.display()), "`--replace` takes its place")
 }
 
-/// Names what is no regular file.
+/// Returns the name of the file type, if not a regular file.
 fn irregular(meant: &Metadata) -> Option<&'static str> {
     let kind = meant.file_type();
     match () {
@@ -55,7 +56,7 @@ fn irregular(meant: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// Returns the folder that a file is in.
+/// Returns the folder of a file.
 pub(crate) fn folder_of(file: &Path) -> PathBuf {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
@@ -63,12 +64,12 @@ pub(crate) fn folder_of(file: &Path) -> PathBuf {
     }
 }
 
-/// Makes an unfinished file in a folder, which goes when it is dropped; a kill leaves it to [`remove_left`].
+/// Creates an unfinished file in a folder, removed on drop; after a kill, [`remove_left`] removes it.
 ///
-/// It is locked as long as it is written.
+/// The file is locked during the write.
 ///
 /// # Errors
-/// Those of making a file.
+/// The system's error.
 pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     let pid = std::process::id();
     for count in 0..NAMES_MAX {
@@ -77,7 +78,7 @@ pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => {
                 let made = made?;
-                // A file system without locks: then its process is all that tells.
+                // Without locks in the file system, only the process number identifies the writer.
                 let _ = rustix::fs::flock(made.as_file(), FlockOperation::NonBlockingLockExclusive);
                 return Ok(made);
             }
@@ -86,10 +87,10 @@ pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Gives a file that is finished the name that it is for, for good: a power cut afterwards does not take it away.
+/// Renames a finished file to its final name, durably.
 ///
 /// # Errors
-/// The name is taken, and not to be replaced, or the system's: then the unfinished file is gone.
+/// The name exists without `replace`, or the system's error: the unfinished file is then removed.
 pub(crate) fn finish(temp: NamedTempFile, file: &Path, replace: bool) -> Result<File, Error> {
     let failed =
         |source: io::Error| Error::from(StoreError::of_write("write", file.display().to_string(), source));
@@ -102,17 +103,17 @@ pub(crate) fn finish(temp: NamedTempFile, file: &Path, replace: bool) -> Result<
     Ok(named)
 }
 
-/// Removes the unfinished files of commands of this user that were killed; what is in doubt stays.
+/// Removes the unfinished files of this user's killed commands; unclear cases stay.
 pub(crate) fn remove_left(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if writer_of(&entry.file_name()).is_some_and(is_dead) {
-            // It does no harm where it is.
+            // A leftover is harmless.
             let _ = remove_unlocked(&entry.path());
         }
     }
 }
 
-/// Returns the process that an unfinished file is of, by its name.
+/// Returns the writer process of an unfinished file, by its name.
 fn writer_of(name: &OsStr) -> Option<Pid> {
     let (pid, count) = name.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -123,7 +124,8 @@ fn is_dead(pid: Pid) -> bool {
     rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
-/// Removes a file, unless its writer lives where its process is not seen, as in a container: it has a lock on it.
+/// Removes a file, unless a live writer holds its lock. The writer's process may be invisible here, as in a
+/// container.
 fn remove_unlocked(path: &Path) -> io::Result<()> {
     let found = path.symlink_metadata()?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {

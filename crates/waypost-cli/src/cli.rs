@@ -1,4 +1,4 @@
-//! The command line: what can be asked, in clap's words. Decides nothing.
+//! The command line, as clap types. Decides nothing.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 
-/// Most lines that one listing gives: what a store gives as one page.
+/// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 
 /// Make long work survive: run steps, checkpoint each, resume after anything
@@ -548,7 +548,7 @@ pub(crate) enum Shell {
 }
 
 impl Shell {
-    /// Returns its name.
+    /// Returns the name of the shell.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bash => "bash",
@@ -568,7 +568,8 @@ pub(crate) struct ManArgs {
 }
 
 impl Command {
-    /// Says whether it works whatever is wrong with the configuration: since it uses none, or tells of it itself.
+    /// Returns whether the command works with an invalid configuration: it uses none, or reports the error
+    /// itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {
         matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_) | Self::Schema)
     }

@@ -1,4 +1,4 @@
-//! The commands, one file each; what they share.
+//! The commands, one file each, and their common context.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -67,27 +67,27 @@ pub(crate) use once::{OnceError, SCRIPT, SCRIPT_WORKFLOW};
 pub(crate) use resume::near_here;
 pub(crate) use show::waits::{self, gives};
 
-/// Returns the time of day.
+/// Returns the current time.
 pub(crate) fn now() -> jiff::Timestamp {
     SystemClock.now()
 }
 
-/// What every command is given.
+/// The context of every command.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) output: Output,
-    /// The store that is named, and by whom.
+    /// The given store, and the source of its name.
     store: Option<String>,
     store_origin: Origin,
-    /// The workflow file whose store is used, where one is named.
+    /// The workflow file whose store is used, if named.
     near: OnceLock<PathBuf>,
-    /// What holds where the command line and the environment say nothing.
+    /// Defaults for command line and environment.
     pub(crate) config: Arc<Config>,
-    /// The colour that was asked for on the command line.
+    /// The colour choice of the command line.
     pub(crate) color_flag: Option<Color>,
 }
 
-/// Says whether a command tells what happens while it does: as JSON, an object a line, whatever it comes to.
+/// Returns whether a command reports progress: in JSON, an object per line, whatever the outcome.
 fn tells_meanwhile(command: &Command) -> bool {
     matches!(
         command,
@@ -100,9 +100,9 @@ fn tells_meanwhile(command: &Command) -> bool {
 }
 
 impl Context {
-    /// Makes it from the global options.
+    /// Creates the context from the global options.
     pub(crate) fn new(cli: &Cli) -> Self {
-        // A variable that is set to nothing names no store, as elsewhere; the option must name one.
+        // An empty variable names no store, as elsewhere; an empty option is an error.
         let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
         let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
         Self {
@@ -115,10 +115,10 @@ impl Context {
         }
     }
 
-    /// Reads the configuration that counts for a command, and completes its options by that.
+    /// Reads the configuration for a command, and completes its options.
     ///
     /// # Errors
-    /// A configuration file is wrong or cannot be read.
+    /// A configuration file is invalid or unreadable.
     pub(crate) fn configure(&mut self, cli: &mut Cli, matches: &ArgMatches) -> Result<(), Error> {
         if self.store.is_some() {
             self.store_origin = match matches.value_source("store") {
@@ -132,7 +132,7 @@ impl Context {
             _ => None,
         };
         let config = match Config::find(near) {
-            // With a store of one's own, nothing of the other user is used.
+            // With an explicit store, the other user's files are not used.
             Err(Error::NotOwned { .. }) if self.store.is_some() => Config::of_user(near)?,
             config => config?,
         };
@@ -154,18 +154,18 @@ impl Context {
         Ok(())
     }
 
-    /// Returns the address of the store, where somebody has named one, and who that was.
+    /// Returns the address of the given store, if any, and its source.
     pub(crate) fn store_given(&self) -> (Option<&str>, Origin) {
         (self.store.as_deref(), self.store_origin)
     }
 
-    /// Returns the time of day.
+    /// Returns the current time.
     #[expect(clippy::unused_self, reason = "a command asks its context for whatever is not in its arguments")]
     pub(crate) fn now(&self) -> jiff::Timestamp {
         now()
     }
 
-    /// Opens the store; `near` is the workflow file that it belongs to.
+    /// Opens the store; `near` is the workflow file of the store.
     pub(crate) fn store(&self, near: Option<&Path>, access: Access) -> Result<Arc<dyn Store>, Error> {
         if let Some(near) = near {
             self.near.get_or_init(|| near.to_owned());
@@ -183,7 +183,7 @@ impl Context {
         Ok(store)
     }
 
-    /// Returns the words by which a command given here finds the store that is used.
+    /// Returns the command words by which a command from here finds the same store.
     pub(crate) fn store_words(&self) -> String {
         let near = self.near.get().map(PathBuf::as_path);
         let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
@@ -193,7 +193,7 @@ impl Context {
                 Some(found) if found.value == *store => String::new(),
                 _ => named(store),
             },
-            // Here another command goes by another workflow file.
+            // Another command from here would use another workflow file.
             (None, _) if near.is_some() && here().is_some() => {
                 place::default_url(near).map_or_else(|_| String::new(), |store| named(&store))
             }
@@ -201,23 +201,23 @@ impl Context {
         }
     }
 
-    /// Returns them for a run of this process, if another can find it at all.
+    /// Returns the store words for a run of this process; `None` if other processes cannot find the run.
     pub(crate) fn lasting_store_words(&self) -> Option<String> {
         (!place::is_memory(self.store.as_deref())).then(|| self.store_words())
     }
 
-    /// Adds to every command in a text that is meant for the user, in backticks, the words by which it finds the store.
+    /// Adds the store words to every command for the user in a text, marked by backticks.
     ///
-    /// The only place that does so: hints of errors, notes and warnings all go through here.
+    /// The only such place: hints of errors, notes and warnings all pass through here.
     pub(crate) fn with_store(&self, text: &str) -> String {
         place::with_words(text, &self.store_words())
     }
 
-    /// Tells of an error.
+    /// Prints an error.
     pub(crate) fn tell(&self, error: &Error) -> Exit {
         let mut diagnosis = error.diagnosis();
         if place::is_memory(self.store.as_deref()) {
-            // What no other process has, none of our commands finds.
+            // Other commands cannot find a store in this process's memory.
             diagnosis.hint = diagnosis.hint.filter(|hint| !hint.contains("`waypost resume"));
         }
         diagnosis.hint = diagnosis.hint.map(|hint| self.with_store(&hint));
@@ -225,7 +225,7 @@ impl Context {
         diagnosis.exit
     }
 
-    /// Opens the store for reading and finds a run in it, unless a newer version wrote its record.
+    /// Opens the store for reading and finds a run, unless a newer version wrote its record.
     pub(crate) async fn find(&self, run: Option<&str>) -> Result<(Arc<dyn Store>, RunId), Error> {
         let store = self.store(None, Access::Read)?;
         let run = reference::find(store.as_ref(), run, Default::Newest).await?;
@@ -236,7 +236,7 @@ impl Context {
     }
 }
 
-/// Carries a command out.
+/// Executes a command.
 pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
     match command {
         Command::Check(args) => check::check(context, args).await,

@@ -1,9 +1,9 @@
-//! What a shell offers when Tab is pressed: the options and commands of `cli`, runs, checkpoints, steps and dead letters from
-//! the store, and params of workflow files.
+//! Shell completion: options and commands of `cli`, runs, checkpoints, steps and dead letters from the store,
+//! and params of workflow files.
 //!
-//! The script that `waypost completions` prints has the shell call this program again, with [`VARIABLE`] set and the words
-//! of the line behind `--`. Whatever is wrong then, with the line, the configuration or the store, only means that there
-//! is less to offer. Nothing is written and no lock taken.
+//! The script from `waypost completions` makes the shell call this program with [`VARIABLE`] set, and the
+//! words of the line after `--`. Errors in the line, the configuration or the store only shorten the offers.
+//! Completion writes nothing and takes no lock.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -25,18 +25,19 @@ use crate::place::{self, Access};
 use crate::reference::{Default, Reference, find};
 use crate::{output, time};
 
-/// The variable that asks for completion, and names the shell.
+/// The variable that requests completion, and names the shell.
 pub(crate) const VARIABLE: &str = "WAYPOST_COMPLETE";
-/// How many runs, checkpoints or keys are offered: more than anybody reads, and few enough to be found at once.
+/// Most offered runs, checkpoints or keys: more than a person reads, and few enough for a fast answer.
 const OFFERED_MAX: usize = 100;
 
-/// Answers a shell that asks for completion; says whether one did. For a process that has no second thread.
+/// Answers a completion request of a shell; returns whether there was a request. For a process with a single
+/// thread.
 pub(crate) fn answered() -> Result<bool, clap::Error> {
     let folder = std::env::current_dir().ok();
     CompleteEnv::with_factory(command).var(VARIABLE).try_complete(std::env::args_os(), folder.as_deref())
 }
 
-/// The command line, with what is offered for each argument that names something.
+/// The command line, with completers for arguments that name an object.
 fn command() -> clap::Command {
     completed(Cli::command())
 }
@@ -55,17 +56,17 @@ fn completed(command: clap::Command) -> clap::Command {
     command.mut_subcommands(completed)
 }
 
-/// The words of the line that is completed.
+/// The words of the completed line.
 struct Line {
     store: Option<String>,
-    /// Those that are neither options nor the store: the command, and what it is about.
+    /// Words other than options and the store: the command and its arguments.
     words: Vec<String>,
 }
 
 impl Line {
     fn read() -> Self {
         let mut line = Self { store: None, words: Vec::new() };
-        // Behind the mark comes the name of the program.
+        // After the mark comes the name of the program.
         let words = std::env::args_os().skip_while(|word| word != "--").skip(2);
         let mut words = words.map(|word| word.to_string_lossy().into_owned());
         while let Some(word) = words.next() {
@@ -79,7 +80,7 @@ impl Line {
         line
     }
 
-    /// The store that the command would use.
+    /// Opens the store that the command would use.
     fn store(&self) -> Option<std::sync::Arc<dyn waypost::store::Store>> {
         let set = || std::env::var("WAYPOST_STORE").ok().filter(|store| !store.is_empty());
         let configured = || Some(Config::find(None).ok()?.store().ok()??.value);
@@ -87,8 +88,8 @@ impl Line {
         place::open(given.as_deref(), None, Access::Read).ok()
     }
 
-    /// The workflow that the line is about: of a file for a new run, else of a run that is there. Among the words are also
-    /// the values of options.
+    /// Returns the workflow of the line: from a file for a new run, else from an existing run. Values of
+    /// options are among the words, too.
     async fn workflow(&self, current: &str) -> Option<Workflow> {
         let (command, about) = self.words.split_first()?;
         if command == "run" {
@@ -113,7 +114,7 @@ impl Line {
     }
 }
 
-/// Offers the runs, and, of one that is named up to its `@`, its checkpoints.
+/// Offers runs; after `RUN@`, the checkpoints of the run.
 fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
     let named = current.to_str().and_then(|text| text.rsplit_once('@')).filter(|(left, _)| !left.is_empty());
     let Some((left, begun)) = named else { return runs(current) };
@@ -141,13 +142,13 @@ fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
     })
 }
 
-/// Offers the keys of the dead letters of the run that is named.
+/// Offers the keys of the dead letters of the named run.
 fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
         let line = Line::read();
         let store = line.store()?;
-        // Before it stand the command and what is to be done with them.
+        // The command and subcommand come first.
         let run = Reference::parse(line.words.get(2)?).ok()?.run;
         let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
         let found = crate::commands::dead_letters_of(store.as_ref(), &run).await.ok()?;
@@ -162,7 +163,7 @@ fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
     })
 }
 
-/// Offers the params of the workflow file, or of that of the run that is named; behind the `=` of one, what it may be.
+/// Offers the params of the workflow file, or of the named run's workflow; after `NAME=`, the allowed values.
 fn params(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
@@ -213,7 +214,7 @@ fn steps(current: &OsStr) -> Vec<CompletionCandidate> {
     })
 }
 
-/// Waits for what a store has to say; nothing where it cannot be asked.
+/// Waits for an answer from the store; returns no offers if the store is not available.
 fn blocking(asked: impl Future<Output = Option<Vec<CompletionCandidate>>>) -> Vec<CompletionCandidate> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.ok().and_then(|runtime| runtime.block_on(asked)).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! What holds where neither the command line nor the environment says otherwise: the store of the workflow file, the
-//! configuration of the project, and behind it that of the user.
+//! Configuration below command line and environment: the store of the workflow file, then the project's
+//! configuration, then the user's.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::place::{self, StoreUrl};
 
 /// The name of a configuration file in its folder.
 const FILE: &str = "config.yaml";
-/// The workflow file that counts where none is named.
+/// The workflow file if none is named.
 const WORKFLOW: &str = "waypost.yaml";
 
-/// Where a value comes from; what stands first counts first.
+/// The source of a value, by descending precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Origin {
@@ -35,25 +35,25 @@ pub(crate) enum Origin {
     Project,
     /// The configuration file of the user.
     User,
-    /// Nobody said anything.
+    /// Built-in default.
     Default,
 }
 
-/// The files that count in a place, nearest first.
+/// The configuration files in effect, nearest first.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
-    /// The store that the workflow file names.
+    /// The store named by the workflow file.
     workflow: Option<NamedStore>,
-    /// That file is the one that the command is about; otherwise it only stands in the folder.
+    /// The command names this workflow file; if false, the file was only found in the folder.
     is_meant: bool,
     pub(crate) project: Place,
     pub(crate) user: Place,
 }
 
-/// Where a configuration file may be, and what it says if it is there.
+/// A possible configuration file, with its content if it exists.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
-    /// None where there can be none: no `.waypost` above, no home.
+    /// `None` without a possible place: no `.waypost` above, no home.
     pub(crate) path: Option<PathBuf>,
     pub(crate) file: Option<ConfigFile>,
 }
@@ -68,15 +68,15 @@ pub(crate) struct Found<T> {
 }
 
 impl Config {
-    /// Reads the files that count for commands given here, or, with `near`, for a workflow file.
+    /// Reads the files in effect for commands given here, or, with `near`, for a workflow file.
     ///
-    /// Whatever keeps the workflow file from being read, the command says that works with it; to others it says nothing.
+    /// Read errors of the workflow file are reported only by commands about it.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Unreadable`]: one of them is wrong or cannot be read. [`Error::NotOwned`]: the `.waypost` of
-    /// the project, or its configuration, belongs to another user.
+    /// [`Error::Config`], [`Error::Unreadable`]: a file is invalid or unreadable. [`Error::NotOwned`]: the
+    /// project's `.waypost` or its configuration belongs to another user.
     pub(crate) fn find(near: Option<&Path>) -> Result<Self, Error> {
-        // Where the search cannot begin, there is no project; whatever needs its folder says so.
+        // If the search cannot begin, there is no project; commands that need the folder report the error.
         let folder = place::start_of_search(near).ok().and_then(|from| place::nearest(&from));
         for path in folder.iter().flat_map(|folder| [folder.clone(), folder.join(FILE)]) {
             place::refuse_of_others(&path)?;
@@ -84,7 +84,7 @@ impl Config {
         Self::read(near, folder.map(|folder| folder.join(FILE)))
     }
 
-    /// Reads the configuration without that of the project.
+    /// Reads the configuration without the project's file.
     ///
     /// # Errors
     /// As for [`Config::find`].
@@ -99,10 +99,10 @@ impl Config {
         Ok(Self { workflow, is_meant: near.is_some(), project, user })
     }
 
-    /// Returns the store that is named, by an address that holds wherever the command is called.
+    /// Returns the configured store, with an address valid in every folder.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::File`]: it is no address, or one that would mean another place in each folder.
+    /// [`Error::Config`], [`Error::File`]: the address is invalid, or depends on the current folder.
     pub(crate) fn store(&self) -> Result<Option<Found<String>>, Error> {
         match self.workflow.as_ref().map(of_workflow) {
             Some(Ok(found)) => return Ok(Some(found)),
@@ -136,12 +136,12 @@ impl Config {
         Ok(Some(Found { value, origin, path: file.path().to_owned(), line: setting.line }))
     }
 
-    /// Returns what is wrong with the store of a workflow file that has no say for that reason.
+    /// Returns the error in the store of a workflow file that is ignored for this reason.
     pub(crate) fn unheeded(&self) -> Option<FileError> {
         self.workflow.as_ref().filter(|_| !self.is_meant).and_then(|named| of_workflow(named).err())
     }
 
-    /// Returns the workflow file, if it names a store that counts.
+    /// Returns the workflow file, if its store is used.
     pub(crate) fn workflow_file(&self) -> Option<PathBuf> {
         self.workflow.as_ref().and_then(|named| of_workflow(named).ok()).map(|found| found.path)
     }
@@ -157,12 +157,12 @@ impl Config {
         })
     }
 
-    /// Returns how long a command stays while a run only waits.
+    /// Returns how long a command waits while a run only waits.
     pub(crate) fn wait(&self) -> Option<Found<Duration>> {
         self.first(ConfigFile::wait).map(|found| found_as(found, |wait| *wait))
     }
 
-    /// Returns how many steps run at once where the workflow does not say.
+    /// Returns the step parallelism for workflows without a setting.
     pub(crate) fn max_parallel(&self) -> Option<Found<std::num::NonZeroUsize>> {
         self.first(ConfigFile::max_parallel).map(|found| found_as(found, |count| *count))
     }
@@ -170,11 +170,11 @@ impl Config {
     /// Returns the command of each agent, by name.
     pub(crate) fn agent_commands(&self) -> Vec<(String, AgentCommand)> {
         let files = self.places().into_iter().rev().filter_map(|(_, place)| place.file.as_ref());
-        // The nearer one comes last, and counts.
+        // Later entries override: the nearer file comes last.
         files.flat_map(ConfigFile::agents).map(|(name, found)| (name.clone(), found.value.clone())).collect()
     }
 
-    /// Returns the command of each agent as it is written, by name.
+    /// Returns the command of each agent as written, by name.
     pub(crate) fn agents(&self) -> Vec<(String, Found<String>)> {
         let mut agents: Vec<(String, Found<String>)> = Vec::new();
         for (origin, place) in self.places() {
@@ -203,7 +203,7 @@ impl Config {
         read.filter_map(|(origin, file)| Some((origin, file, pick(file)?))).next()
     }
 
-    /// Gives options their configured values where the command line has none.
+    /// Sets options that the command line left open to their configured values.
     pub(crate) fn complete(&self, cli: &mut Cli, matches: &ArgMatches) {
         if cli.global.color.is_none() {
             cli.global.color = self.color().map(|found| found.value);
@@ -226,7 +226,7 @@ impl Place {
         let file = match path.as_deref().map(ConfigFile::read).transpose() {
             Ok(file) => file.flatten(),
             Err(ReadError::File(error)) => return Err(Error::Config(Box::new(error))),
-            // A home that this user may not enter, as under `sudo -u`, says nothing.
+            // A home that this user may not enter, as under `sudo -u`, counts as empty.
             Err(ReadError::Io { path, source })
                 if source.kind() == io::ErrorKind::PermissionDenied && path.symlink_metadata().is_err() =>
             {
@@ -238,7 +238,7 @@ impl Place {
     }
 }
 
-/// Returns the store that a workflow file names, seen from the folder of the file.
+/// Returns the store of a workflow file, relative to the folder of the file.
 fn of_workflow(named: &NamedStore) -> Result<Found<String>, FileError> {
     let Setting { value, line, .. } = named.setting();
     let url = StoreUrl::parse(value).map_err(|error| {
@@ -264,10 +264,10 @@ fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) 
     Found { value: value(&setting.value), origin, path: file.path().to_owned(), line: setting.line }
 }
 
-/// Returns the folder of the user's configuration; none without a home.
+/// Returns the folder of the user's configuration; `None` without a home.
 ///
 /// # Source
-/// XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+/// XDG Base Directory Specification 0.8: relative paths must be ignored.
 fn user_folder() -> Option<PathBuf> {
     let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let base = path("XDG_CONFIG_HOME").filter(|path| path.is_absolute());

@@ -1,4 +1,4 @@
-//! Dead letters: items whose work failed for good while the others went on.
+//! Dead letters: finally failed items of a fan-out that continued.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,28 +12,28 @@ use waypost_workflow::program::{WorkflowState, log_name};
 use crate::error::Error;
 use crate::reference::plain;
 
-/// An item whose work failed for good.
+/// A finally failed item.
 #[derive(Debug, Clone)]
 pub(crate) struct DeadLetter {
     pub(crate) branch: BranchPath,
-    /// The branch that failed: that one, or one below it, on which steps of a group of it are done.
+    /// The failed branch: the item's own, or a nested branch with steps of the item's group.
     pub(crate) failed_on: BranchPath,
-    /// The step that works on the items, and the item's key there.
+    /// The `foreach` step, and the item's key there.
     pub(crate) each: StepId,
     pub(crate) key: String,
     pub(crate) index: u64,
     pub(crate) item: Value,
-    /// The step that failed.
+    /// The failed step.
     pub(crate) step: Option<StepId>,
     pub(crate) failure: Failure,
     pub(crate) attempts: u32,
-    /// The name of the log of its last try among the run's blobs.
+    /// The blob with the log of the last attempt.
     pub(crate) log: Option<String>,
 }
 
-/// Finds the dead letters of a run, in the order of their branches.
+/// Returns the dead letters of a run, in order of branch.
 ///
-/// Those of a fan-out that was left behind by going back do not count any more.
+/// Excludes letters of a fan-out abandoned by a rollback.
 pub(crate) async fn letters(
     store: &dyn Store,
     run: &RunId,
@@ -50,7 +50,7 @@ pub(crate) async fn letters(
         }
         let newest = store.newest(run, branch).await?;
         let cause = cause_of(store, run, (&failed, &opened), &newest).await?;
-        // What failed because of an item below it is tried again with that.
+        // A failure caused by a nested dead letter is retried with this letter.
         let between = std::iter::successors(Some(cause.header().branch.clone()), BranchPath::parent);
         let mut between = between.take_while(|other| other != branch);
         if between.any(|other| other.opened_by().is_some_and(|(step, _)| keeps_letters(workflow, &step))) {
@@ -63,19 +63,19 @@ pub(crate) async fn letters(
     Ok(letters)
 }
 
-/// Counts the dead letters of a run that were dropped: items that a person left at their failure.
+/// Counts the dropped dead letters of a run: items left as failed by a person.
 pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "skipped", &was_left).await?;
     count(store, run, ended, &|each| keeps_letters(workflow, each)).await
 }
 
-/// Counts the items of a run that failed and were skipped, as their workflow says.
+/// Counts the failed items of a run skipped by the workflow's policy.
 pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "failed", &has_failed).await?;
     count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
 }
 
-/// Counts those of these branches that are of items and still count, as far as the step is one that `is_meant`.
+/// Counts the branches that are items in effect, for the steps accepted by `is_meant`.
 async fn count(
     store: &dyn Store,
     run: &RunId,
@@ -95,8 +95,8 @@ async fn count(
     Ok(count)
 }
 
-/// Says whether a branch that has ended counts whose newest record this is: whether what opened it joined it, or waits for it,
-/// and so on upwards.
+/// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch
+/// or waits for the branch, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
     let branch = &newest.header().branch;
     let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
@@ -111,13 +111,13 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// The fan-outs that count, by branch and step, as far as that was asked for: what is waited for, and what was joined last.
+/// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out.
 #[derive(Debug, Default)]
 struct Fans(BTreeMap<(BranchPath, StepId), BTreeSet<u64>>);
 
 impl Fans {
-    /// Says whether a branch still counts whose newest record this is: whether it is of what `fan` waits for or has joined
-    /// last, and so on upwards.
+    /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
+    /// `fan` contains the branch, and likewise for all ancestors.
     async fn counts(
         &mut self,
         store: &dyn Store,
@@ -158,7 +158,7 @@ impl Fans {
     }
 }
 
-/// Returns the branches that ended in this phase, and whose newest record `is` of such an end.
+/// Returns the branches ended in this phase with a newest record that satisfies `is`.
 async fn ended_branches(
     store: &dyn Store,
     run: &RunId,
@@ -188,17 +188,17 @@ async fn ended_branches(
     Ok(still)
 }
 
-/// Says whether items of a step that failed are its dead letters.
+/// Returns whether failed items of a step are dead letters.
 pub(crate) fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
     policy(workflow, each) == Some(OnItemFailure::DeadLetter)
 }
 
-/// Returns what is done about items of a step that failed, if it works on some.
+/// Returns the policy for failed items of a step, if the step has items.
 fn policy(workflow: &Workflow, each: &StepId) -> Option<OnItemFailure> {
     Some(workflow.step(each.as_str())?.work.foreach()?.on_failure)
 }
 
-/// The branches that others opened, by those, in their order.
+/// Branches by their parent, sorted.
 #[derive(Debug, Default)]
 struct Opened(BTreeMap<BranchPath, Vec<BranchPath>>);
 
@@ -214,14 +214,14 @@ impl Opened {
         Self(opened)
     }
 
-    /// Returns those that the step of this record opened.
+    /// Returns the branches opened by the step of this record.
     fn by(&self, header: &Header) -> Vec<&BranchPath> {
         let opened = self.0.get(&header.branch).into_iter().flatten();
         opened.filter(|branch| branch.opened_by().map(|(step, _)| step) == header.step).collect()
     }
 }
 
-/// Finds the record of the failure by which an item failed, from that with which the item ended.
+/// Returns the record of an item's causal failure, given the item's last record.
 pub(crate) async fn cause(store: &dyn Store, run: &RunId, newest: &Record) -> Result<Record, Error> {
     let opened = Opened::of(store.branches(run).await?);
     if opened.by(newest.header()).is_empty() {
@@ -231,7 +231,7 @@ pub(crate) async fn cause(store: &dyn Store, run: &RunId, newest: &Record) -> Re
     cause_of(store, run, (&failed, &opened), newest).await
 }
 
-/// As [`cause`]: its step may have opened the branch that did.
+/// As [`cause`]; the cause may lie on a branch opened by the failed step.
 async fn cause_of(
     store: &dyn Store,
     run: &RunId,
@@ -251,8 +251,8 @@ async fn cause_of(
     }
 }
 
-/// Finds the record of the failure for which all these branches of a step were stopped: that branch ended with the others,
-/// behind that record.
+/// Returns the record of the failure for which all these branches of a step were stopped. The failed branch
+/// ended with the others, after this record.
 async fn first_to_fail(
     store: &dyn Store,
     run: &RunId,
@@ -276,7 +276,7 @@ async fn first_to_fail(
     Ok(None)
 }
 
-/// Returns the seq at which a step last opened branches, as far as that counts.
+/// Returns the seq at which a step last opened branches in effect.
 pub(crate) async fn opened_at(
     store: &dyn Store,
     run: &RunId,
@@ -316,10 +316,10 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     })
 }
 
-/// Chooses those with these keys, or branches; all if none are given.
+/// Selects the letters with these keys or branches; all without keys.
 ///
 /// # Errors
-/// A key that none has, or that several have: equal keys of different steps are told apart by their branches.
+/// A key is unknown, or ambiguous: equal keys of different steps are distinguished by their branches.
 pub(crate) fn chosen(
     run: &RunId,
     letters: Vec<DeadLetter>,

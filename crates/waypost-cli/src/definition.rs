@@ -1,8 +1,8 @@
-//! Which definition a resume goes on with: the run's own copy, or a workflow file that changed meanwhile.
+//! The definition for a resume: the run's own copy, or a workflow file that changed meanwhile.
 //!
-//! Comments, order, names, timeouts and retries are not in a fingerprint: a file that differs in these is adopted
-//! without a question. A change of steps that are not finished is shown and adopted. A change of what is finished is the
-//! user's to decide: with `--with`, what it touches runs again.
+//! Comments, order, names, timeouts and retries are not in a fingerprint: a file with only these changes is
+//! adopted without a question. A change of unfinished steps is shown and adopted. A change of finished steps
+//! needs a decision of the user: `--with` reruns the affected steps.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -29,26 +29,27 @@ use adopt::{Changed, FinishedChoice, adopt};
 
 mod adopt;
 
-/// What the user said about a changed file.
+/// The user's choice about a changed file.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Choice {
     with: Option<PathBuf>,
-    /// The finished results to keep, and the steps to rerun. A step in neither, without `with`, has no choice yet.
+    /// The finished results to keep, and the steps to rerun. A step in neither, without `with`, has no choice
+    /// yet.
     finished: FinishedChoice,
     keep: bool,
-    /// Dead letters are tried again, which never goes by a changed file.
+    /// Dead letters are retried, always by the run's own copy.
     letters: bool,
-    /// Failed items are retried: those that finished keep their results.
+    /// Failed items are retried: finished items keep their results.
     retries: bool,
     restart: bool,
-    /// Nothing is decided, only looked at.
+    /// Preview only: no decision is needed.
     looks: bool,
-    /// It is for a new run, whatever the other one is at.
+    /// For a fork: the state of the original run does not matter.
     forks: bool,
 }
 
 impl Choice {
-    /// Takes it from the options of `resume`.
+    /// Extracts the choice from the options of `resume`.
     pub(crate) fn of(args: &ResumeArgs) -> Self {
         let ResumeArgs { with, keep_definition, restart, retry, retry_failed, .. } = args;
         let finished = FinishedChoice::of(args);
@@ -57,37 +58,38 @@ impl Choice {
         Self { with: with.clone(), finished, keep, letters, retries, restart, ..Self::default() }
     }
 
-    /// Decides nothing: what a resume would do with a changed file is shown, whatever the file touches.
+    /// Returns the choice of a preview: shows a resume with the changed file, whatever is affected.
     pub(crate) fn to_look() -> Self {
         Self { looks: true, ..Self::default() }
     }
 }
 
-/// What a resume goes on with.
+/// The chosen definition of a resume.
 #[derive(Debug, Clone)]
 pub(crate) struct Chosen {
     pub(crate) workflow: Workflow,
     pub(crate) shape: Shape,
-    /// How the definition in force becomes this one, where it is another.
+    /// The adoption of this definition, if it differs from the one in force.
     pub(crate) adoption: Option<Adoption>,
-    /// The file that it is from, as records name it.
+    /// The workflow file, as records name it.
     pub(crate) path: Option<String>,
-    /// What the user should know.
+    /// Notes for the user.
     notes: Vec<String>,
 }
 
 impl Chosen {
-    /// Goes on with what was frozen when the run was made.
+    /// Chooses the definition of the run record.
     pub(crate) fn frozen(store: &dyn Store, record: &RunRecord) -> Result<Self, Error> {
         own_copy(store, record, &record.definition)
     }
 
-    /// Goes on with what is in force by the newest sound record.
+    /// Chooses the definition in force by the newest sound record.
     pub(crate) fn in_force(store: &dyn Store, snapshot: &Snapshot) -> Result<Self, Error> {
         own_copy(store, snapshot.entry.record.record(), &snapshot.definition)
     }
 
-    /// Returns what a resume with it would do, by these verdicts; without any, evidence is taken at its word.
+    /// Returns the plan of a resume with this definition and these verdicts; without verdicts, evidence
+    /// counts as held.
     pub(crate) async fn plan(
         &self,
         store: &dyn Store,
@@ -101,7 +103,7 @@ impl Chosen {
         Ok(plan)
     }
 
-    /// Returns the plan with the records that the position keeps: those of steps that can still matter.
+    /// Returns the plan with the records kept by the position: those of steps that can still matter.
     async fn unnamed_plan(
         &self,
         store: &dyn Store,
@@ -127,7 +129,7 @@ impl Chosen {
                 carry_over(&Carry { before, position, definition, after, within, kept, ends, asks: true });
             (branch.position, redone) = (carried.position, carried.redone);
         }
-        // What was open within a step that is begun anew comes to nothing.
+        // Branches opened by a restarted step are discarded.
         effective.retain(|branch| {
             let opener = opener_on_main(&branch.branch);
             redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
@@ -135,14 +137,14 @@ impl Chosen {
         let verdicts = by(&self.shape, &effective);
         let mut plan = of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective);
         explain(&mut plan, &redone);
-        // What was started as not to be repeated stays in doubt, whatever the file says of it now.
+        // A step started as non-idempotent stays in doubt, whatever the file says now.
         for question in asked.questions() {
             let same = |decision: &&mut Decision| {
                 decision.step == question.step && decision.branch == question.branch
             };
             match plan.decisions.iter_mut().find(same) {
                 Some(decision) => decision.clone_from(question),
-                // The file does not have it any more, or what opened its branch.
+                // The file lacks the step, or the opener of its branch.
                 None if matches!(question.cause, Cause::InDoubt(_) | Cause::Unbelieved(_)) => {
                     plan.decisions.push(question.clone());
                 }
@@ -152,7 +154,7 @@ impl Chosen {
         Ok(plan)
     }
 
-    /// Says what the user should know.
+    /// Prints the notes for the user.
     pub(crate) fn tell(&self, context: &Context) {
         self.notes.iter().for_each(|note| context.output.note(&context.with_store(note)));
     }
@@ -163,13 +165,13 @@ impl Chosen {
     }
 }
 
-/// Verdicts by which all that is finished is believed.
+/// Returns verdicts under which all finished steps are trusted.
 fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
     let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
     finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
 }
 
-/// Has those steps of a plan run that wait for what was given, and no session has taken in.
+/// Sets steps to run whose waits were answered by pending signals.
 fn take_in(plan: &mut Plan, given: &[Signal]) {
     for decision in &mut plan.decisions {
         let Cause::Waits(waits) = &decision.cause else { continue };
@@ -184,7 +186,7 @@ fn take_in(plan: &mut Plan, given: &[Signal]) {
     }
 }
 
-/// Leaves out of a plan, for the branch of a hook, the steps of the other hooks of that step.
+/// Removes from the plan of a hook's branch the steps of the opener's other hooks.
 fn of_branches(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
     for branch in effective.iter().filter(|branch| hooks::opener(shape, &branch.branch).is_some()) {
         let own = hooks::steps_of(shape, &branch.branch, &branch.position);
@@ -195,7 +197,7 @@ fn of_branches(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
     plan
 }
 
-/// Returns the step of the main branch within which a branch was opened.
+/// Returns the step of the main branch that contains a branch.
 pub(crate) fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
     let mut outer = branch.clone();
     while outer.depth() > 1 {
@@ -204,7 +206,7 @@ pub(crate) fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
     outer.opened_by().map(|(step, _)| step)
 }
 
-/// Names the record by which each finished step is so, also where no position keeps it any more.
+/// Adds the finishing record of each finished step, also if the position no longer has it.
 async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -> Result<(), Error> {
     let unnamed = |decision: &Decision| matches!(decision.cause, Cause::Finished(None));
     let branches: BTreeSet<BranchPath> = plan
@@ -218,7 +220,7 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
         let Some(head) = heads.map(Record::header).find(|header| header.branch == branch) else { continue };
         let history = store.history(&head.run, &branch, head.seq).await?;
         let mut ends: HashMap<&StepId, u64> = HashMap::new();
-        // Newest first: of several ends of a step the last one counts.
+        // Newest first: the last of several ends of a step counts.
         for header in history.iter().map(Record::header) {
             if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
                 ends.entry(step).or_insert(header.seq);
@@ -232,15 +234,15 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
     Ok(())
 }
 
-/// Chooses what a resume of a run goes on with.
+/// Chooses the definition for a resume of a run.
 ///
 /// # Errors
-/// [`Error::Changed`] if the file changed in what is finished, and nobody said what to do about it.
+/// [`Error::Changed`]: the file changed in finished steps, and the user made no choice.
 pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choice) -> Result<Chosen, Error> {
     let frozen = snapshot.entry.record.record();
     let own = own_copy(store, frozen, &snapshot.definition)?;
     let ended = snapshot.ended.as_ref().filter(|_| !choice.restart).map(Record::header);
-    // What was cancelled is not gone on with, by whatever definition.
+    // A cancelled run is not resumed, by any definition.
     let is_cancelled = ended.is_some_and(|header| header.end == Some(End::Cancelled));
     if is_cancelled || (choice.keep && !choice.letters) {
         return Ok(own);
@@ -262,7 +264,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     };
     let changed = match Workflow::read(&near_here(&file)) {
         Ok(changed) => changed,
-        // Whoever did not ask for it has what was wished: the run is completed.
+        // Without `--with`, the user has the result: the run is completed.
         Err(_) if ended.is_some() && choice.with.is_none() => {
             let file = shown(&file);
             let note = format!(
@@ -302,10 +304,10 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     Ok(chosen)
 }
 
-/// Goes on with the run's own copy, and says so if the file reads otherwise by now.
+/// Chooses the run's own copy, with a note if the file differs.
 fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Chosen {
     let (text, run) = (&snapshot.definition.text, &snapshot.entry.summary.run);
-    // A file that is gone or cannot be read decides nothing here.
+    // A missing or unreadable file does not matter here.
     let read = file.and_then(|file| Some((file, std::fs::read_to_string(file).ok()?)));
     match read.filter(|(_, read)| text.as_ref().is_some_and(|text| text != read)) {
         Some((file, _)) => {
@@ -319,15 +321,15 @@ fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Cho
     }
 }
 
-/// Returns the file that a definition of a run is from, as records name it.
+/// Returns the file of a run's definition, as records name it.
 pub(crate) fn path_in_force<'r>(record: &'r RunRecord, definition: &'r Definition) -> Option<&'r str> {
     definition.path.as_deref().or(record.path.as_deref())
 }
 
-/// Chooses a file for a run that begins where another stood, at `position`.
+/// Chooses a file for a fork at `position`.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The errors in the file.
 pub(crate) async fn of_fork(
     store: &dyn Store,
     own: Chosen,
@@ -341,7 +343,7 @@ pub(crate) async fn of_fork(
     adopt(about, own, changed).await
 }
 
-/// Takes the ids of the run for steps that a file has renamed.
+/// Keeps the run's ids for steps renamed in the file.
 fn with_first_ids(changed: Workflow, own: &Chosen) -> Result<Workflow, Error> {
     changed.with_first_ids(&own.workflow).map_err(|error| Error::File(Box::new(error)))
 }
@@ -373,7 +375,7 @@ fn shown(path: &Path) -> String {
     near_here(path).display().to_string()
 }
 
-/// Finds a step of a branch, which may be that of another file.
+/// Returns a step of a branch, possibly from an included file.
 pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
     let mut around: Vec<BranchPath> =
         std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();

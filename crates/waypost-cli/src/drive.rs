@@ -1,4 +1,4 @@
-//! One session of a run on the command line: progress while it works, then what came of it.
+//! A session of a run on the command line: progress during the work, then the outcome.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,63 +28,63 @@ use crate::output::{shown, shown_lines};
 use crate::staying::Staying;
 use crate::view::{VERSION, WaitView};
 
-/// A session that is about to begin.
+/// A session, before its start.
 #[derive(Debug)]
 pub(crate) struct Session<'a> {
     context: &'a Context,
-    /// Through which signals stop it.
+    /// The handle for stop requests by signals.
     pub(crate) stop: StopHandle,
     progress: Arc<Progress>,
-    /// When its time is up, waits included.
+    /// The deadline of the session, waits included.
     deadline: Option<Instant>,
-    /// What is said to whoever works on a run since then is meant for this session.
+    /// Stop requests since this time are for this session.
     began: Timestamp,
 }
 
-/// Failures that the end of a run prints whole: each may have a tail of its log.
+/// Most failures printed in full at the end of a run: each may have a tail of its log.
 const FAILURES_SHOWN_MAX: usize = 10;
-/// How often is looked whether a signal has come.
+/// The poll interval for signals to the run.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What came of waiting.
+/// The result of a wait.
 enum Came {
-    /// What was waited for, or some of it.
+    /// An awaited event arrived.
     Something,
-    /// It is not waited for any longer.
+    /// The wait time is over.
     Nothing,
-    /// Somebody wants it to stop.
+    /// A stop was requested.
     Stop(String),
 }
 
-/// What is told at the end besides the outcome.
+/// Context for the final messages.
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     /// The run.
     pub(crate) run: RunId,
     /// The workflow file as the user knows it.
     pub(crate) file: Option<PathBuf>,
-    /// Words for the store in the line that resumes; none where the store ends with this process.
+    /// Store words of the resume command; `None` if the store ends with this process.
     pub(crate) store_words: Option<String>,
-    /// It was to stop after this step.
+    /// The step of `--until`.
     pub(crate) until: Option<String>,
-    /// The report of the run, where the store keeps one.
+    /// The report of the run, if the store keeps one.
     pub(crate) report: Option<PathBuf>,
 }
 
 impl Told {
-    /// Returns the exact line that goes on with the run, unless nothing can.
+    /// Returns the exact command to resume the run, if a resume is possible.
     pub(crate) fn resume_line(&self) -> Option<String> {
         self.store_words.as_ref().map(|words| format!("waypost resume {}{words}", self.run))
     }
 }
 
 impl<'a> Session<'a> {
-    /// Listens to signals and prepares the screen. After `timeout` the session is stopped.
+    /// Installs signal handlers and prepares the screen. After `timeout` the session is stopped.
     pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
         Self::begin_as(context, timeout, false)
     }
 
-    /// As [`Session::begin`], for several runs one after the other, whose lines say of which they are.
+    /// As [`Session::begin`], for several runs in sequence, with the run named on each line.
     pub(crate) fn begin_many(context: &'a Context) -> Result<Self, Error> {
         Self::begin_as(context, None, true)
     }
@@ -97,7 +97,7 @@ impl<'a> Session<'a> {
         Ok(Self { context, stop, progress, deadline, began: now() })
     }
 
-    /// Makes the session of one of several runs: what stops them all stops it, and so does the end of its own time.
+    /// Derives the session of one of several runs: stopped with all runs, or by its own timeout.
     pub(crate) fn of_one(&self, timeout: Option<Duration>) -> Self {
         let (all, stop) = (self.stop.clone(), StopHandle::default());
         let own = stop.clone();
@@ -112,13 +112,13 @@ impl<'a> Session<'a> {
         Self { context: self.context, stop, progress, deadline, began: now() }
     }
 
-    /// Makes the engine of this session, for a workflow.
+    /// Creates the engine of this session for a workflow.
     pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
         self.progress.read_logs_of(&store);
         program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
     }
 
-    /// Watches the session until it ends.
+    /// Drives the session until it ends.
     pub(crate) async fn watch(
         &self,
         session: impl Future<Output = Result<Outcome<WorkflowState>, RunError>>,
@@ -133,8 +133,8 @@ impl<'a> Session<'a> {
         Ok(outcome?)
     }
 
-    /// Goes on with a run that waits for a time or a signal, as often as that comes before `wait` is over. A person is not
-    /// waited for; but one who answers meanwhile is heard.
+    /// Resumes a run that waits for a time or a signal, as often as one arrives within `wait`. Questions to a
+    /// person do not extend the wait, but an answer in this time is processed.
     pub(crate) async fn wait_out(
         &self,
         engine: &Engine,
@@ -170,7 +170,7 @@ impl<'a> Session<'a> {
         Ok(outcome)
     }
 
-    /// Waits for what a run waits for, if that may come before `end`.
+    /// Waits until a timer or signal of the run is due, if possible before `end`.
     async fn comes(
         &self,
         engine: &Engine,
@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
                 _ => false,
             };
             let said = engine.store().signals(&outcome.run).await?;
-            // One that was there before is of a process that ended before it heard it.
+            // An older stop request was meant for a process that ended before reading it.
             let stops = |signal: &&Signal| signal.kind == SignalKind::Stop && signal.created_at >= self.began;
             if let Some(stop) = said.iter().find(stops) {
                 return Ok(Came::Stop(stop.sender.clone()));
@@ -220,7 +220,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Stops the session when its time is up.
+    /// Stops the session at its deadline.
     async fn run_out(&self) {
         if let Some(deadline) = self.deadline {
             tokio::time::sleep_until(deadline.into()).await;
@@ -230,7 +230,7 @@ impl<'a> Session<'a> {
         std::future::pending().await
     }
 
-    /// Tells how it ended, and how to go on.
+    /// Prints the outcome, and how to continue.
     pub(crate) async fn conclude(
         &self,
         engine: &Engine,
@@ -275,7 +275,7 @@ impl<'a> Session<'a> {
         Ok(exit(outcome, told))
     }
 
-    /// Prints every failure of a run that failed.
+    /// Prints every failure of a failed run.
     async fn tell_failures(
         &self,
         store: &dyn Store,
@@ -305,7 +305,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Leaves what a job of GitHub Actions shows of the run beside its log.
+    /// Writes annotations and the summary for a GitHub Actions job.
     fn tell_job(
         &self,
         workflow: &Workflow,
@@ -355,7 +355,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Says why the run failed, with the end of the log, an `item` for which it did, and the step's place in the file.
+    /// Formats a failure of the run, with the end of the log, the failed `item`, and the step's place in the
+    /// file.
     fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>, help: Option<String>) -> String {
         let paint = self.context.output.paint_err;
         let mut errors = failure.error.iter();
@@ -381,7 +382,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Returns the last lines about a run that completed with dead letters: the first of them, and how they are retried.
+/// Returns the last lines about a run that completed with dead letters: the first letters, and the retry
+/// command.
 async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &Told) -> Result<String, Error> {
     let letters = dead::letters(store, &told.run, workflow).await?;
     if letters.is_empty() {
@@ -406,19 +408,19 @@ async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &Told) -> Re
     Ok(text)
 }
 
-/// Says that there was nothing to do: an object among the events of a session that is none, as an error is.
+/// "Nothing to do", as an object in the event stream of a session; not an event itself, like an error.
 #[derive(Debug, Serialize)]
 pub(crate) struct Nothing<'a> {
     v: u32,
-    /// None for all runs of a store.
+    /// `None` for all runs of a store.
     run: Option<&'a str>,
     status: Option<RunStatus>,
-    /// Why.
+    /// The reason.
     nothing_to_do: &'a str,
 }
 
 impl<'a> Nothing<'a> {
-    /// Says it of a run, or of all.
+    /// Creates the object for a run, or for all.
     pub(crate) fn of(run: Option<(&'a str, RunStatus)>, cause: &'a str) -> Self {
         let (run, status) = run.unzip();
         Self { v: VERSION, run, status, nothing_to_do: cause }
@@ -439,7 +441,7 @@ fn sentence(
         Some(line) => format!("\nGo on with: {line}"),
         None => "\nNothing can go on with it, because its store was the memory of this process.".to_owned(),
     };
-    // Who cancels it ends it for good as soon as this process is gone.
+    // A pending cancel ends the run for good once this process is gone.
     if outcome.status.is_resumable() && outcome.stopped_by.as_deref() == Some(CANCEL) {
         return format!(
             "Run {run} was stopped by {CANCEL}, which ends it for good: {done}.{}",
@@ -479,7 +481,7 @@ fn sentence(
     }
 }
 
-/// Says how a run goes on that has passed its budget.
+/// Returns how to resume a run over its budget.
 fn raise_budget(line: Option<&str>) -> String {
     match line {
         Some(line) => format!("raise `budget` in the workflow file, then: {line}"),
@@ -487,7 +489,7 @@ fn raise_budget(line: Option<&str>) -> String {
     }
 }
 
-/// Says what a run waits for, and how that is given.
+/// Returns the open waits of a run, with the command to answer each.
 fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
     let open = outcome
@@ -501,7 +503,7 @@ fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> 
     open.map(line).collect()
 }
 
-/// Returns the exit code of a session that ended so.
+/// Returns the exit code of a session with this outcome.
 fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
     match outcome.status {
         RunStatus::Completed => Exit::Done,

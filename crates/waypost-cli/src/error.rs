@@ -1,5 +1,4 @@
-//! What goes wrong, said once: every error becomes a code word, an exit code, a message, a hint and its causes here,
-//! in one `match`.
+//! Errors of commands: a single `match` maps each to a code word, an exit code, a message, a hint and causes.
 
 use std::error::Error as StdError;
 use std::io;
@@ -30,129 +29,129 @@ use run::of_run;
 use store::of_store;
 use words::{by_hand, first_problem, how_to_wake, left_by, unreadable};
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The command line is wrong in a way that the parser of options cannot see.
+    /// The command line is invalid in a way that the option parser cannot detect.
     #[error("{message}")]
     Usage {
-        /// What is wrong.
+        /// The problem.
         message: String,
-        /// What would be right.
+        /// The correct use.
         hint: Option<String>,
     },
-    /// Several runs begin with what was given.
+    /// Several runs match a prefix.
     #[error("`{given}` is ambiguous: {}{}", candidates.join(", "), if *more { ", and more" } else { "" })]
     Ambiguous {
-        /// As given.
+        /// The prefix.
         given: String,
         /// Some of the runs, newest first.
         candidates: Vec<String>,
-        /// There are others.
+        /// There are more candidates.
         more: bool,
     },
-    /// There is no store, so nothing can be found in it.
+    /// The search found no store.
     #[error("there is no `.waypost` folder in {} or above it", from.display())]
     NoStore {
-        /// Where the search began.
+        /// Start of the search.
         from: PathBuf,
     },
-    /// Something of a run is damaged, and it was to be taken as a whole. Nothing was written.
+    /// The run to archive is damaged. Nothing was written.
     #[error("run {run} is not sound, and an archive of it would hide that")]
     Unsound {
         /// The run.
         run: RunId,
     },
-    /// The run was here, and the store has lost it.
+    /// The store lost a run.
     #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
     Lost {
         /// The run.
         run: RunId,
-        /// What it left.
+        /// The remaining folder of the run.
         folder: PathBuf,
     },
-    /// There is a place for a store, and no run was ever made in it.
+    /// A database without runs.
     #[error("{} {}", database.display(), if *made { "has no runs yet" } else { "is not there, so there are no runs" })]
     NoRuns {
         /// The database.
         database: PathBuf,
-        /// It is there.
+        /// The database exists.
         made: bool,
     },
-    /// The database is gone or empty, and runs have left their logs beside it.
+    /// The database is gone or empty, and logs of runs remain next to it.
     #[error("{} {}, but {}", database.display(), if *empty { "is empty" } else { "is gone" }, left_by(runs))]
     LostStore {
         /// The database.
         database: PathBuf,
-        /// It is there, with nothing in it.
+        /// The database exists and is empty.
         empty: bool,
         /// The runs.
         runs: Vec<RunId>,
     },
-    /// A file is there in the place of a database.
+    /// The file is not a database.
     #[error("{} is damaged: it is not an SQLite database", .0.display())]
     NoSqlite(PathBuf),
-    /// What is named as a store is there, but is none of that kind.
+    /// The path of the store exists, with another type.
     #[error("the store `{store}` is {is}, not {wanted}")]
     OtherKind {
-        /// As it was named.
+        /// The name of the store.
         store: String,
-        /// What is there.
+        /// The type found.
         is: &'static str,
-        /// What a store of that kind is.
+        /// The type required.
         wanted: &'static str,
-        /// How to name it, or another.
+        /// The correct name, or another store.
         hint: String,
     },
-    /// A run cannot be deleted, since not even that can be written; what needs no room for it was removed.
+    /// The disk is too full to record a deletion; everything removable without a write was removed.
     #[error("there is no room even to delete from {}", place.display())]
     NoRoom {
-        /// Where files of runs are.
+        /// The folder with the runs' files.
         place: PathBuf,
         /// The store's error.
         source: StoreError,
     },
-    /// A run could not be made, and nothing of it is there.
+    /// A run could not be created, and left no data.
     #[error("cannot create {what}")]
     NotMade {
-        /// The run, or the store for it.
+        /// The run, or the store for the run.
         what: String,
-        /// Why.
+        /// The cause.
         source: StoreError,
     },
-    /// The log of a run tells of checkpoints that its store does not have.
+    /// The log of a run names checkpoints that its store lacks.
     #[error("the log of run {} tells of checkpoint {told}, but its newest is {newest}: checkpoints are lost", told.run)]
     Behind {
-        /// The last checkpoint that the log tells of.
+        /// The last checkpoint in the log.
         told: CheckpointRef,
         /// The newest in the store.
         newest: CheckpointRef,
         /// The log.
         log: PathBuf,
     },
-    /// There is no such thing.
+    /// The object does not exist.
     #[error("there is no {what}")]
     NotFound {
-        /// What was looked for, such as "run `x`".
+        /// The object, such as "run `x`".
         what: String,
-        /// How to find what there is.
+        /// How to find existing objects.
         hint: Option<String>,
     },
-    /// The workflow file, or a params file, is wrong; everything that is, with its places.
+    /// The workflow file, or a params file, is invalid; all problems with their places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     File(Box<FileError>),
-    /// The workflow file of a run, or one that it names, is wrong by now; everything that is, with its places.
+    /// The workflow file of a run, or an included file, is invalid now; all problems with their places.
     #[error("{} is not as it must be: {}", .error.path().display(), first_problem(.error))]
     NotAdopted {
         /// The run.
         run: RunId,
-        /// What is wrong.
+        /// The problems.
         error: Box<FileError>,
     },
-    /// A params file is not a map of params; everything that is wrong, with its places.
+    /// A params file is not a map of params; all problems with their places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     ParamsFile(Box<FileError>),
-    /// A configuration file is wrong; everything that is, with its places.
+    /// A configuration file is invalid; all problems with their places.
     #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
     /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
@@ -167,7 +166,7 @@ pub(crate) enum Error {
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
     Params(ParamsError),
-    /// A file that was named cannot be read.
+    /// A named file cannot be read.
     #[error("cannot read {}", path.display())]
     Unreadable {
         /// The file.
@@ -175,7 +174,7 @@ pub(crate) enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// A file or folder cannot be made.
+    /// A file or folder cannot be created.
     #[error("cannot create {}", path.display())]
     Create {
         /// The file or folder.
@@ -183,28 +182,28 @@ pub(crate) enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// The workflow file changed in what is finished, and nobody said what to do about it.
+    /// The workflow file changed in finished steps, and the user made no choice.
     #[error("{} changed in what is finished in run {run}:\n{}", file.display(), diff.join("\n"))]
     Changed {
         /// The file.
         file: PathBuf,
         /// The run.
         run: RunId,
-        /// How each step differs.
+        /// The difference of each step.
         diff: Vec<String>,
     },
     /// A portable checkpoint cannot be read.
     #[error(transparent)]
     Import(#[from] LoadError),
-    /// What comes from elsewhere would run commands, and nobody has said that it may.
+    /// A foreign workflow would run commands, and the user has not approved it.
     #[error("{} holds a workflow of {steps} that runs commands, and nothing of it was run", file.display())]
     NotTrusted {
         /// The file.
         file: PathBuf,
-        /// How many steps it has, in words.
+        /// The number of steps, in words.
         steps: String,
     },
-    /// A store or configuration found by search belongs to another user, and may name programs to run.
+    /// A store or configuration found by search belongs to another user; it could name programs to run.
     #[error("{} belongs to {owner}, and is not used", path.display())]
     NotOwned {
         /// The folder or file.
@@ -212,35 +211,35 @@ pub(crate) enum Error {
         /// Its owner.
         owner: String,
     },
-    /// Finished steps are not to be believed at a checkpoint.
+    /// The evidence of finished steps does not hold at a checkpoint.
     #[error("evidence at {at} {why}")]
     Unverified {
         /// The checkpoint.
         at: String,
-        /// How it stands, and which claims.
+        /// The verdict, and the claims.
         why: String,
-        /// What to do next.
+        /// The next action.
         hint: String,
     },
-    /// Something else has to be done again first, as it does not hold any more.
+    /// Another step must rerun first, as its result is not valid any more.
     #[error("run {run} cannot work on items again: step `{step}` comes first: {cause}")]
     Broken {
         /// The run.
         run: RunId,
         /// The step.
         step: StepId,
-        /// Why, in words.
+        /// The cause, in words.
         cause: String,
     },
-    /// The steps of a run have used more than they may.
+    /// The run has exceeded its budget.
     #[error("run {run} has passed its budget ({passed}), so that no step of it is started")]
     Budget {
         /// The run.
         run: RunId,
-        /// What was used, of how much.
+        /// The usage and the limit.
         passed: String,
     },
-    /// The workflow cannot be run here.
+    /// The workflow cannot run here.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A run did not stop in time.
@@ -248,14 +247,14 @@ pub(crate) enum Error {
     StillRunning {
         /// The run.
         run: String,
-        /// How long it was waited for.
+        /// The time waited.
         waited: String,
-        /// Who has it.
+        /// The holder.
         holder: Box<Holder>,
-        /// Which of its processes cannot do anything, since somebody has stopped them.
+        /// Processes of the run suspended by a signal, which cannot act.
         halted: Vec<u32>,
     },
-    /// The system gave no timers or sockets.
+    /// The system refused timers or sockets.
     #[error("cannot begin")]
     Runtime(#[source] io::Error),
     /// The answer could not be written.
@@ -267,7 +266,7 @@ pub(crate) enum Error {
     /// The engine.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A remembered command.
+    /// A memoized command of `once`.
     #[error(transparent)]
     Once(Box<OnceError>),
 }
@@ -282,12 +281,12 @@ impl From<ReadError> for Error {
 }
 
 impl Error {
-    /// Says that the command line is wrong.
+    /// Creates the error for an invalid command line.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// Says that a name is not allowed.
+    /// Creates the error for an invalid name.
     pub(crate) fn from_name(error: InvalidName) -> Self {
         Self::Usage { message: error.to_string(), hint: None }
     }
@@ -307,12 +306,12 @@ impl Error {
         Self::NotFound { what: what.into(), hint: Some(hint.into()) }
     }
 
-    /// Says whether it only means that nobody reads the answer any more.
+    /// Returns whether the error only means that the reader of the answer is gone.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Returns what is wrong with a file, if it is that.
+    /// Returns the file error, if the error is about a file's content.
     fn file_error(&self) -> Option<&FileError> {
         match self {
             Self::File(error) | Self::ParamsFile(error) | Self::Config(error) | Self::Foreign(error) => {
@@ -323,7 +322,7 @@ impl Error {
         }
     }
 
-    /// Returns what is told of it.
+    /// Returns the diagnosis to print.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let (code, exit, hint) = match self.kind() {
             (_, exit, _) if exit != Exit::NoResources && is_without_descriptors(self) => {

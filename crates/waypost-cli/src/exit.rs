@@ -1,12 +1,12 @@
-//! Exit codes: the only place that knows their numbers, and the table that `--help` shows.
+//! Exit codes: their numbers, and the table of `--help`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// How the command ends.
+/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Exit {
-    /// What was wished is done or already holds.
+    /// The request is fulfilled, or was before.
     Done,
     /// A step failed; the run can be resumed.
     StepFailed,
@@ -16,13 +16,13 @@ pub(crate) enum Exit {
     WithFailures,
     /// Evidence failed or could not be checked.
     Evidence,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// A live process has it.
+    /// A live process holds the run.
     Locked,
     /// The store is damaged.
     Damaged,
-    /// A step that must not be repeated blindly was cut.
+    /// A non-idempotent step was interrupted.
     InDoubt,
     /// The workflow changed.
     Changed,
@@ -32,7 +32,7 @@ pub(crate) enum Exit {
     Internal,
     /// The system lacks descriptors, processes or memory.
     NoResources,
-    /// A file or folder cannot be made.
+    /// A file or folder cannot be created.
     CannotCreate,
     /// A checkpoint cannot be written.
     CannotWrite,
@@ -44,7 +44,7 @@ pub(crate) enum Exit {
     NotTrusted,
     /// The workflow file or a configuration file is wrong.
     InvalidWorkflow,
-    /// The run took longer than it may.
+    /// The run exceeded its time limit.
     Timeout,
     /// Stopped by SIGHUP, after the checkpoint.
     Hangup,
@@ -52,12 +52,12 @@ pub(crate) enum Exit {
     Interrupt,
     /// Stopped by SIGTERM, after the checkpoint.
     Terminate,
-    /// As the command that `once` was given, with this code.
+    /// The exit code of a command run by `once`.
     Command(u8),
 }
 
 impl Exit {
-    /// All of them with a meaning of their own, by rising number.
+    /// All codes with a fixed meaning, by ascending number.
     pub(crate) const ALL: [Self; 23] = [
         Self::Done,
         Self::StepFailed,
@@ -84,7 +84,7 @@ impl Exit {
         Self::Terminate,
     ];
 
-    /// Returns the number and what it means to a caller.
+    /// Returns the number and its meaning to a caller.
     pub(crate) const fn entry(self) -> (u8, &'static str) {
         match self {
             Self::Done => (0, "done, evidence ok; `plan`, `why`: answered"),

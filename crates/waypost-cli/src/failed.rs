@@ -1,4 +1,4 @@
-//! The step at which a run failed: for what it was done, and where it stands.
+//! The failed step of a run, with item and place in the file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,18 +9,18 @@ use waypost_workflow::file::{Work, Workflow};
 use crate::output::shown;
 use crate::reference::step_on;
 
-/// A step that failed.
+/// A failed step.
 #[derive(Debug)]
 pub(crate) struct FailedAt {
-    /// The step, and of which item or on which branch, such as `check of item eu`.
+    /// The step, with item or branch, such as `check of item eu`.
     pub(crate) name: String,
-    /// Its file and line, where they are known.
+    /// The file and line, if known.
     pub(crate) place: Option<(PathBuf, usize)>,
-    /// The step as `--from` takes it, if its work is on branches.
+    /// The step as an argument of `--from`, for work on branches.
     opener: Option<(String, Opens)>,
 }
 
-/// What a step is whose work is on branches.
+/// The kind of branches with a step's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opens {
     Items,
@@ -29,7 +29,7 @@ enum Opens {
 }
 
 impl FailedAt {
-    /// Looks up `step` of `branch` in the workflow, whose file is `file`.
+    /// Looks up `step` of `branch` in the workflow; `file` is the workflow file.
     pub(crate) fn find(
         workflow: &Workflow,
         file: Option<&Path>,
@@ -70,7 +70,7 @@ impl FailedAt {
         Self { name, place: file.zip(line), opener }
     }
 
-    /// Says what helps where a resume does nothing of the step again but to look once more: what its branches did stands.
+    /// Returns a hint if a resume would only check the step again and keep the results of its branches.
     pub(crate) fn help(&self, failure: &Failure, resume: &str) -> Option<String> {
         let (step, opens) = self.opener.as_ref()?;
         let anew = match opens {

@@ -1,5 +1,5 @@
-//! Which steps are done on the branch of a hook. The hooks of a step are lines beside each other in one graph, of which
-//! each branch does one.
+//! The steps of a hook's branch. The hooks of a step are parallel chains in a graph; each branch runs a
+//! single chain.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use waypost::record::Position;
 use waypost::shape::{Shape, Step};
 use waypost::{BranchPath, StepId};
 
-/// Returns the step that opens a branch, if it does so after its work: then that is the branch of a hook.
+/// Returns the opener of a hook's branch; `None` for other branches.
 pub(crate) fn opener<'s>(shape: &'s Shape, branch: &BranchPath) -> Option<&'s Step> {
     let (name, _) = branch.opened_by()?;
     let above = shape.of_branch(&branch.parent()?)?;
@@ -15,7 +15,7 @@ pub(crate) fn opener<'s>(shape: &'s Shape, branch: &BranchPath) -> Option<&'s St
     Some(&above.steps()[place])
 }
 
-/// Returns the steps of a branch: of that of a hook, the line on which its position stands.
+/// Returns the steps of a branch; for a hook's branch, the chain of its position.
 pub(crate) fn steps_of<'s>(shape: &'s Shape, branch: &BranchPath, position: &Position) -> Vec<&'s Step> {
     let Some(own) = shape.of_branch(branch) else { return Vec::new() };
     if opener(shape, branch).is_none() {

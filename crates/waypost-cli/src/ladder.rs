@@ -1,7 +1,7 @@
-//! The Ctrl-C ladder: the first signal stops with grace, the second kills the steps, the third leaves.
+//! Escalation of Ctrl-C: the first signal stops gracefully, the second kills the steps, the third exits.
 //!
-//! It has a thread and a runtime of its own, so that a signal counts even while the engine is waiting for a disk.
-//! Whatever is left when the third signal ends this process, the run's supervisor kills.
+//! Runs on a separate thread and runtime: a signal takes effect even while the engine waits for a disk. If
+//! processes remain after the third signal, the run's supervisor kills them.
 
 use std::io;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use waypost_workflow::program::{BUDGET, LOSS, NO_RESOURCES, NO_ROOM};
 use crate::exit::Exit;
 use crate::output::progress::Progress;
 
-/// Who stops a run that has used up its time.
+/// The requester name for a stop by timeout.
 pub(crate) const TIMEOUT: &str = "its own timeout";
 
-/// Listens from now on, until the process ends.
+/// Listens for signals from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
-    // `nohup` asks for this by ignoring the signal before the program starts.
+    // `nohup` ignores the signal before the program starts.
     let hears_hangup = !is_ignored(libc::SIGHUP);
     let (ready, listens) = std::sync::mpsc::channel();
-    // The runtime is made in there: it may not be dropped in another one, which is where the caller is.
+    // Create the runtime in the thread: dropping it inside the caller's runtime would panic.
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         let heard = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
             let signals = runtime.block_on(async { Signals::listen(hears_hangup) })?;
@@ -29,7 +29,7 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
         });
         match heard {
             Ok((runtime, signals)) => {
-                // The caller waits for it.
+                // The caller waits for this message.
                 let _ = ready.send(Ok(()));
                 runtime.block_on(climb(signals, &stop, &progress));
             }
@@ -39,7 +39,7 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
     listens.recv().expect("the thread says whether it listens")
 }
 
-/// The signals of the ladder.
+/// The handled signals.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -71,7 +71,7 @@ impl Signals {
     }
 }
 
-/// Takes one rung a signal, and ends the process at the third.
+/// Escalates by one level per signal, and exits at the third.
 async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
     for level in [StopLevel::Graceful, StopLevel::Kill] {
         let by = signals.next().await;
@@ -81,8 +81,8 @@ async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
     std::process::exit(i32::from(exit_of(signals.next().await).code()));
 }
 
-/// Returns the exit code of a run that was stopped by this: a signal, its timeout or budget, somebody from afar, or what nobody
-/// asked for: the loss of what ran a step, or a full disk.
+/// Returns the exit code of a run stopped by this requester. Possible requesters are a signal, the timeout,
+/// the budget, a remote request, a lost supervisor and a full disk.
 pub(crate) fn exit_of(by: &str) -> Exit {
     match by {
         by if by.starts_with(LOSS) => Exit::StepFailed,
@@ -96,10 +96,11 @@ pub(crate) fn exit_of(by: &str) -> Exit {
     }
 }
 
-/// Ends this process by the signal of that name, if it is one that the ladder hears; else it returns.
+/// Ends this process by the signal of this name, if handled here; else returns.
 ///
 /// # Source
-/// <https://www.cons.org/cracauer/sigint.html>: a shell goes on with a script whose command exits by itself after Ctrl-C.
+/// <https://www.cons.org/cracauer/sigint.html>: a shell continues a script after Ctrl-C if the command exits
+/// normally.
 pub(crate) fn die_of(by: &str) {
     let number = match by {
         "SIGINT" => libc::SIGINT,
@@ -108,7 +109,7 @@ pub(crate) fn die_of(by: &str) {
         _ => return,
     };
     #[expect(unsafe_code, reason = "neither std nor rustix sets how a signal is taken")]
-    // SAFETY: it sets that the signal ends this process, and sends it; no handler of ours is called.
+    // SAFETY: resets the signal to its default action and raises it; none of our handlers is called.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);
@@ -117,7 +118,8 @@ pub(crate) fn die_of(by: &str) {
 
 fn is_ignored(number: libc::c_int) -> bool {
     #[expect(unsafe_code, reason = "neither std nor rustix tells what becomes of a signal")]
-    // SAFETY: `sigaction` is plain integers and pointers, for which all zeros is a value; the call only fills it in.
+    // SAFETY: `sigaction` is plain integers and pointers, for which all zeros is a value; the call only fills
+    // it in.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(number, std::ptr::null(), &raw mut action) == 0

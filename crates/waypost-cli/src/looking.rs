@@ -1,4 +1,4 @@
-//! What the evidence of a run comes to now, for commands that only look.
+//! Present evidence of a run, for read-only commands.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::place;
 use crate::surroundings::{BASH, Local};
 
-/// Checks the evidence of a run; where its workflow has none, nothing is looked at.
+/// Checks the evidence of a run; does nothing for a workflow without evidence.
 pub(crate) async fn look(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -31,7 +31,7 @@ pub(crate) async fn look(
     Ok(engine.look(&program, snapshot, occasion).await?)
 }
 
-/// Checks the evidence of what is finished at a checkpoint of the main branch, as a resume from there would.
+/// Checks the evidence of finished steps at a checkpoint of the main branch, as a resume from there would.
 pub(crate) async fn look_at(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -61,7 +61,7 @@ pub(crate) async fn correct(
     Ok(())
 }
 
-/// Names the finished steps whose evidence does not hold, or could not be checked, with the claims; none if there is none.
+/// Returns the finished steps with failed, or with unknown, evidence, and their claims; `None` without any.
 pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
     let meant =
         look.doubted.iter().filter(|found| matches!(found.cause, Cause::EvidenceUnknown(_)) == is_unknown);
@@ -76,12 +76,12 @@ pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
     (!named.is_empty()).then_some(named)
 }
 
-/// Returns what hides the secrets of a run, as far as their variables are set.
+/// Returns the mask for the secrets of a run, as far as their variables are set.
 pub(crate) fn mask(store: &Arc<dyn Store>, snapshot: &Snapshot, chosen: &Chosen) -> Result<Mask, Error> {
     Ok(to_look(store, snapshot, chosen)?.1.mask().clone())
 }
 
-/// Makes what looks at a run: nothing of it is run.
+/// Creates engine and program for inspection only.
 fn to_look(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -96,7 +96,7 @@ fn to_look(
     Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 
-/// Pins the evidence of a finished step as it is found now, on one branch or on all; returns how many packs were.
+/// Pins the present evidence of a finished step, on one branch or on all; returns how many packs were pinned.
 pub(crate) async fn accept(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -111,8 +111,8 @@ pub(crate) async fn accept(
     })
 }
 
-/// Takes finished steps as done whose evidence does not hold and that are asked about, as a person says. Says which those
-/// are.
+/// Marks finished steps with failed evidence as done, if the plan asks about them and the person says so.
+/// Returns these steps.
 pub(crate) async fn believe(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,

@@ -1,7 +1,7 @@
 //! The command `waypost`.
 //!
-//! This file decides the exit code, once. Options are in `cli`, errors in `error`, printing in `output`, one file for
-//! each command in `commands`.
+//! This file alone decides the exit code. Options are in `cli`, errors in `error`, printing in `output`, and
+//! each command in a file of `commands`.
 
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -41,21 +41,21 @@ mod surroundings;
 mod time;
 mod view;
 
-/// How many pairs of descriptors a runtime takes when it is made, at most: a poll and a copy of it, what wakes it, a pair for
-/// signals with a copy (tokio 1.54), and as many more for what another version may need.
+/// Most descriptor pairs of a new runtime: a poll with a copy, a waker, a signal pair with a copy (tokio
+/// 1.54), plus a reserve for other versions.
 const RUNTIME_PAIRS: usize = 6;
 
-/// Makes a write beyond the size that files may have here (`ulimit -f`) an error, which is told, and not a signal, which
-/// ends the program without a word. Steps are not touched: the supervisor gives them every signal as it comes.
+/// Turns a write beyond the file size limit (`ulimit -f`) into an error, which is reported; the signal would
+/// silently end the program. Steps are not affected: the supervisor restores their signals.
 fn hear_of_limits() {
     #[expect(unsafe_code, reason = "neither std nor rustix ignores a signal")]
-    // SAFETY: it sets how this process takes one signal, before there is a second thread; no handler is called.
+    // SAFETY: sets the disposition of a signal before a second thread exists; no handler is called.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
 }
 
-/// Makes sure that there are descriptors for a runtime: it panics where it finds none for its signals.
+/// Checks that descriptors for a runtime are left: without them, the runtime panics.
 fn room_for_runtime() -> std::io::Result<()> {
     let pairs: Vec<_> =
         std::iter::repeat_with(UnixStream::pair).take(RUNTIME_PAIRS).collect::<std::io::Result<_>>()?;
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Err(error) => return output::refused(&error).into(),
     };
     if matches!(cli.command, Command::Supervise) {
-        // Before there is a thread: the supervisor forks.
+        // Before threads exist: the supervisor forks.
         return waypost_workflow::supervisor::main();
     }
     hear_of_limits();
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
     let exit = match result {
         Ok(exit) => exit,
-        // Whoever read the answer has seen enough.
+        // The reader of the answer is gone.
         Err(error) if error.is_broken_pipe() => Exit::Done,
         Err(error) => context.tell(&error),
     };

@@ -1,7 +1,7 @@
 //! The only file that prints.
 //!
-//! stdout is the answer, stderr everything else. Text that a step or a user chose is shown without control
-//! characters, so that no name can move the cursor. A reader that went away (a broken pipe) ends a command quietly.
+//! stdout has the answer, stderr everything else. Text from a step or a user is shown without control
+//! characters, so that a name cannot move the cursor. A gone reader (broken pipe) ends a command quietly.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -21,52 +21,52 @@ pub(crate) mod actions;
 pub(crate) mod progress;
 mod region;
 
-/// Narrower than this, a table is no help: each row becomes a few lines of its own.
+/// Below this width a table is not readable: each row is printed as separate lines.
 const TABLE_COLUMNS_MIN: usize = 72;
 /// Columns between the cells of a table.
 const CELL_GAP: usize = 2;
-/// A longer word may be broken in a table, unless it names its row: longer than what is copied, such as a time or an address.
+/// Longest unbroken word in a table cell, except in the first column: longer than values to copy, such as a
+/// time or an address.
 const WORD_COLUMNS_MAX: usize = 30;
 
-/// Where the command prints, and how.
+/// The output streams and their modes.
 #[derive(Debug, Clone)]
 pub(crate) struct Output {
     /// The answer is JSON.
     pub(crate) json: bool,
-    /// Each object of it is on a line of its own, as of commands that tell what happens while it does.
+    /// JSON objects take a line each, for commands that report progress.
     pub(crate) one_line: bool,
-    /// Nothing but errors and warnings on stderr.
+    /// Only errors and warnings on stderr.
     pub(crate) quiet: bool,
     /// More than usual on stderr.
     pub(crate) verbose: bool,
-    /// Paints what goes to stdout.
+    /// Styles for stdout.
     pub(crate) paint: Paint,
-    /// Paints what goes to stderr.
+    /// Styles for stderr.
     pub(crate) paint_err: Paint,
-    /// stderr is the terminal of a person: progress may move the cursor.
+    /// stderr is a person's terminal: progress may move the cursor.
     pub(crate) live: bool,
-    /// stderr is the log of a job of GitHub Actions.
+    /// stderr is the log of a GitHub Actions job.
     pub(crate) actions: bool,
-    /// Columns of the terminal, if stdout is one.
+    /// Columns of the terminal, if stdout is a terminal.
     pub(crate) columns: Option<usize>,
     /// stdout is a terminal.
     pub(crate) terminal: bool,
 }
 
-/// Says whether stderr is the screen of a person, who sees what is drawn there: the log of a job is none, although some
-/// services give their jobs a terminal.
+/// Returns whether stderr is a person's screen. A CI log is not, although some services give jobs a terminal.
 fn is_screen() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     io::stderr().is_terminal() && !is_dumb && !is_ci()
 }
 
-/// Says whether this is a job of a service for continuous integration: those set `CI`.
+/// Returns whether this is a CI job: CI services set `CI`.
 fn is_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
 impl Output {
-    /// Looks at both streams and the options.
+    /// Determines the modes from both streams and the options.
     pub(crate) fn new(global: &Global, one_line: bool) -> Self {
         let color = global.color.unwrap_or(Color::Auto);
         Self {
@@ -83,7 +83,7 @@ impl Output {
         }
     }
 
-    /// Writes the answer; a newline is added if it has none at its end.
+    /// Writes the answer, with a final newline.
     pub(crate) fn answer(&self, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(text.as_bytes())?;
@@ -93,7 +93,7 @@ impl Output {
         stdout.flush()
     }
 
-    /// Writes bytes of an answer as they are.
+    /// Writes bytes of an answer unchanged.
     #[expect(clippy::unused_self, reason = "what is printed goes through an output")]
     pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
@@ -101,9 +101,9 @@ impl Output {
         stdout.flush()
     }
 
-    /// Writes what begins with these bytes of a log, and says how many of them it took: all, as they are, unless stdout
-    /// is a terminal. There they are shown without control characters, and what may be half a character or half the end
-    /// of a line is left for when the rest of it is there.
+    /// Writes the beginning of these log bytes, and returns how many were written: all, unchanged, unless
+    /// stdout is a terminal. For a terminal, control characters are escaped, and an incomplete character or
+    /// line end is left for the next call.
     pub(crate) fn log(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         if !self.terminal {
             self.bytes(bytes)?;
@@ -122,42 +122,42 @@ impl Output {
         self.answer(&serde_json::to_string_pretty(view)?)
     }
 
-    /// Writes one JSON object on a line of its own.
+    /// Writes a JSON object on its own line.
     pub(crate) fn line(&self, view: &impl Serialize) -> io::Result<()> {
         self.answer(&serde_json::to_string(view)?)
     }
 
-    /// Says something on stderr, unless the user wants quiet.
+    /// Prints a note on stderr, unless in quiet mode.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.err(text);
         }
     }
 
-    /// Says something on stderr, whatever the user wants.
+    /// Prints a note on stderr, also in quiet mode.
     pub(crate) fn aside(&self, text: &str) {
         self.err(text);
     }
 
-    /// Says something on stderr if the user wants to know more.
+    /// Prints a note on stderr in verbose mode.
     pub(crate) fn detail(&self, text: &str) {
         if self.verbose {
             self.err(text);
         }
     }
 
-    /// Warns on stderr.
+    /// Prints a warning on stderr.
     pub(crate) fn warn(&self, text: &str) {
         self.err(&format!("{} {text}", self.paint_err.yellow("warning:")));
     }
 
-    /// Tells of an error: on stderr, or as the JSON answer, if that can be written.
+    /// Prints an error: on stderr, or as the JSON answer if possible.
     pub(crate) fn error(&self, diagnosis: &Diagnosis) {
         if self.json {
             match self.line(&ErrorDocument::of(diagnosis)) {
-                // Somebody may still read the other stream.
+                // The other stream may still have a reader.
                 Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {}
-                // With nobody to read it, there is nothing left to tell.
+                // Without a reader, nothing is left to do.
                 _ => return,
             }
         }
@@ -191,7 +191,7 @@ impl Output {
         }
     }
 
-    /// Asks a question that is answered by yes or no; anything but a clear yes is no.
+    /// Asks a yes-or-no question; anything but a clear yes is no.
     pub(crate) fn confirm(&self, question: &str) -> io::Result<bool> {
         let mut stderr = io::stderr().lock();
         write!(stderr, "{question} [y/N] ")?;
@@ -201,7 +201,7 @@ impl Output {
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
-    /// Asks for a line; none at the end of input.
+    /// Asks for a line; `None` at the end of input.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn ask(&self, question: &str) -> io::Result<Option<String>> {
         let mut stderr = io::stderr().lock();
@@ -212,21 +212,21 @@ impl Output {
         Ok((count > 0).then(|| answer.trim().to_owned()))
     }
 
-    /// Says whether a person can be asked.
+    /// Returns whether a person can be asked.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn can_ask(&self) -> bool {
         io::stdin().is_terminal() && io::stderr().is_terminal() && !is_ci()
     }
 
     fn err(&self, text: &str) {
-        // stderr gone: there is nowhere left to say so.
+        // stderr is gone, and so is the place to report this.
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
-    /// Lays out rows under a heading, or one below the other where the terminal is too narrow to leave words whole: what
-    /// the first column names is copied into other commands.
+    /// Formats rows as a table with a heading, or as separate lines if the terminal is too narrow for whole
+    /// words: the first column is copied into other commands.
     ///
-    /// Cells are shown without control characters; empty columns are left out.
+    /// Cells are shown without control characters; empty columns are omitted.
     pub(crate) fn table(&self, heading: &[&str], rows: &[Vec<String>]) -> String {
         let used: Vec<usize> =
             (0..heading.len()).filter(|column| rows.iter().any(|row| !row[*column].is_empty())).collect();
@@ -262,10 +262,10 @@ impl Output {
     }
 }
 
-/// Tells of a command line that clap refused, or gives the help that was asked for.
+/// Prints a command line error of clap, or the requested help.
 pub(crate) fn refused(error: &clap::Error) -> Exit {
     if !error.use_stderr() {
-        // Help or version, for somebody who may have seen enough.
+        // Help or version; the reader may be gone.
         let _ = error.print();
         return Exit::Done;
     }
@@ -292,12 +292,12 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
     Exit::Usage
 }
 
-/// Returns how many columns the longest word of a cell takes.
+/// Returns the width of the longest word of a cell.
 fn longest_word(cell: &str) -> usize {
     shown(cell).split_whitespace().map(|word| word.chars().count()).max().unwrap_or_default()
 }
 
-/// Shows rows one below the other: the first cell, then the others indented.
+/// Formats rows as separate lines: the first cell, then the others indented.
 fn stacked(heading: &[&str], rows: &[Vec<String>], used: &[usize]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -326,7 +326,7 @@ struct ErrorView<'a> {
     message: &'a str,
     hint: Option<&'a str>,
     causes: &'a [String],
-    /// What is wrong with files, one by one.
+    /// The problems of files.
     #[serde(skip_serializing_if = "<[ProblemView]>::is_empty")]
     problems: &'a [ProblemView],
 }
@@ -340,7 +340,7 @@ impl<'a> ErrorDocument<'a> {
     }
 }
 
-/// Paints text, or leaves it as it is.
+/// Styles text, or leaves it plain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Paint(bool);
 
@@ -382,20 +382,20 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
     }
 }
 
-/// Returns the columns of the terminal; `COLUMNS` goes before what the terminal says.
+/// Returns the columns of the terminal; `COLUMNS` takes precedence.
 fn columns() -> Option<usize> {
     let given =
         std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
     given.or_else(|| columns_of(&io::stdout()))
 }
 
-/// Returns the columns of a stream, if it is a terminal that tells.
+/// Returns the columns of a stream, if it is a terminal of known size.
 fn columns_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<usize> {
     let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Shows text on one line, without control characters and without marks that turn the direction of writing.
+/// Returns text on one line, without control characters and without bidirectional marks.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     let hidden = |c: char| {
         c.is_control()
@@ -415,7 +415,7 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns how many of these bytes can be shown without knowing what comes after them.
+/// Returns how many of these bytes can be shown without the bytes after them.
 pub(crate) fn whole(bytes: &[u8]) -> usize {
     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
     match bytes.utf8_chunks().last() {
@@ -424,12 +424,12 @@ pub(crate) fn whole(bytes: &[u8]) -> usize {
     }
 }
 
-/// Says whether these bytes are the beginning of a character.
+/// Returns whether these bytes are an incomplete character.
 fn is_half(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Shows what a step printed as it may stand on a terminal, line by line; what is not UTF-8 is replaced.
+/// Returns printed text in a form safe for a terminal, line by line; invalid UTF-8 is replaced.
 fn on_terminal(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut safe = String::with_capacity(text.len());
@@ -445,7 +445,7 @@ fn on_terminal(bytes: &[u8]) -> String {
     safe
 }
 
-/// Shows text on as many lines as it has, each as [`shown`].
+/// Returns text with each line as in [`shown`].
 pub(crate) fn shown_lines(text: &str) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join("\n")
 }

@@ -1,7 +1,7 @@
-//! Params of a run under way: what they are now, and what a resume makes them.
+//! Params of a run in progress: present values, and values set by a resume.
 //!
-//! The params with which a run was made are frozen with it. `resume --set` gives other ones to the steps that are still to
-//! come; from then on they stand in the state of every checkpoint, which is where they are read.
+//! The run record has the initial params. `resume --set` changes them for the remaining steps; the state of
+//! every later checkpoint has the new values, and they are read there.
 
 use std::collections::BTreeSet;
 
@@ -16,28 +16,28 @@ use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
 
-/// Returns the params in the state of a checkpoint; none if it has no state, or of another kind.
+/// Returns the params in the state of a checkpoint; `None` without a state, or with another kind of state.
 pub(crate) fn of_record(record: &Record) -> Option<Map<String, Value>> {
     let state: Value = serde_json::from_slice(record.state_bytes()?).ok()?;
     Some(state.get("params")?.as_object()?.clone())
 }
 
-/// Returns the params that the next step of a run reads.
+/// Returns the params for the next step of a run.
 pub(crate) fn current(snapshot: &Snapshot) -> Map<String, Value> {
     of_record(snapshot.newest()).unwrap_or_else(|| snapshot.entry.record.record().params.clone())
 }
 
-/// What `resume --set` says.
+/// The arguments of `resume --set`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setting<'a> {
-    /// Names and values as they were given.
+    /// Names and values as given.
     pub(crate) set: &'a [(String, String)],
-    /// The step that the run goes back to before.
+    /// The step of `--from`.
     pub(crate) from: Option<&'a str>,
 }
 
 impl Setting<'_> {
-    /// Returns what the params become, `now` being what they are; nothing if they stay as they are.
+    /// Returns the params after the change, given the present ones; `None` without a change.
     pub(crate) fn over(
         &self,
         workflow: &Workflow,
@@ -46,7 +46,7 @@ impl Setting<'_> {
         if self.set.is_empty() {
             return Ok(None);
         }
-        // Of another version of the file it may have some that are not there any more; null is what nobody gave.
+        // Drop params that the present file does not declare; null means not given.
         now.retain(|name, value| {
             !value.is_null() && workflow.params().iter().any(|param| param.name == *name)
         });
@@ -56,10 +56,10 @@ impl Setting<'_> {
         Ok(differs.then_some(params))
     }
 
-    /// As [`Setting::over`], for a run that goes on.
+    /// As [`Setting::over`], for a resumed run.
     ///
     /// # Errors
-    /// A param does not fit, or a step has read it that would not be done again.
+    /// A param does not match its declaration, or was read by a finished step that would not rerun.
     pub(crate) fn apply(
         &self,
         work: &BegunWork<'_>,
@@ -109,13 +109,13 @@ pub(crate) struct ReadParam {
     pub(crate) param: String,
 }
 
-/// The begin of a run at a checkpoint of another run.
+/// The start of a run at a checkpoint of another run.
 pub(crate) struct Begin<'a> {
     pub(crate) workflow: &'a Workflow,
     pub(crate) at: &'a Record,
     /// The step to rerun, with all downstream steps.
     pub(crate) from: Option<&'a str>,
-    /// The branches under way in the other run, if the store has that run.
+    /// The open branches in the other run, if the store has this run.
     pub(crate) work: Option<&'a BegunWork<'a>>,
 }
 
@@ -169,7 +169,7 @@ impl<'a> BegunWork<'a> {
         Ok(Self { workflow, shape, snapshot, branches })
     }
 
-    /// Says whether an unfinished step with branches, or a finished step on a branch, has read a param.
+    /// Returns whether an unfinished step with branches, or a finished step on a branch, has read a param.
     fn has_read(&self, step: &Step, param: &str) -> bool {
         let position = self.snapshot.newest().position().unwrap_or_default().with_failures_open();
         let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
@@ -185,7 +185,8 @@ impl<'a> BegunWork<'a> {
             || self.branches.iter().filter(opens).any(|branch| self.has_read_on(branch, step, param))
     }
 
-    /// Says whether a finished step of a branch of `opener` has read a param. All steps of an ended branch are finished.
+    /// Returns whether a finished step on a branch of `opener` has read a param. All steps of an ended branch
+    /// are finished.
     fn has_read_on(&self, branch: &BranchPath, opener: &Step, param: &str) -> bool {
         let steps = opener.work.body().into_iter().flat_map(Body::steps);
         let mut readers = steps.filter(|step| step.uses_param(param));
@@ -203,12 +204,12 @@ impl<'a> BegunWork<'a> {
     }
 }
 
-/// Returns the steps of the workflow's own list that are done again with `from`: it, and all that comes after it.
+/// Returns the top-level steps that rerun with `from`: the given step, and all downstream steps.
 fn behind(workflow: &Workflow, from: &str) -> BTreeSet<String> {
     let home = |step: &&Step| step.id == from || step.work.body().is_some_and(|body| has(body, from));
     let mut again: BTreeSet<String> =
         workflow.steps().iter().find(home).map(|step| step.id.clone()).into_iter().collect();
-    // Needs may stand behind in the file.
+    // Needs may appear later in the file.
     loop {
         let count = again.len();
         for step in workflow.steps() {
@@ -226,7 +227,7 @@ fn has(body: &Body, id: &str) -> bool {
     body.steps().iter().any(|step| step.id == id || step.work.body().is_some_and(|body| has(body, id)))
 }
 
-/// Returns the finished steps of the workflow's own list.
+/// Returns the finished top-level steps.
 fn finished<'w>(workflow: &'w Workflow, plan: &Plan) -> BTreeSet<&'w str> {
     let is_finished = |id: &&str| {
         plan.decisions.iter().any(|decision| {

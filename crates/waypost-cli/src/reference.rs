@@ -1,4 +1,4 @@
-//! What is meant by `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ` and `@`.
+//! References: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ` and `@`.
 
 use std::collections::BTreeSet;
 
@@ -11,30 +11,30 @@ use crate::error::Error;
 use crate::output::shown;
 use crate::place;
 
-/// How many runs an ambiguous beginning lists.
+/// Most runs listed for an ambiguous prefix.
 const CANDIDATES_MAX: usize = 10;
 
-/// A run as the user named it, or a checkpoint of it.
+/// A run or a checkpoint, as named by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// Name or beginning of it; none for the newest.
+    /// Name or prefix of the run; `None` for the newest.
     pub(crate) run: Option<String>,
-    /// The checkpoint, if one is meant.
+    /// The checkpoint, if named.
     checkpoint: Option<Checkpoint>,
 }
 
-/// A checkpoint as the user named it.
+/// A checkpoint, as named by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Checkpoint {
     Number(BranchPath, u64),
-    /// On a branch whose key is written as it is.
+    /// On a branch with an unencoded key.
     Plain(String, u64),
-    /// By what `waypost checkpoint --label` gave it.
+    /// By the label from `waypost checkpoint --label`.
     Label(String),
 }
 
 impl Reference {
-    /// Reads `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`; `@` stands for the newest run.
+    /// Parses `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`; `@` is the newest run.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let run = |text: &str| (text != "@").then(|| text.to_owned());
         if text == "@" || !text.contains(['@', '/']) {
@@ -67,10 +67,10 @@ impl Reference {
         Ok(Self { run: run(name), checkpoint: Some(checkpoint) })
     }
 
-    /// Finds the run that is meant, and the place of the checkpoint, if one is.
+    /// Finds the referenced run, and the place of the checkpoint, if named.
     ///
     /// # Errors
-    /// Those of [`find`]; [`Error::NotFound`]: no checkpoint has that label.
+    /// Those of [`find`]; [`Error::NotFound`]: the label does not exist.
     pub(crate) async fn locate(
         &self,
         store: &dyn Store,
@@ -97,17 +97,16 @@ impl Reference {
     }
 }
 
-/// Reads the name of a branch.
+/// Parses the name of a branch.
 pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
-/// Writes `BRANCH` or `BRANCH/STEP` as branches are named, if the key of an item stands in it as it is, or as a path:
-/// `f:src/a.rs/s` and `f/src/a.rs/s` are `f:src%2Fa.rs/s` where the run has that branch. What names no branch of the run is
-/// left alone.
+/// Encodes `BRANCH` or `BRANCH/STEP` with an unencoded key, or with slashes, as a branch path: `f:src/a.rs/s`
+/// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this branch. Other text is returned unchanged.
 ///
 /// # Errors
-/// It may mean several; the message names them.
+/// The text is ambiguous; the message lists the candidates.
 pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
     let has = |branches: &BTreeSet<BranchPath>, text: &str| {
         StepRef::parse(text).branch.is_some_and(|branch| branches.contains(&branch))
@@ -128,7 +127,7 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
     }
 }
 
-/// Names this branch, or a step of it, if that is what `text` may mean with the keys as they are.
+/// Returns the encoded branch, or step of it, if `text` matches its unencoded form.
 fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
     let plain = plain(branch)?;
     let rest = text.strip_prefix(plain.as_str()).or_else(|| text.strip_prefix(&plain.replace(':', "/")))?;
@@ -138,14 +137,14 @@ fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
     }
 }
 
-/// Writes a branch with its keys as they are; none of the main one.
+/// Returns a branch with unencoded keys; `None` for the main branch.
 pub(crate) fn plain(branch: &BranchPath) -> Option<String> {
     let (step, key) = branch.opened_by()?;
     let above = branch.parent().as_ref().and_then(plain);
     Some(above.map_or_else(|| format!("{step}:{key}"), |above| format!("{above}/{step}:{key}")))
 }
 
-/// Does [`encoded`] for what was given, if something was.
+/// Applies [`encoded`] to a given value.
 pub(crate) async fn encode(store: &dyn Store, run: &RunId, given: &mut Option<String>) -> Result<(), Error> {
     if let Some(text) = given {
         *text = encoded(store, run, text).await?;
@@ -153,12 +152,13 @@ pub(crate) async fn encode(store: &dyn Store, run: &RunId, given: &mut Option<St
     Ok(())
 }
 
-/// Names a step on a branch as [`StepRef::parse`] reads it.
+/// Returns a step on a branch in the syntax of [`StepRef::parse`].
 pub(crate) fn step_on(branch: &BranchPath, step: &str) -> String {
     if branch.is_main() { step.to_owned() } else { format!("{branch}/{step}") }
 }
 
-/// A step as the user named it: `STEP` on whatever branch, `BRANCH/STEP` on one, or `BRANCH`, all of one and below it.
+/// A step as named by the user: `STEP` on any branch, `BRANCH/STEP` on one branch, or `BRANCH` with all its
+/// steps and nested branches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepRef {
     pub(crate) branch: Option<BranchPath>,
@@ -166,7 +166,7 @@ pub(crate) struct StepRef {
 }
 
 impl StepRef {
-    /// Reads it; what names no branch is taken for a step.
+    /// Parses a reference; text that is not a branch counts as a step.
     pub(crate) fn parse(text: &str) -> Self {
         let branch =
             |text: &str| BranchPath::new(text).ok().filter(|_| text.contains([':', '~']) || text == "main");
@@ -181,7 +181,7 @@ impl StepRef {
         }
     }
 
-    /// Says whether a step on a branch is meant.
+    /// Returns whether the reference matches a step on a branch.
     pub(crate) fn is(&self, branch: &BranchPath, step: &str) -> bool {
         let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         let on = match (&self.branch, &self.step) {
@@ -193,7 +193,7 @@ impl StepRef {
     }
 }
 
-/// Says that a run has no such step; of one that stands on other branches only, names those.
+/// Creates the error for a missing step; if other branches have the step, lists them.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -217,18 +217,18 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
     ))
 }
 
-/// Which run is meant when none is named.
+/// The run to use if none is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Default {
     /// The newest.
     Newest,
-    /// The newest that can be resumed.
+    /// The newest resumable run.
     NewestResumable,
-    /// The only one.
+    /// The only run.
     Only,
 }
 
-/// Returns the statuses that can be resumed.
+/// Returns the resumable statuses.
 pub(crate) fn resumable_statuses() -> BTreeSet<RunStatus> {
     use RunStatus::{Failed, InDoubt, Interrupted, Queued, Waiting};
     let statuses = BTreeSet::from([Failed, InDoubt, Interrupted, Queued, Waiting]);
@@ -241,21 +241,21 @@ pub(crate) fn unfinished_statuses() -> BTreeSet<RunStatus> {
     resumable_statuses().into_iter().chain([RunStatus::Running]).collect()
 }
 
-/// Finds the run that is meant: by its name, by the beginning of its name, or the newest.
+/// Finds a run by its name, by a prefix of the name, or the newest.
 ///
 /// # Errors
-/// [`Error::NotFound`] and [`Error::Ambiguous`]; the latter names the candidates. [`Error::Usage`]: the name is empty.
+/// [`Error::NotFound`]. [`Error::Ambiguous`] lists the candidates. [`Error::Usage`]: the name is empty.
 pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Default) -> Result<RunId, Error> {
     let Some(text) = given.filter(|text| *text != "@") else { return newest(store, default).await };
     if text.is_empty() {
-        // Every name begins with it.
+        // An empty prefix matches every run.
         return Err(Error::usage(
             "the name of the run is empty",
             "name a run, or its beginning; `@` is the newest run",
         ));
     }
     if let Ok(id) = RunId::new(text) {
-        // Whatever else is wrong with it: it is there, and the command will say so.
+        // The run exists; the command reports its other errors.
         if is_there(store, &id).await.unwrap_or(true) {
             return Ok(id);
         }
@@ -280,13 +280,14 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     }
 }
 
-/// Finds the run that is meant as [`find`] does, but takes no number for the beginning of another: for what ends a run for
-/// good and asks nobody.
+/// Finds a run as [`find`] does, but does not complete a trailing number: for commands that end a run without
+/// a question.
 ///
-/// Who deletes `nightly-1` twice must not delete `nightly-10` the second time.
+/// A second `delete nightly-1` must not delete `nightly-10`.
 ///
 /// # Errors
-/// Those of [`find`]; [`Error::NotFound`] too where the name of the one run goes on with digits behind a digit.
+/// Those of [`find`]. [`Error::NotFound`], too, if the only match continues a trailing digit with further
+/// digits.
 pub(crate) async fn find_unasked(
     store: &dyn Store,
     text: &str,
@@ -302,7 +303,7 @@ pub(crate) async fn find_unasked(
     }
 }
 
-/// Says whether a name is `text` with nothing but further digits of the number at its end.
+/// Returns whether `name` is `text` plus further digits of its trailing number.
 fn cuts_number(name: &str, text: &str) -> bool {
     let rest = name.strip_prefix(text).unwrap_or_default();
     let is_digit = |byte: &u8| byte.is_ascii_digit();
@@ -311,10 +312,10 @@ fn cuts_number(name: &str, text: &str) -> bool {
         && text.as_bytes().last().is_some_and(is_digit)
 }
 
-/// Finds the run for a command that decides or removes: `@` must leave no choice.
+/// Finds the run for a command that decides or removes: `@` must be unambiguous.
 ///
 /// # Errors
-/// Those of [`find`]. [`Error::Usage`]: several runs qualify. [`Error::NotFound`]: none does.
+/// Those of [`find`]. [`Error::Usage`]: several runs qualify. [`Error::NotFound`]: no run qualifies.
 pub(crate) async fn find_to_decide(
     store: &dyn Store,
     text: &str,
@@ -343,8 +344,8 @@ pub(crate) fn only(mut candidates: Vec<RunId>) -> Result<RunId, Error> {
     }
 }
 
-/// Lists the newest runs with one of these statuses, or all: of workflow files in the current folder or below, else of the
-/// whole store.
+/// Lists the newest runs with these statuses, or all: of workflow files in the current folder or below, else
+/// of the whole store.
 pub(crate) async fn here_first(
     store: &dyn Store,
     statuses: BTreeSet<RunStatus>,
@@ -375,7 +376,7 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: `waypost run FILE`"))
 }
 
-/// Says whether the store knows a run, sound or damaged; one that it has lost, it does not.
+/// Returns whether the store knows a run, sound or damaged; a lost run is not known.
 pub(crate) async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     match store.run(run).await {
         Err(StoreError::NotFound { .. }) => Ok(false),
@@ -385,14 +386,14 @@ pub(crate) async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Sto
     }
 }
 
-/// Returns the log that tells of a record which is missed, if that is how it is known.
+/// Returns the log that proves a missing record, if this is how the loss is known.
 pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
     damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
 }
 
-/// Says that a run was there, if it has left its log beside a store that does not know it.
+/// Returns the error for a lost run, if its log remains and the store does not know the run.
 ///
-/// The store is asked after the log was seen: a run that is made at this moment gets its log last.
+/// The store is queried after the log: a run being created gets its log last.
 pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     let run = RunId::new(name).ok()?;
     let folder = store.folder(&run)?;
@@ -400,7 +401,7 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     is_lost.then_some(Error::Lost { run, folder })
 }
 
-/// Says that a run is not there.
+/// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
     Error::not_found(format!("run `{name}`"), "`waypost list` shows the runs that there are")
 }

@@ -1,13 +1,13 @@
-//! Sizes as people read them.
+//! Sizes for display.
 
-/// Shows a number of bytes in the unit that fits, with one decimal from a KiB on.
+/// Formats a number of bytes in a suitable unit, with one decimal from a KiB on.
 pub(crate) fn shown(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
     let (mut size, mut unit) = (bytes as f64 / 1024.0, 0);
-    // What would be shown as 1024.0 is one of the next unit.
+    // A value shown as 1024.0 moves to the next unit.
     while size >= 1023.95 && unit + 1 < UNITS.len() {
         size /= 1024.0;
         unit += 1;

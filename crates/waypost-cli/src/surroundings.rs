@@ -1,4 +1,4 @@
-//! What a run needs of this machine and of its workflow, besides the store.
+//! The environment of a run: facts about this machine, and settings of its workflow.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -16,15 +16,15 @@ use waypost_workflow::supervisor::SupervisorProgram;
 
 use crate::error::Error;
 
-/// The setting of a run that says whether there was a bash when it was made.
+/// The run setting that records whether bash existed when the run was created.
 pub(crate) const BASH: &str = "bash";
 
-/// What was found on this machine.
+/// Facts about this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     /// The caller's environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// There is a bash.
+    /// bash exists.
     pub(crate) has_bash: bool,
     /// Processors.
     pub(crate) cores: NonZeroUsize,
@@ -32,7 +32,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Looks around.
+    /// Inspects the machine.
     pub(crate) fn look() -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let has_bash = std::env::split_paths(&path).any(|folder| folder.join("bash").is_file());
@@ -44,7 +44,7 @@ impl Local {
         })
     }
 
-    /// Returns what the workflow of a run is given.
+    /// Returns the environment for the workflow of a run.
     pub(crate) fn of_run(&self, run: RunId, base: PathBuf, store: Arc<dyn Store>) -> Surroundings {
         Surroundings {
             run,
@@ -59,12 +59,12 @@ impl Local {
         }
     }
 
-    /// Returns what is run as the supervisor.
+    /// Returns the supervisor program.
     pub(crate) fn supervisor(&self) -> SupervisorProgram {
         self.supervisor.clone()
     }
 
-    /// Names user and host, for people.
+    /// Returns user and host, for display.
     #[expect(clippy::unused_self, reason = "it is about this machine")]
     pub(crate) fn actor(&self) -> String {
         let user = user().unwrap_or_default();
@@ -73,46 +73,46 @@ impl Local {
     }
 }
 
-/// Returns the name of the user by the environment.
+/// Returns the name of the user, from the environment.
 pub(crate) fn user() -> Option<String> {
     ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok())
 }
 
-/// The commands of agents by the configuration, which is read once, before any command begins.
+/// The configured commands of agents, set once before any command runs.
 static AGENTS: OnceLock<Arc<Agents>> = OnceLock::new();
 
-/// Takes note of the commands of agents.
+/// Sets the configured commands of agents.
 pub(crate) fn use_agents(configured: Vec<(String, AgentCommand)>) {
     AGENTS.get_or_init(|| Arc::new(Agents::with(configured)));
 }
 
-/// Returns the agents that are known here.
+/// Returns the known agents.
 pub(crate) fn agents() -> Arc<Agents> {
     AGENTS.get().cloned().unwrap_or_default()
 }
 
-/// How many steps are to run at once by the configuration, which is read once, before any command begins.
+/// The configured step parallelism, set once before any command runs.
 static PARALLEL: OnceLock<NonZeroUsize> = OnceLock::new();
 
-/// Takes note of how many steps are to run at once where a workflow does not say.
+/// Sets the step parallelism for workflows without a setting.
 pub(crate) fn prefer_parallel(count: Option<NonZeroUsize>) {
     if let Some(count) = count {
         PARALLEL.get_or_init(|| count);
     }
 }
 
-/// Returns how many steps run at once where a workflow does not say: as many as are configured, or as there are
+/// Returns the step parallelism for workflows without a setting: as configured, else the number of
 /// processors.
 pub(crate) fn cores() -> NonZeroUsize {
     PARALLEL.get().copied().unwrap_or_else(processors)
 }
 
-/// Returns how many processors there are; one if the system does not tell.
+/// Returns the number of processors; 1 if unknown.
 pub(crate) fn processors() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Says so before anything is made.
+/// Refuses a workflow with missing secrets, before anything is created.
 pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
     let missing =
         workflow.missing_secrets(|name| secret(workflow, name).is_some_and(|value| !value.is_empty()));
@@ -138,7 +138,7 @@ pub(crate) fn secret(workflow: &Workflow, name: &str) -> Option<OsString> {
     }
 }
 
-/// Says so before anything is made.
+/// Refuses an unknown step, before anything is created.
 pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Result<(), Error> {
     match step {
         Some(step) if workflow.step(step).is_none() => {
@@ -152,12 +152,12 @@ pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Re
     }
 }
 
-/// Reads the step of `--until`.
+/// Parses the step of `--until`.
 pub(crate) fn until(step: Option<&str>) -> Result<Option<StepId>, Error> {
     step.map(StepId::new).transpose().map_err(Error::from_name)
 }
 
-/// Returns the settings of a session that the workflow file gives.
+/// Returns the session settings from the workflow file.
 pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
     SessionOptions {
         on_lost_checkpoint: match workflow.checkpoints().on_failure {
@@ -171,7 +171,7 @@ pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
     }
 }
 
-/// Returns the durability that the workflow file asks for.
+/// Returns the durability from the workflow file.
 pub(crate) fn durability(workflow: &Workflow) -> Durability {
     match workflow.checkpoints().durability {
         file::Durability::Sync => Durability::Sync,
@@ -179,7 +179,7 @@ pub(crate) fn durability(workflow: &Workflow) -> Durability {
     }
 }
 
-/// Takes the members of an object.
+/// Returns the members of an object.
 pub(crate) fn settings(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(settings) => settings,

@@ -1,4 +1,4 @@
-//! Times and durations as people write and read them.
+//! Times and durations: parsing and display.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::cli::Since;
 
 const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
-/// The least time between two looks.
+/// The shortest poll interval.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// Reads a duration such as `500ms`, `90s`, `2h` or `1h30m`.
+/// Parses a duration such as `500ms`, `90s`, `2h` or `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("it must be a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
@@ -35,7 +35,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
-/// Reads how often something is looked at: at least a tenth of a second, so that looking does not become the work.
+/// Parses a poll interval: at least a tenth of a second, to keep the polling cheap.
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
     if interval < INTERVAL_MIN {
@@ -44,12 +44,12 @@ pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// Reads an age, a time, or a date, which is its first moment in UTC, in which times are shown.
+/// Parses an age, a time, or a date; a date is its first moment in UTC, the displayed time zone.
 pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
     if let Ok(age) = parse_duration(text) {
         return Ok(Since::Ago(age));
     }
-    // A time without its zone is not taken for a date.
+    // A time without a zone is not taken for a date.
     let date = || text.parse::<Date>().ok().filter(|_| !text.contains([':', 'T', 't', ' ']));
     let midnight = || date()?.to_zoned(TimeZone::UTC).ok().map(|midnight| midnight.timestamp());
     text.parse().ok().or_else(midnight).map(Since::At).ok_or_else(|| {
@@ -60,7 +60,7 @@ pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
 }
 
 impl Since {
-    /// Returns the moment that is meant.
+    /// Returns the moment in time.
     pub(crate) fn resolve(self, now: Timestamp) -> Timestamp {
         match self {
             Self::At(at) => at,
@@ -69,13 +69,13 @@ impl Since {
     }
 }
 
-/// Shows a time in UTC, to the second that has begun: never a moment that is still to come.
+/// Formats a time in UTC, rounded down to the second: never in the future.
 pub(crate) fn utc(at: Timestamp) -> String {
     let second = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Floor);
     at.round(second).unwrap_or(at).to_string()
 }
 
-/// Shows how long ago something was, in one unit; what lies ahead by the clock is `now`.
+/// Formats an age in a single unit; a future time is `now`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     let seconds = u64::try_from(now.duration_since(at).as_secs()).unwrap_or(0);
     match seconds {
@@ -87,7 +87,7 @@ pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Shows a duration with the two units that matter.
+/// Formats a duration in its two most significant units.
 pub(crate) fn lasted(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -99,7 +99,7 @@ pub(crate) fn lasted(duration: Duration) -> String {
     }
 }
 
-/// Writes a duration as options and files take it, exactly.
+/// Formats a duration exactly, in the syntax of options and files.
 pub(crate) fn written(duration: Duration) -> String {
     let mut rest = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let mut text = String::new();
@@ -112,7 +112,7 @@ pub(crate) fn written(duration: Duration) -> String {
     if text.is_empty() { "0s".to_owned() } else { text }
 }
 
-/// Shows the time between two moments; the clock may have been set back, which counts as no time.
+/// Formats the time between two moments; negative time, after a clock change, counts as zero.
 pub(crate) fn between(start: Timestamp, end: Timestamp) -> String {
     lasted(Duration::try_from(end.duration_since(start)).unwrap_or_default())
 }

@@ -1,6 +1,7 @@
-//! The JSON documents: the only types that go to other programs, with stable keys.
+//! The JSON documents: the only types passed to other programs, with stable keys.
 //!
-//! Every document is an object with `v`. Members are added, never renamed or removed, as long as `v` stays.
+//! Every document is an object with `v`. Members are added, and not renamed or removed while `v` stays the
+//! same.
 
 use std::collections::BTreeMap;
 
@@ -43,17 +44,17 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) struct ListView {
     pub(crate) v: u32,
     pub(crate) runs: Vec<RunView>,
-    /// Runs of which nothing can be listed: damaged, or written by a newer version.
+    /// Runs that cannot be listed: damaged, or written by a newer version.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<UnreadableRunView>,
     pub(crate) next: Option<String>,
 }
 
-/// A run of which only its name can be told.
+/// A run with a known name only.
 #[derive(Debug, Serialize)]
 pub(crate) struct UnreadableRunView {
     pub(crate) run: String,
-    /// Its store, where those of several are listed.
+    /// The store, in lists over several stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) store: Option<String>,
     pub(crate) error: String,
@@ -63,7 +64,7 @@ pub(crate) struct UnreadableRunView {
 #[derive(Debug, Serialize)]
 pub(crate) struct RunView {
     pub(crate) run: String,
-    /// Its store, where those of several are listed.
+    /// The store, in lists over several stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) store: Option<String>,
     pub(crate) workflow: String,
@@ -84,7 +85,7 @@ pub(crate) struct RunView {
 pub(crate) struct ShowView {
     pub(crate) v: u32,
     pub(crate) run: String,
-    /// The checkpoint shown, where one was asked for.
+    /// The requested checkpoint, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<CheckpointView>,
     pub(crate) workflow: String,
@@ -97,13 +98,12 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
-    /// Checkpoints that are damaged or missing, where there are any, newest first: newer ones, which were passed over, and
-    /// those of the history, which is told without them.
+    /// Damaged or missing checkpoints, newest first: skipped newer ones, and ones missing from the history.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<String>,
 }
 
-/// How a step stands.
+/// The status of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StepStatus {
@@ -151,28 +151,28 @@ pub(crate) struct StepView {
     pub(crate) usage: Option<Usage>,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) ended_at: Option<Timestamp>,
-    /// Why it failed, where it did; for screens.
+    /// The error of a failed step; for screens.
     #[serde(skip)]
     pub(crate) error: Option<FailureView>,
-    /// The first of its items to fail, if it failed as too many did.
+    /// The first failed item, if the step failed by its limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) failed_item: Option<FailedItem>,
-    /// It failed, and the run does not go on without it; for screens.
+    /// The failure stops the run; for screens.
     #[serde(skip)]
     pub(crate) holds_up: bool,
-    /// It did not run, as a step upstream of it failed; for the count of what is done.
+    /// An upstream step failed, so the step did not run; for the count of finished steps.
     #[serde(skip)]
     pub(crate) passed_over: bool,
-    /// What it printed, where it printed something; for screens.
+    /// The printed text, if any; for screens.
     #[serde(skip)]
     pub(crate) log: Option<Printed>,
-    /// The command as it was run, where it is not the text of the workflow; for screens.
+    /// The executed command, if it differs from the text of the workflow; for screens.
     #[serde(skip)]
     pub(crate) command: Option<String>,
 }
 
 impl StepView {
-    /// Says whether the run goes on behind it.
+    /// Returns whether the run continues after the step.
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {
             StepStatus::Completed | StepStatus::Skipped => !self.passed_over,
@@ -182,7 +182,7 @@ impl StepView {
     }
 }
 
-/// What became of the items of a step, as far as they were counted.
+/// The counted results of a step's items, as far as known.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct ItemsView {
     pub(crate) total: u64,
@@ -191,7 +191,7 @@ pub(crate) struct ItemsView {
 }
 
 impl ItemsView {
-    /// Says it in a few words.
+    /// Returns a short text.
     pub(crate) fn told(self) -> String {
         match (self.succeeded, self.failed) {
             (Some(succeeded), Some(failed)) => {
@@ -211,7 +211,7 @@ pub(crate) struct FailureView {
     pub(crate) exit_code: Option<i32>,
 }
 
-/// A claim and what came out of it.
+/// A claim and its verdict.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClaimView {
     pub(crate) name: Option<String>,
@@ -222,7 +222,7 @@ pub(crate) struct ClaimView {
     pub(crate) found: Value,
     pub(crate) error: Option<String>,
     pub(crate) checked_at: Option<Timestamp>,
-    /// What the user keeps beside it.
+    /// Metadata of the user.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) metadata: BTreeMap<String, Value>,
 }
@@ -235,7 +235,7 @@ pub(crate) struct CheckpointsView {
     pub(crate) next: Option<String>,
 }
 
-/// A checkpoint. Of a damaged one, only its place is known.
+/// A checkpoint. For a damaged one, only the place is known.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckpointView {
     #[serde(rename = "ref")]
@@ -252,19 +252,19 @@ pub(crate) struct CheckpointView {
     pub(crate) epoch: Option<u32>,
     pub(crate) started: Vec<String>,
     pub(crate) created_at: Option<Timestamp>,
-    /// What is kept of it.
+    /// Stored bytes.
     pub(crate) bytes: Option<u64>,
     pub(crate) digest: Option<String>,
     pub(crate) prev: Option<String>,
     pub(crate) basis: Option<u64>,
     pub(crate) sound: bool,
-    /// `false` where it had a state that was let go.
+    /// `false` if the state was dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<bool>,
-    /// By which it can be named, where a person gave it one.
+    /// The label from a person, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<String>,
-    /// What is wrong with it, where something is.
+    /// The damage, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
@@ -273,10 +273,10 @@ pub(crate) struct CheckpointView {
 #[derive(Debug, Serialize)]
 pub(crate) struct PlanView {
     pub(crate) v: u32,
-    /// None for a run that was not made.
+    /// `None` for a run that was not created.
     pub(crate) run: Option<String>,
     pub(crate) decisions: Vec<DecisionView>,
-    /// What stops a resume, before it does any of that: with exit code 7, or 2 where the run was cancelled.
+    /// Obstacles to a resume: with exit code 7, or 2 for a cancelled run.
     pub(crate) stops: Vec<String>,
 }
 
@@ -286,7 +286,7 @@ pub(crate) struct VerifyView {
     pub(crate) v: u32,
     #[serde(flatten)]
     pub(crate) run: VerifiedRunView,
-    /// The checkpoint that says what was found, if it was to be recorded.
+    /// The checkpoint with the recorded verdicts, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) recorded: Option<String>,
 }
@@ -296,47 +296,47 @@ pub(crate) struct VerifyView {
 pub(crate) struct VerifyAllView {
     pub(crate) v: u32,
     pub(crate) sound: bool,
-    /// What is wrong with the store as a whole.
+    /// Defects of the store as a whole.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) errors: Vec<String>,
-    /// Runs that cannot be verified since a newer version wrote something of them; then not all is known to be sound.
+    /// Runs that cannot be fully verified, as a newer version wrote a part of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) newer: Vec<UnreadableRunView>,
     pub(crate) runs: Vec<VerifiedRunView>,
 }
 
-/// What `verify` found of a run.
+/// The results of `verify` for a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct VerifiedRunView {
     pub(crate) run: String,
     pub(crate) sound: bool,
-    /// What is wrong with the run as a whole: its frozen record, or a chain with a hole.
+    /// Defects of the run as a whole: of its run record, or a gap in a chain.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) errors: Vec<String>,
     pub(crate) checkpoints: Vec<VerifiedView>,
 }
 
-/// What `verify` found of a checkpoint.
+/// The results of `verify` for a checkpoint.
 #[derive(Debug, Serialize)]
 pub(crate) struct VerifiedView {
     #[serde(rename = "ref")]
     pub(crate) reference: String,
     pub(crate) sound: bool,
-    /// What is wrong with it, where something is.
+    /// The damage, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) summary: EvidenceSummary,
     pub(crate) evidence: Vec<ClaimView>,
-    /// How many of its claims must hold, if not all.
+    /// How many claims must hold, if not all.
     #[serde(skip)]
     pub(crate) at_least: Option<u32>,
-    /// The claims that were checked just now; for screens.
+    /// The claims checked just now; for screens.
     #[serde(skip)]
     pub(crate) checked: Vec<Claim>,
 }
 
-/// Verdicts, counted.
+/// Counted verdicts.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EvidenceSummary {
     pub(crate) total: usize,
@@ -344,9 +344,9 @@ pub(crate) struct EvidenceSummary {
     pub(crate) failed: usize,
     pub(crate) unknown: usize,
     pub(crate) skipped: usize,
-    /// How many of all are ok, from 0 to 1; 0 if there are none.
+    /// The fraction of claims that are ok, from 0 to 1; 0 without claims.
     pub(crate) rate: f64,
-    /// Whether as many hold as must; none where there is nothing to hold.
+    /// Whether enough claims hold; `None` without claims.
     pub(crate) satisfied: Option<bool>,
 }
 
@@ -361,18 +361,18 @@ pub(crate) struct DeletedView {
 #[derive(Debug, Serialize)]
 pub(crate) struct PruneView {
     pub(crate) v: u32,
-    /// Nothing was done; this is what would be.
+    /// A dry run: nothing was changed.
     pub(crate) dry_run: bool,
     pub(crate) deleted: Vec<PrunedView>,
-    /// Runs that lost states.
+    /// Runs with dropped states.
     pub(crate) trimmed: Vec<PrunedView>,
-    /// Runs that could not be looked at, since somebody is working on them.
+    /// Runs skipped because a process is working on them.
     pub(crate) kept: Vec<KeptView>,
-    /// All that is freed.
+    /// All freed bytes.
     pub(crate) bytes: u64,
 }
 
-/// A run of which something goes.
+/// A pruned run.
 #[derive(Debug, Serialize)]
 pub(crate) struct PrunedView {
     pub(crate) run: String,
@@ -380,7 +380,7 @@ pub(crate) struct PrunedView {
     pub(crate) bytes: u64,
 }
 
-/// A run that stays as it is.
+/// A skipped run.
 #[derive(Debug, Serialize)]
 pub(crate) struct KeptView {
     pub(crate) run: String,
@@ -392,19 +392,19 @@ pub(crate) struct KeptView {
 pub(crate) struct RolledBackView {
     pub(crate) v: u32,
     pub(crate) run: String,
-    /// The checkpoint that it went back to.
+    /// The target checkpoint.
     pub(crate) to: String,
-    /// The checkpoint that says so.
+    /// The record of the rollback.
     pub(crate) at: String,
     pub(crate) status: RunStatus,
-    /// What was undone, newest first, if that was asked for.
+    /// The undone steps, newest first, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) undone: Option<Vec<UndoneView>>,
-    /// What a resume does from there; nothing where the run stood there already.
+    /// The decisions of a resume from there; empty if the run was there already.
     pub(crate) decisions: Vec<DecisionView>,
 }
 
-/// A step that finished, and was undone if it says how.
+/// A finished step; undone if the step has an undo command.
 #[derive(Debug, Serialize)]
 pub(crate) struct UndoneView {
     pub(crate) step: String,
@@ -467,7 +467,7 @@ pub(crate) struct StoppedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) status: RunStatus,
-    /// It was running, and this call stopped it.
+    /// The run was running, and this call stopped it.
     pub(crate) stopped: bool,
 }
 
@@ -486,7 +486,7 @@ pub(crate) struct AcceptedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) step: String,
-    /// On how many branches, and in how many passes, evidence was pinned anew.
+    /// The number of newly pinned packs, over branches and passes.
     pub(crate) accepted: usize,
 }
 
@@ -496,21 +496,21 @@ pub(crate) struct SuggestedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) step: String,
-    /// As it would stand in the workflow file.
+    /// In the syntax of the workflow file.
     pub(crate) evidence: Vec<Value>,
-    /// There was more than is listed.
+    /// The list is not complete.
     pub(crate) more: bool,
-    /// How many files are left out, as their paths hold a secret.
+    /// The number of files omitted because their paths contain a secret.
     pub(crate) secret: usize,
 }
 
 impl ClaimView {
-    /// Shows the claims of a pack.
+    /// Converts the claims of a pack.
     pub(crate) fn of_pack(pack: Option<&Pack>) -> Vec<Self> {
         pack.map(|pack| pack.claims.iter().map(Self::of).collect()).unwrap_or_default()
     }
 
-    /// Shows a claim.
+    /// Converts a claim.
     pub(crate) fn of(claim: &Claim) -> Self {
         Self {
             name: claim.name.clone(),
@@ -526,7 +526,7 @@ impl ClaimView {
     }
 }
 
-/// Names an attempt as people do: `fetch (attempt 2)`.
+/// Returns the display name of an attempt: `fetch (attempt 2)`.
 pub(crate) fn attempt_name(start: &Start) -> String {
     let Try { attempt, iteration, epoch } = &start.at;
     let mut parts = vec![format!("attempt {attempt}")];
@@ -542,7 +542,8 @@ pub(crate) fn attempt_name(start: &Start) -> String {
     format!("{} ({})", start.step, parts.join(", "))
 }
 
-/// Gives the place in the loops around a step: 0 outside of loops, a number in one, a list in nested ones.
+/// Serialises the passes of the loops around a step: 0 outside loops, a number in one loop, a list in nested
+/// ones.
 fn place_in_loops<S: serde::Serializer>(iteration: &[u32], serializer: S) -> Result<S::Ok, S::Error> {
     match iteration {
         [] => serializer.serialize_u32(0),

@@ -7,7 +7,7 @@ const ID_CHARACTERS_MAX: usize = 40;
 /// The delimiter of a value in the file of outputs.
 pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
 
-/// Ids of steps, each given once.
+/// Unique ids of steps.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     given: BTreeSet<String>,
@@ -60,7 +60,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Says whether a text is the name of a shell variable.
+/// Returns whether a text is the name of a shell variable.
 pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

@@ -1,4 +1,4 @@
-//! A draft that a person must approve before it is published, with the answer given by a second process.
+//! A draft that a person approves before its publication; a second process gives the answer.
 //!
 //! ```text
 //! cargo run -p waypost --example approval -- STORE                  writes a draft, asks, and ends
@@ -7,10 +7,10 @@
 //! cargo run -p waypost --example approval -- STORE                  shows how it stands
 //! ```
 //!
-//! No process runs while the person thinks. Publishing must not happen twice: should the program be killed in the
-//! middle of it, the next one does not guess but asks, and is told with `again` or `done`.
+//! While the person decides, no process runs. The publication must not happen twice. If the program is killed
+//! during it, the next program asks for a decision: answer `again` or `done`.
 //!
-//! Shows: `interrupt` inside a step, answers, a loop back, `not_idempotent` and what is in doubt.
+//! Shows: `interrupt` inside a step, answers, a loop back, `not_idempotent` and steps in doubt.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use std::error::Error;
@@ -35,7 +35,7 @@ struct Announcement {
     approved: bool,
 }
 
-/// What the person says.
+/// The answer of the person.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Verdict {
     approved: bool,
@@ -89,7 +89,7 @@ async fn draft(mut state: Announcement, context: Context) -> Result<Announcement
     Ok(state)
 }
 
-/// Asks. The step is let go meanwhile and runs again from its top once there is an answer.
+/// Asks the question. The step ends here, and reruns from its beginning after the answer.
 async fn review(mut state: Announcement, context: Context) -> Result<Announcement, StepError> {
     let verdict: Verdict = context.interrupt("verdict", json!({ "publish": state.text })).await?;
     state.approved = verdict.approved;
@@ -99,13 +99,13 @@ async fn review(mut state: Announcement, context: Context) -> Result<Announcemen
 
 async fn publish(state: Announcement, context: Context, outbox: PathBuf) -> Result<Announcement, StepError> {
     let mut outbox = OpenOptions::new().create(true).append(true).open(outbox)?;
-    // A real service would be given the key, and would itself see to it that nothing is published twice.
+    // A real service would receive the key, and would prevent a second publication with it.
     writeln!(outbox, "[{}] {}", context.idempotency_key(), state.text)?;
     outbox.sync_all()?;
     Ok(state)
 }
 
-/// Leaves the answer for the one question that the run asks, and goes on with the run.
+/// Answers the open question of the run, and resumes the run.
 async fn answer(
     engine: &Engine,
     graph: &Graph<Announcement>,

@@ -1,13 +1,14 @@
-//! Work on many files at once, one of which is broken: the others are done, and the broken one is asked about.
+//! Processes many files in parallel; a broken file does not stop the others, and a person is asked to mend
+//! it.
 //!
 //! ```text
 //! cargo run -p waypost --example fork_over_files -- FOLDER STORE
 //! ```
 //!
-//! Adds up the numbers in every `.csv` file of FOLDER, one `NAME,AMOUNT` a line. A file that cannot be read as that is
-//! reported, and the run waits. Mend it and give the same command again: only that file is read again.
+//! Adds up the numbers in every `.csv` file of FOLDER, with a `NAME,AMOUNT` per line. An unreadable file is
+//! reported, and the run waits. Mend the file and give the same command again: only this file is read again.
 //!
-//! Shows: `each` that collects failures, a join, and a loop that takes up what failed.
+//! Shows: `each` that collects failures, a join, and a loop that retries the failed items.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use std::collections::BTreeMap;
@@ -28,10 +29,10 @@ const RUN: &str = "totals";
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Totals {
     folder: PathBuf,
-    /// What is still to be read.
+    /// Files still to be read.
     todo: Vec<String>,
     done: BTreeMap<String, i64>,
-    /// Why what is in `todo` could not be read.
+    /// The errors of the files in `todo`.
     trouble: Vec<String>,
 }
 
@@ -48,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let begin = Totals { folder, ..Totals::default() };
     let outcome = match engine.run(&graph, RUN, begin).await {
         Err(RunError::Store(StoreError::Exists { .. })) => {
-            // Whoever runs it again says that the files are mended.
+            // A second start of the program means that the files are mended.
             for question in engine.waiting(&RunId::new(RUN)?).await? {
                 engine.answer(RUN, &question.wait.id, json!("mended")).await?;
             }
@@ -97,14 +98,14 @@ async fn list(mut totals: Totals, _: Context) -> Result<Totals, StepError> {
     Ok(totals)
 }
 
-/// The work on one file, on a branch of its own.
+/// Processes one file, on its own branch.
 async fn add_up(file: PathBuf, name: String) -> Result<i64, StepError> {
     println!("reading {name}");
     let text = fs::read_to_string(file)?;
     let mut sum = 0;
     for (number, line) in (1..).zip(text.lines()) {
         let amount = line.rsplit(',').next().unwrap_or_default();
-        // Another try would read the same text: this is for a person.
+        // A retry would read the same text: fail at once, for a person.
         sum += amount
             .trim()
             .parse::<i64>()
@@ -113,7 +114,7 @@ async fn add_up(file: PathBuf, name: String) -> Result<i64, StepError> {
     Ok(sum)
 }
 
-/// Takes up what was read, and leaves in `todo` what was not.
+/// Collects the results, and leaves failed files in `todo`.
 async fn sort_out(
     mut totals: Totals,
     mut ends: ItemEnds<String, i64>,
@@ -133,7 +134,7 @@ async fn sort_out(
     Ok(totals)
 }
 
-/// Waits for a person to say that the files are mended.
+/// Waits until a person confirms that the files are mended.
 async fn mend(totals: Totals, context: Context) -> Result<Totals, StepError> {
     context.interrupt::<Value>("mended", &totals.trouble).await?;
     Ok(totals)

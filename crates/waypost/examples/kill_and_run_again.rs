@@ -1,13 +1,13 @@
-//! A long job over files that may be killed at any moment: hashes every file of a folder into an index.
+//! A long job over files, safe to kill at any moment: hashes every file of a folder into an index.
 //!
 //! ```text
 //! cargo run -p waypost --example kill_and_run_again -- FOLDER STORE
 //! ```
 //!
-//! Kill it anywhere, with Ctrl-C or `kill -9`, and give the same command again: files that were hashed are not read
-//! again. At the end STORE has `index.txt`, which `sha256sum -c` understands.
+//! Kill the job with Ctrl-C or `kill -9`, and give the same command again: hashed files are not read again.
+//! At the end STORE has `index.txt`, in the format of `sha256sum -c`.
 //!
-//! Shows: `each` over items, a store on disk, and "run, or go on with the run that is there".
+//! Shows: `each` over items, a store on disk, and "run, or resume the existing run".
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use std::error::Error;
@@ -24,7 +24,7 @@ use waypost::id::Digester;
 use waypost::store::StoreError;
 use waypost::{Context, Engine, Graph, GraphError, RunError, StepError};
 
-/// The state of the run. What is known of each file is not here but in the file's own branch.
+/// The state of the run. The results of each file are in the file's own branch.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Index {
     folder: PathBuf,
@@ -39,7 +39,7 @@ struct Hashed {
     bytes: u64,
 }
 
-/// How many files this process hashed. Not part of the state: it says what was done now, not what is done.
+/// How many files this process hashed. Not part of the state, as it counts the work of this process only.
 static HASHED_NOW: AtomicU64 = AtomicU64::new(0);
 
 #[tokio::main(flavor = "current_thread")]
@@ -86,7 +86,7 @@ fn graph(folder: &Path, target: PathBuf) -> Result<Graph<Index>, GraphError> {
         .build()
 }
 
-/// Lists the files. The list is part of the state: files that come later are not in this index.
+/// Lists the files. The list is part of the state: later files are not in this index.
 async fn list(mut index: Index, _: Context) -> Result<Index, StepError> {
     let mut folders = vec![index.folder.clone()];
     while let Some(folder) = folders.pop() {
@@ -106,7 +106,7 @@ async fn list(mut index: Index, _: Context) -> Result<Index, StepError> {
     Ok(index)
 }
 
-/// The work on one file. Reading it twice does no harm, and that is all that a crash can cost.
+/// Hashes a file. After a crash the file is read again, which is harmless.
 async fn hash(file: PathBuf, path: String) -> Result<Hashed, StepError> {
     let hashed = tokio::task::spawn_blocking(move || -> io::Result<Hashed> {
         let (mut file, mut digest, mut bytes) = (File::open(file)?, Digester::default(), 0);
@@ -126,7 +126,7 @@ async fn hash(file: PathBuf, path: String) -> Result<Hashed, StepError> {
     Ok(hashed)
 }
 
-/// Writes the index under another name first, so that whoever finds it finds all of it.
+/// Writes the index to a temporary file and renames it, so that readers never see a partial index.
 async fn write(
     mut index: Index,
     mut ends: ItemEnds<String, Hashed>,

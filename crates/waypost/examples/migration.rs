@@ -1,15 +1,15 @@
-//! A run that was begun with an old type of state goes on with a new one.
+//! A run with an old type of state, resumed by a program with a new type.
 //!
 //! ```text
 //! cargo run -p waypost --example migration -- STORE old      version 1 of this program takes orders, and is held
 //! cargo run -p waypost --example migration -- STORE new      version 2 goes on, and bills them in their currency
 //! ```
 //!
-//! Version 1 knew no currencies. Version 2 says how a state of version 1 becomes one of its own. That happens when a
-//! state is read: nothing stored is rewritten, and the old checkpoints are read in the same way. Given `old` again
-//! afterwards, version 1 refuses the states that it does not understand.
+//! Version 1 has no currencies. Version 2 migrates states of version 1. The migration runs when a state is
+//! read: stored records do not change, and old checkpoints are read in the same way. With `old` afterwards,
+//! version 1 refuses the newer states.
 //!
-//! Shows: `Migrations`, a run that is held, and an old checkpoint read by a new program.
+//! Shows: `Migrations`, a held run, and an old checkpoint read by a new program.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use std::error::Error;
@@ -23,7 +23,7 @@ use waypost::{Context, Engine, Graph, RunError, StepError};
 
 const RUN: &str = "invoices";
 
-/// The program as it was.
+/// The old program.
 mod old {
     use super::*;
 
@@ -56,7 +56,7 @@ mod old {
     }
 }
 
-/// The program as it is now.
+/// The new program.
 mod new {
     use serde_json::json;
     use waypost::schema::Migrations;
@@ -76,7 +76,7 @@ mod new {
         currency: String,
     }
 
-    /// From version 0, that of states without a version, to 1: everybody paid in euros then.
+    /// From version 0, a state without a version, to 1: all payments were in euros then.
     fn migrations() -> Result<Migrations, Box<dyn Error>> {
         let migrations = Migrations::builder().add(0, |state| {
             for order in state["orders"].as_array_mut().ok_or("there are no orders")? {
@@ -135,7 +135,7 @@ async fn go_with_old(engine: &Engine) -> Result<(), Box<dyn Error>> {
 
 async fn go_with_new(engine: &Engine) -> Result<(), Box<dyn Error>> {
     let graph = new::graph()?;
-    // `bill` does something else than it did when the run was begun: that is allowed here, in so many words.
+    // The definition of `bill` changed since the run began; `Adopt` accepts the change.
     let outcome = engine.resume(&graph, RUN).on_change(OnChange::Adopt).await?;
     for bill in &outcome.state.billed {
         println!("{bill}");

@@ -4,9 +4,9 @@
 //! cargo run -p waypost --example research -- STORE [QUESTION [FOLDER]]
 //! ```
 //!
-//! It plans topics, and for each of them searches, reads and summarises; then it writes. While it works, the report of
-//! the run, `STORE/runs/research/report.md`, grows with every summary: if the end is never reached, what was found is
-//! there all the same. Kill it and give the same command again: no summary is paid for twice.
+//! The agent plans topics; for each topic it searches, reads and summarises; then it writes the answer. The
+//! report of the run, `STORE/runs/research/report.md`, grows with every summary, and keeps the results of an
+//! unfinished run. Kill the agent and give the same command again: summaries are not paid for twice.
 //!
 //! Shows: a loop with a route, notes as state, `once` around a costly call, usage, and the report of a run.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
@@ -25,18 +25,18 @@ use waypost::store::{Store as _, StoreError};
 use waypost::{Context, Engine, Graph, GraphError, RunError, StepError};
 
 const QUESTION: &str = "What survives a crash, and which evidence decides about a step that was cut?";
-/// Words that say nothing about what a question is about.
+/// Stop words of a question.
 const SMALL_WORDS: &[&str] = &["about", "does", "that", "this", "what", "when", "where", "which", "with"];
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Research {
     question: String,
     folder: PathBuf,
-    /// What is still to be looked into; the first is being looked into.
+    /// Topics still to be researched; the first is in progress.
     topics: VecDeque<String>,
     /// Documents about the first topic, best first.
     found: Vec<String>,
-    /// What they say about it.
+    /// Passages about the first topic.
     passages: Vec<String>,
     notes: Vec<Note>,
 }
@@ -88,7 +88,7 @@ fn graph() -> Result<Graph<Research>, GraphError> {
         .build()
 }
 
-/// Makes a topic of each word of the question that is about something.
+/// Makes a topic of each word of the question, without stop words.
 async fn plan(mut research: Research, _: Context) -> Result<Research, StepError> {
     let words = research.question.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
     let topics = words.filter(|word| word.len() > 3 && !SMALL_WORDS.contains(&word.as_str()));
@@ -99,7 +99,7 @@ async fn plan(mut research: Research, _: Context) -> Result<Research, StepError>
     Ok(research)
 }
 
-/// Ranks the documents by how often they speak of the topic, and takes the best two.
+/// Ranks the documents by occurrences of the topic, and selects the best two.
 async fn search(mut research: Research, context: Context) -> Result<Research, StepError> {
     let topic = &research.topics[0];
     let mut ranked = Vec::new();
@@ -117,7 +117,7 @@ async fn search(mut research: Research, context: Context) -> Result<Research, St
     Ok(research)
 }
 
-/// Takes what the documents say about the topic: paragraphs, and of tables and lists the line.
+/// Extracts the passages about the topic: paragraphs, and single lines of tables and lists.
 async fn read(mut research: Research, _: Context) -> Result<Research, StepError> {
     research.passages.clear();
     for name in &research.found {
@@ -133,7 +133,7 @@ async fn read(mut research: Research, _: Context) -> Result<Research, StepError>
     Ok(research)
 }
 
-/// Asks the model. Its answer is kept before anything else happens, and what it cost is counted with it.
+/// Asks the model. `once` records the answer before any further work, together with its usage.
 async fn summarise(mut research: Research, context: Context) -> Result<Research, StepError> {
     let Some(topic) = research.topics.pop_front() else { return Ok(research) };
     let summary = context.once("summary", async {
@@ -157,7 +157,8 @@ async fn write(research: Research, context: Context) -> Result<Research, StepErr
     Ok(research)
 }
 
-/// Stands for a language model: of each passage it says the first sentence about the topic. Put a call of yours here.
+/// A stand-in for a language model: returns the first sentence about the topic of each passage. Put your own
+/// call here.
 async fn ask_model(topic: &str, passages: &[String]) -> Result<(String, Usage), StepError> {
     let is_about = |sentence: &&str| sentence.to_lowercase().contains(topic);
     let sentences = passages.iter().filter_map(|passage| passage.split_inclusive(". ").find(is_about));

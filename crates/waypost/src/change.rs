@@ -1,8 +1,8 @@
-//! What a changed definition means for a run that is under way. Pure.
+//! The effect of a changed definition on a run in progress. Pure.
 //!
-//! Steps are compared by id and fingerprint, never by place: comments, order, names, timeouts and retries are not in a
-//! fingerprint and so touch nothing. A step is touched where what it does changed, where it came or went, or where a
-//! step that is not finished any more stands before it.
+//! Steps are compared by id and fingerprint, not by place. Comments, order, names, timeouts and retries are
+//! not in a fingerprint, so changes of these have no effect. A step is affected after a change of its
+//! definition, an addition or a removal. A step that now comes after an unfinished step is affected, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -12,41 +12,41 @@ use crate::plan::{Action, Cause, Plan};
 use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind};
 use crate::shape::{END, Shape, Step, Unfinished};
 
-/// How one step differs.
+/// The change of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The step.
     pub step: StepId,
-    /// What happened to it.
+    /// The kind of the change.
     pub kind: ChangeKind,
-    /// It is finished in this run, or branches of it are under way that belong together, so that results would have to be
-    /// thrown away.
+    /// The step is finished in this run, or has open branches of a shared definition, so that results would
+    /// be discarded.
     pub touches_finished: bool,
-    /// That is so because branches of it are under way.
+    /// The reason is the step's open branches.
     pub half_done: bool,
 }
 
-/// What happened to a step between two definitions.
+/// The kind of a change between two definitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new.
+    /// The step is new.
     Added,
-    /// It is gone.
+    /// The step was removed.
     Removed,
-    /// It does something else.
+    /// The definition of the step changed.
     Altered,
-    /// Only steps within it do, none of which is finished: its branches go on where they stand.
+    /// Only nested steps changed, none of them finished: the branches continue from their positions.
     Within,
     /// Only the list of items changed: items on both lists keep the results.
     Relisted,
-    /// It leads elsewhere: to other steps, or to the end. It may do something else too, which is not told apart.
+    /// The routes changed: to other steps, or to the end. The rest of the definition may have changed, too.
     Rerouted {
-        /// Where it led, sorted.
+        /// The old targets, sorted.
         before: Vec<StepId>,
-        /// Where it leads now, sorted.
+        /// The new targets, sorted.
         now: Vec<StepId>,
     },
-    /// It is as it was, but now comes after this step, which is not finished.
+    /// The step did not change, but comes after this unfinished step now.
     Reordered(StepId),
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Names where a step leads. One without a choice leads to the end of its branch.
+/// Returns the names of the route targets; `end` without routes.
 fn told(targets: &[StepId]) -> String {
     if targets.is_empty() {
         return format!("`{END}`");
@@ -75,7 +75,7 @@ fn told(targets: &[StepId]) -> String {
     targets.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(" or ")
 }
 
-/// Says whether a definition is that of a graph: the same steps with the same meaning, in whatever order.
+/// Returns whether a definition matches a graph: the same steps with the same fingerprints, in any order.
 pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
     definition.steps.len() == shape.steps().len()
         && definition.steps.iter().all(|print| {
@@ -85,7 +85,8 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 
 /// Compares the definition of a run with another graph.
 ///
-/// `before` is the graph of the run's own definition, `position` where it stands; `within` as for [`carry_over`].
+/// `before` is the graph of the run's own definition, `position` the run's position; `within` as for
+/// [`carry_over`].
 pub fn changes(
     before: &Shape,
     position: &Position,
@@ -148,7 +149,7 @@ pub fn changes(
     changes
 }
 
-/// Says whether two openers differ in their lists of items and in nothing else.
+/// Returns whether two openers differ only in their lists of items.
 fn is_relisted(old: &Step, new: &Step) -> bool {
     let prints = |step: &Step| {
         let steps = step.children.iter().flat_map(|children| children.shape.steps());
@@ -158,7 +159,7 @@ fn is_relisted(old: &Step, new: &Step) -> bool {
     is_same && old.list.is_some() && new.list.is_some() && old.list != new.list && prints(old) == prints(new)
 }
 
-/// Says whether a step has opened branches that are of one definition, and has not joined them.
+/// Returns whether a step has open branches of a shared definition.
 fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
     let mut entries = position.frontier.iter().filter(|entry| entry.step == *id);
@@ -174,12 +175,12 @@ fn is_amid_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
 /// A position carried over to another graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CarriedOver {
-    /// Where the run stands now.
+    /// The new position.
     pub position: Position,
-    /// Steps that were finished, or half done by branches, and run again, in the order of the new graph, each with the
-    /// step that is the reason: the step itself if it changed, or the one before it that is not finished any more.
+    /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
+    /// changed step, or the newly unfinished upstream step.
     pub redone: Vec<(StepId, StepId)>,
-    /// Openers with branches and with another list of items.
+    /// Openers with branches and a changed list of items.
     pub relisted: Vec<StepId>,
 }
 
@@ -192,23 +193,24 @@ pub struct Carry<'a> {
     pub position: &'a Position,
     /// The definition so far.
     pub definition: &'a Definition,
-    /// The other graph.
+    /// The new graph.
     pub after: &'a Shape,
-    /// Openers whose branches stay, although steps of the branches changed.
+    /// Openers whose branches stay, although nested steps changed.
     pub within: &'a BTreeSet<StepId>,
     /// Finished steps with results to keep: changed steps, and steps downstream of unfinished steps.
     pub kept: &'a BTreeSet<StepId>,
     /// The newest ends of finished steps outside the ledger.
     pub ends: &'a BTreeMap<StepId, Settled>,
-    /// A person is asked about reruns of steps with `idempotent: false`.
+    /// A person must confirm reruns of steps with `idempotent: false`.
     pub asks: bool,
 }
 
-/// Carries a position over to another graph: a finished step stays finished if all steps upstream are finished too.
+/// Carries a position over to another graph: a finished step stays finished if all upstream steps are
+/// finished.
 ///
-/// A changed finished step is open again, and each finished step downstream of an open step. This is a deliberate redo:
-/// steps begin in a new epoch, with new keys and with attempts counted from 1. A kept step stays finished. Downstream of an
-/// open step a kept result is reusable with any input.
+/// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
+/// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
+/// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
 pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     let Carry { before, position, definition, after, within, kept, ends, asks } = *carry;
     let unfinished = Unfinished::of(before, position);
@@ -230,7 +232,7 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
             relisted.insert(step.id.clone(), fan.since);
             continue;
         }
-        // The passes of a step that changes itself count: it goes on with the next.
+        // The passes of a changed step with `repeat` count: it continues with the next pass.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
         let is_amid_hooks = known.is_some_and(|entry| is_amid_hooks(before, entry));
@@ -239,7 +241,8 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
             continue;
         }
         let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
-        // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are compared.
+        // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are
+        // compared.
         let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
         let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
         let is_kept =
@@ -324,7 +327,7 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
         position.ledger.remove(&step);
         position.reusable.entry(step).or_default().insert(1, result);
     }
-    // Branches of another definition cannot go on.
+    // Branches of another definition cannot continue.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
@@ -339,7 +342,7 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
     CarriedOver { position, redone, relisted }
 }
 
-/// Says in a plan that was made for a position carried over why finished steps run again.
+/// Sets action and cause of rerun steps in a plan for a carried-over position.
 pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
         let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };

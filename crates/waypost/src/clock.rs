@@ -1,15 +1,15 @@
 //! Time as an argument.
 //!
-//! The library asks a [`Clock`] and never the system, so that a test can set the time. Times in records are for
-//! people; order is `seq`, never the clock.
+//! The library reads a [`Clock`] and never the system time, so that a test can set the time. Times in records
+//! are for display; the order is `seq`, never the clock.
 
 use std::fmt::Debug;
 
 use jiff::Timestamp;
 
-/// Tells the time of day.
+/// A source of the current time.
 pub trait Clock: Debug + Send + Sync {
-    /// Returns the time of day in UTC, with nanoseconds where the system has them.
+    /// Returns the current time in UTC, with nanoseconds if the system has them.
     fn now(&self) -> Timestamp;
 }
 

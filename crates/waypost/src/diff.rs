@@ -1,4 +1,4 @@
-//! What differs between two states, value by value.
+//! Differences between two states, value by value.
 //!
 //! ```
 //! use serde_json::json;
@@ -11,14 +11,14 @@
 //! assert_eq!(lines, [r#"+ plan[0]: "search""#, "~ cost: 1.5 -> 1.75", "- draft: true"]);
 //! ```
 //!
-//! Objects are compared by key, whatever the order of their members. In arrays, elements that stayed the same are
-//! found wherever they moved to together, so that an insertion is one difference; between them, elements with the same
-//! `id`, `key` or `name` belong together, and otherwise those at the same place.
+//! Objects are compared by key, whatever the order of their members. In arrays, unchanged elements are
+//! matched even after a common move, so that an insertion is a single difference. Between matches, elements
+//! with the same `id`, `key` or `name` are paired, others by index.
 //!
-//! The work is bounded. Finding what stayed the same in an array gives up after [`EDITS_MAX`] insertions and removals,
-//! and in all arrays together after [`COMPARISONS_MAX`] comparisons; such arrays are compared place by place. All the
-//! rest takes time in proportion to the size of the two states, times the depth of arrays in arrays. The answer
-//! borrows from the states and copies nothing but paths.
+//! The work is bounded. The matching in an array stops after [`EDITS_MAX`] insertions and removals, and in
+//! all arrays together after [`COMPARISONS_MAX`] comparisons; further arrays are compared index by index. The
+//! rest takes time proportional to the size of both states, times the nesting depth of arrays. The result
+//! borrows from the states and copies only paths.
 
 use std::fmt;
 use std::io;
@@ -33,38 +33,39 @@ mod same;
 
 pub use array::{COMPARISONS_MAX, EDITS_MAX};
 
-/// Longest text of a value that is shown to people; programs get values whole.
+/// Longest displayed text of a value; programs get full values.
 const VALUE_BYTES_SHOWN_MAX: usize = 160;
 
-/// One place at which two states differ.
+/// A place where two states differ.
 ///
-/// `Display` is a line for people, with long values clipped. Serialised it is `{"path": …, "change": "added" |
-/// "removed" | "changed", "before": …, "after": …}`, the path a JSON pointer, the values whole.
+/// `Display` is a line for people, with long values clipped. The serialised form is `{"path": ..., "change":
+/// "added" | "removed" | "changed", "before": ..., "after": ...}`, with a JSON pointer as the path, and full
+/// values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference<'a> {
-    /// Where. Indices are those of the second state; only an element that was removed has that of the first.
+    /// The path. Indices refer to the second state; for a removed element, to the first.
     pub path: FieldPath,
-    /// What became of it.
+    /// The change of the value.
     #[serde(flatten)]
     pub change: Change<'a>,
 }
 
-/// What became of a value.
+/// The change of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "change", rename_all = "snake_case")]
 pub enum Change<'a> {
-    /// Only the second state has it.
+    /// Only the second state has the value.
     Added {
         /// The value.
         after: &'a Value,
     },
-    /// Only the first state has it.
+    /// Only the first state has the value.
     Removed {
         /// The value.
         before: &'a Value,
     },
-    /// Both have something there, and it is not the same; objects and arrays are looked into, so at least one of the
-    /// two is neither, or they are not of one kind.
+    /// Both states have a value, and the values differ. Objects and arrays are compared by content, so at
+    /// least one value is a scalar, or the kinds differ.
     Changed {
         /// The value in the first state.
         before: &'a Value,
@@ -73,16 +74,16 @@ pub enum Change<'a> {
     },
 }
 
-/// Compares two states; nothing differs if and only if they are equal.
+/// Compares two states; the result is empty exactly if the states are equal.
 ///
-/// The differences come in the order of the first state's members, those that were added last.
+/// The differences are in the order of the first state's members; added members come last.
 pub fn diff<'a>(before: &'a Value, after: &'a Value) -> Vec<Difference<'a>> {
     let mut walk = Walk { path: FieldPath::default(), found: Vec::new(), comparisons_left: COMPARISONS_MAX };
     walk.compare(before, after);
     walk.found
 }
 
-/// A comparison under way.
+/// A comparison in progress.
 struct Walk<'a> {
     path: FieldPath,
     found: Vec<Difference<'a>>,
@@ -139,14 +140,14 @@ struct Shown<'a>(&'a Value);
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = Clipped(Vec::new());
-        // An error means that the rest of it is not wanted.
+        // An error here means that the text is full.
         let whole = serde_json::to_writer(&mut text, self.0).is_ok();
         f.write_str(&String::from_utf8_lossy(&text.0))?;
         if whole { Ok(()) } else { f.write_str("…") }
     }
 }
 
-/// Takes the begin of a text, up to the end of a character.
+/// Keeps the beginning of a text, up to a character boundary.
 struct Clipped(Vec<u8>);
 
 impl io::Write for Clipped {

@@ -1,10 +1,10 @@
-//! The disk as a careful store sees it: few calls, and what each of them promises once the power is gone.
+//! The disk interface of file stores: few calls, each with a precise durability guarantee.
 //!
-//! A store that keeps files makes every disk call through [`Disk`], so that a test can be the disk: one that dies
-//! at any call, loses whatever was not synced, or answers with any error. This file owns the trait, the real disk
-//! behind it ([`RealDisk`]), and one loop that writes all of a buffer. It knows no store, no record and no format.
+//! A file store makes every disk call through [`Disk`], so that a test can implement the disk: it can fail at
+//! any call, lose all unsynced data, or return any error. This file has the trait, the real disk
+//! ([`RealDisk`]), and a loop that writes a whole buffer. It knows no store, record or format.
 //!
-//! Two things are durable apart from each other: what is in a file, and that a folder has an entry of that name.
+//! The bytes of a file and its entry in a folder become durable separately.
 //!
 //! ```text
 //! create_new  write  sync  rename  sync_dir      after a power cut right after that call:
@@ -24,161 +24,160 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
-/// What a file of ours may be done with, and by whom: its owner reads and writes it, nobody else anything.
+/// Permissions of our files: read and write for the owner only.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The same for folders, which must also be entered.
+/// Permissions of our folders: the same, with the right to enter.
 const FOLDER_MODE: Mode = Mode::RWXU;
 
-/// What a name in a folder stands for. Symbolic links are not followed.
+/// The type of a folder entry. Symbolic links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// Anything else: a symbolic link, a pipe, a socket, a device. A store leaves these alone.
+    /// Another type: a symbolic link, a pipe, a socket, a device. Stores ignore these.
     Other,
 }
 
-/// One name in a folder.
+/// An entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The name, without the folder.
     pub name: OsString,
-    /// What it stands for.
+    /// The type.
     pub kind: Kind,
 }
 
-/// What is known of a file or folder without reading it.
+/// Type and length of a file or folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metadata {
-    /// What it is.
+    /// The type.
     pub kind: Kind,
-    /// The length in bytes of a file; of no meaning for anything else.
+    /// The length of a file in bytes; meaningless for other types.
     pub len: u64,
 }
 
-/// A disk that files are kept on.
+/// A disk for files.
 ///
-/// All calls block. A call that changes something is one attempt: nothing is retried in here, neither an interrupted
-/// call nor a failed sync. A path names its last component itself: a symbolic link there is never followed. All calls may be made
-/// from several threads at once.
+/// All calls block. A modifying call is a single attempt: neither an interrupted call nor a failed sync is
+/// retried. The last component of a path is never followed as a symbolic link. All calls are thread-safe.
 ///
 /// # Contract
-/// - **Nothing is durable until it is synced.** After a power cut, any subset of what was not synced is there, in
-///   any order; a write may be there in part. What a killed process wrote stays, for the kernel has it.
-/// - **The bytes of a file** are made durable by [`DiskFile::sync`] of it, **an entry of a folder** (a name that came, went
-///   or was moved) by [`Disk::sync_dir`] of that folder; each of the two does nothing for the other.
-/// - **`rename` is atomic**: after a power cut the target is what it was or what it became, never missing, never
-///   mixed. Between two folders it is durable once both were synced.
-/// - **A failed sync is final**: the bytes that it was about may be lost although they can still be read, and a
-///   later sync that succeeds says nothing about them. Write them again, into another file.
-/// - **A call that fails changed nothing**, except a sync.
+/// - **Data is durable only after a sync.** After a power failure, any subset of the unsynced data exists, in
+///   any order; a write may exist in part. Data written by a killed process stays, as the kernel has it.
+/// - **The bytes of a file** become durable by its [`DiskFile::sync`], **an entry of a folder** (a created,
+///   removed or moved name) by [`Disk::sync_dir`] of the folder; each has no effect on the other.
+/// - **`rename` is atomic**: after a power failure the target is the old or the new file, never missing,
+///   never mixed. A rename between two folders is durable once both are synced.
+/// - **A failed sync is final**: the affected bytes may be lost although they are still readable, and a later
+///   successful sync proves nothing about them. Write them again, into another file.
+/// - **A failed call changed nothing**, except a sync.
 ///
 /// # Errors
-/// Every method answers with the [`io::Error`] of the system call, not wrapped, so that
-/// [`io::Error::raw_os_error`] and [`io::Error::kind`] say what it was: whoever calls knows the path and says it.
+/// Every method returns the [`io::Error`] of the system call, unwrapped, so that [`io::Error::raw_os_error`]
+/// and [`io::Error::kind`] identify the cause; the caller adds the path.
 ///
 /// # Source
-/// man 2 fsync, rename, open; Pillai and others, "All File Systems Are Not Created Equal" (2014), for what may be
-/// reordered; Rebello and others, "Can Applications Recover from fsync Failures?" (2020), for the failed sync.
+/// man 2 fsync, rename, open; Pillai and others, "All File Systems Are Not Created Equal" (2014), about
+/// reordering; Rebello and others, "Can Applications Recover from fsync Failures?" (2020), about the failed
+/// sync.
 pub trait Disk: fmt::Debug + fmt::Display + Send + Sync {
-    /// Creates a file that must not exist, for its owner only (0600), and opens it for writing.
+    /// Creates a new file for the owner only (0600), and opens it for writing.
     ///
-    /// Neither its name nor its bytes are durable yet.
+    /// Name and bytes are not durable yet.
     ///
     /// # Errors
-    /// - [`io::ErrorKind::AlreadyExists`]: something has that name; it was not touched.
-    /// - [`io::ErrorKind::NotFound`]: the folder is not there.
+    /// - [`io::ErrorKind::AlreadyExists`]: the name exists; the existing object did not change.
+    /// - [`io::ErrorKind::NotFound`]: the folder does not exist.
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
 
-    /// Opens a file that must exist; what is written goes to its end.
+    /// Opens an existing file for appending.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`]: there is no such file. Anything but a regular file is refused too.
+    /// [`io::ErrorKind::NotFound`]: the file does not exist. Other types than regular files are refused, too.
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
 
     /// Reads a whole file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// - [`io::ErrorKind::NotFound`]: there is no such file.
-    /// - [`io::ErrorKind::FileTooLarge`]: it is longer than `bytes_max`.
-    /// - Anything but a regular file is refused.
+    /// - [`io::ErrorKind::NotFound`]: the file does not exist.
+    /// - [`io::ErrorKind::FileTooLarge`]: the file is longer than `bytes_max`.
+    /// - Other types than regular files are refused.
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>>;
 
-    /// Reads at most `bytes_max` bytes of a file from `offset` on: fewer only where the file ends, none at or
-    /// behind its end.
+    /// Reads at most `bytes_max` bytes of a file from `offset`: fewer only at the end of the file, none at or
+    /// beyond its end.
     ///
     /// # Errors
-    /// As [`Disk::read`], except that no file is too large.
+    /// As [`Disk::read`], without a limit on the file's size.
     fn read_at(&self, path: &Path, offset: u64, bytes_max: usize) -> io::Result<Vec<u8>>;
 
-    /// Gives a file or folder another name, in place of any file that has it; a folder goes only where there is
-    /// nothing or an empty folder.
+    /// Renames a file or folder, replacing an existing file; a folder may only replace an empty folder.
     ///
-    /// Atomic, but durable only once the folders of both names are synced. If both names stand for the very same
-    /// file already (hard links), nothing happens and both stay.
+    /// Atomic; durable once the folders of both names are synced. If both names are hard links to the same
+    /// file, nothing happens and both stay.
     fn rename(&self, source: &Path, target: &Path) -> io::Result<()>;
 
-    /// Gives a file a second name, durable once the folder of that name is synced.
+    /// Adds a second name to a file; durable once the folder of this name is synced.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`]: something has that name; it was not touched.
+    /// [`io::ErrorKind::AlreadyExists`]: the name exists; the existing object did not change.
     fn hard_link(&self, source: &Path, target: &Path) -> io::Result<()>;
 
-    /// Takes away a name of a file. Until its folder is synced, a power cut may bring the name back.
+    /// Removes a name of a file. Until its folder is synced, a power failure may restore the name.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes a folder for its owner only (0700) in a folder that must exist; a folder of that name is left as it is.
+    /// Creates a folder for its owner only (0700) in an existing folder; an existing folder stays unchanged.
     ///
-    /// Durable once the folder around it is synced; a folder that was found may not be durable either.
+    /// Durable once the parent folder is synced; an existing folder may not be durable either.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`]: the name stands for something else than a folder.
+    /// [`io::ErrorKind::AlreadyExists`]: the name exists with another type.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Removes an empty folder. Durable once the folder around it is synced.
+    /// Removes an empty folder. Durable once the parent folder is synced.
     ///
     /// # Errors
-    /// [`io::ErrorKind::DirectoryNotEmpty`]: it has entries.
+    /// [`io::ErrorKind::DirectoryNotEmpty`]: the folder has entries.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes all changes to the entries of a folder durable that were made until now. It says nothing about the
-    /// bytes of the files, nor about the entries of folders in it.
+    /// Makes all changes to the entries of a folder durable. Does not affect the bytes of the files, nor the
+    /// entries of subfolders.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
     /// Lists the entries of a folder, sorted by the bytes of their names.
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
 
-    /// Says what a name stands for and how long it is.
+    /// Returns the type and length of a path.
     fn metadata(&self, path: &Path) -> io::Result<Metadata>;
 }
 
-/// An open file. Everything is written to its end. Dropping it closes it and makes nothing durable.
+/// An open file. Writes append to its end. A drop closes the file and makes nothing durable.
 ///
-/// The contract and the errors are those of [`Disk`].
+/// Contract and errors as for [`Disk`].
 pub trait DiskFile: fmt::Debug + Send + Sync {
-    /// Writes some of `bytes` to the end of the file and says how many, which may be fewer than all;
-    /// [`write_whole`] writes them all.
+    /// Appends some of `bytes` to the file and returns the count, possibly fewer than all; [`write_whole`]
+    /// writes all bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Cuts the file off after `len` bytes. Durable by the next sync.
+    /// Truncates the file to `len` bytes. Durable after the next sync.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`]: the file is shorter than that, and would have to grow.
+    /// [`io::ErrorKind::InvalidInput`]: the file is shorter than `len`, and would have to grow.
     fn truncate(&mut self, len: u64) -> io::Result<()>;
 
-    /// Makes the bytes and the length of the file durable (fdatasync, on Apple systems `F_FULLFSYNC`), but not
-    /// its name. Times and other metadata may be lost.
+    /// Makes the bytes and the length of the file durable (fdatasync, on Apple systems `F_FULLFSYNC`), but
+    /// not its name. Times and other metadata may be lost.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Writes all of `bytes`, however many calls it takes: short writes are continued, interrupted ones made again.
+/// Writes all of `bytes`: continues short writes, and repeats interrupted ones.
 ///
 /// # Errors
-/// The first other error; then any part may have been written. [`io::ErrorKind::WriteZero`] when the disk takes
-/// nothing and gives no reason.
+/// The first other error; any part may then have been written. [`io::ErrorKind::WriteZero`]: the disk accepts
+/// no bytes, without an error.
 pub fn write_whole(file: &mut dyn DiskFile, bytes: &[u8]) -> io::Result<()> {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -221,7 +220,7 @@ impl Disk for RealDisk {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut bytes = Vec::with_capacity(usize::try_from(len).map_err(|_| io::ErrorKind::FileTooLarge)?);
-        // One byte more than allowed shows a file that has grown since its length was asked for.
+        // An extra byte detects a file that grew since its length was read.
         file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -292,7 +291,7 @@ impl Disk for RealDisk {
             FileType::Directory => Kind::Folder,
             _ => Kind::Other,
         };
-        // A length is never negative; the C type is signed for the sake of `lseek`.
+        // A length is never negative; the C type is signed because of `lseek`.
         Ok(Metadata { kind, len: u64::try_from(stat.st_size).unwrap_or(0) })
     }
 }
@@ -317,7 +316,7 @@ impl DiskFile for RealFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        // Not `File::sync_data`, which tries again by itself when it is interrupted.
+        // Not `File::sync_data`, which retries interrupted calls.
         #[cfg(target_vendor = "apple")]
         return Ok(rustix::fs::fcntl_fullfsync(&self.file)?);
         #[cfg(not(target_vendor = "apple"))]
@@ -325,8 +324,8 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Opens a regular file that exists, and says how long it is. A pipe or a device in its place is refused without
-/// waiting for its other end.
+/// Opens an existing regular file, and returns its length. Refuses a pipe or device in its place without
+/// blocking.
 fn open_regular(path: &Path, access: OFlags) -> io::Result<(File, u64)> {
     let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -335,11 +334,11 @@ fn open_regular(path: &Path, access: OFlags) -> io::Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// Refuses what is no regular file in the place of one. To be asked of something opened with `O_NONBLOCK`, or before it
-/// is opened: opening a pipe waits for its other end, reading from a terminal for a person.
+/// Refuses other types than regular files. Call it on an object opened with `O_NONBLOCK`, or before the open:
+/// opening a pipe blocks, and so does reading from a terminal.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`], which says what is there instead.
+/// [`io::ErrorKind::InvalidInput`], with the type found.
 pub fn check_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
     let kind = metadata.file_type();
     let found = match () {

@@ -1,8 +1,8 @@
-//! Events: what records say, one line each, for logs, screens and other programs.
+//! Events: the content of records, a line for each event, for logs, screens and other programs.
 //!
-//! Events are derived from records, without their bodies, and from nothing else, so that they can be made again at any time and are the same
-//! on every store. What is to be done is never read from them: `events.jsonl` may be deleted. This module knows neither
-//! files nor stores.
+//! Events are derived only from records, without their bodies. They can be generated again at any time, and
+//! are the same on every store. No decision reads events: `events.jsonl` may be deleted. This module knows
+//! neither files nor stores.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -23,48 +23,52 @@ pub use cause::RerunCause;
 pub use cursor::{Cursor, InvalidCursor};
 pub(crate) use notes::{EVIDENCE_FAILED, STEP_INVALIDATED, STEP_REUSED, STEP_SETTLED};
 
-/// Version of the event line. It is not that of the record: a line may gain members while records stay as they are.
+/// Version of the event line, separate from the record format: a line may gain members while records do not
+/// change.
 pub const EVENT_VERSION: u32 = 1;
 
-/// Key of the wait of a step that waits for a signal: what answers it is told as [`EventKind::Signalled`].
+/// Key of a step's wait for a signal; its answer becomes [`EventKind::Signalled`].
 pub const SIGNAL_KEY: &str = "signal";
 
-/// One line of the audit log.
+/// A line of the audit log.
 ///
-/// Serialised, it is one JSON object: the members below, with `event` and what belongs to it in the place of `what`.
+/// The serialised form is a JSON object with the members below; `event` and its fields take the place of
+/// `what`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// [`EVENT_VERSION`].
     pub v: u32,
-    /// Names the event.
+    /// The name of the event.
     pub cursor: Cursor,
-    /// When its record was made, for people.
+    /// Creation time of the record, for display.
     pub ts: Timestamp,
     /// The run.
     pub run: RunId,
     /// The branch.
     #[serde(rename = "scope")]
     pub branch: BranchPath,
-    /// The record it is derived from.
+    /// The record of the event.
     pub seq: u64,
-    /// What led to it, written as checkpoints are, `RUN@SEQ` or `RUN/BRANCH@SEQ`:
+    /// The cause, written as a checkpoint reference, `RUN@SEQ` or `RUN/BRANCH@SEQ`:
     ///
-    /// - of a step that starts because another ended, the record of that end, which is the event's own record;
-    /// - of all else, the record that its own one continues: the one before, or, after a rollback, the one gone back to;
-    /// - at the begin of a child branch, the branch that opened it, without `@SEQ`: `RUN` or `RUN/BRANCH`;
-    /// - at the begin of a run and after a restart, nothing.
+    /// - for a step that starts because another ended: the record of this end, which is the event's own
+    ///   record;
+    /// - for all other events: the record that the event's record continues, the previous one or the target
+    ///   of a rollback;
+    /// - at the begin of a child branch: the opening branch, without `@SEQ`: `RUN` or `RUN/BRANCH`;
+    /// - at the begin of a run and after a restart: `None`.
     pub parent: Option<String>,
-    /// The step it speaks of.
+    /// The step of the event.
     pub step: Option<StepId>,
-    /// The attempt of that step.
+    /// The attempt of the step.
     pub attempt: Option<u32>,
-    /// What happened.
+    /// The kind of the event.
     #[serde(flatten)]
     pub what: EventKind,
-    /// Place in the loops around the step.
+    /// Passes of the loops around the step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub iteration: Vec<u32>,
-    /// How often the step was deliberately redone.
+    /// How many requested reruns the step had.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub epoch: u32,
 }
@@ -74,84 +78,84 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// What happened, by the name it has in the line.
+/// The kind of an event, by its name in the line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
     /// The run began.
     RunStarted,
-    /// The run began from a checkpoint of another.
+    /// The run began from a checkpoint of another run.
     RunForked,
-    /// The run was taken up again.
+    /// The run was resumed.
     RunResumed,
-    /// An older position holds again.
+    /// An older position was restored.
     RunRolledBack {
-        /// The record gone back to.
+        /// The record of the restored position.
         to: Option<u64>,
     },
-    /// Nothing goes on until an answer, a signal or a time.
+    /// The run stopped and waits for an answer, a signal or a time.
     RunWaiting,
-    /// Everything is done.
+    /// All steps are done.
     RunCompleted {
         /// `completed`, or `completed_with_failures`.
         status: RunStatus,
     },
-    /// A step failed, and nothing goes on by itself. `step` is that one: of several, the first that failed.
+    /// A step failed, and the run stopped. `step` is the first failed step.
     RunFailed {
-        /// The branch of that step, where it is not the event's.
+        /// The branch of the failed step, if it differs from the event's branch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step_branch: Option<BranchPath>,
-        /// Its error and the causes, outermost first.
+        /// The error and its causes, outermost first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         error: Vec<String>,
     },
-    /// It was stopped.
+    /// The run was stopped.
     RunInterrupted {
         /// `interrupted`, or `in_doubt`.
         status: RunStatus,
     },
-    /// It was cancelled for good.
+    /// The run was cancelled for good.
     RunCancelled,
     /// A step was started.
     StepStarted,
-    /// A step is done.
+    /// A step completed.
     StepCompleted(Box<Ended>),
-    /// A step failed, and is not tried again by itself.
+    /// A step failed, without a further automatic retry.
     StepFailed(Box<Failed>),
-    /// A try of a step failed, and the step is tried again by itself.
+    /// An attempt failed, and the step is retried automatically.
     StepRetried(Box<Failed>),
-    /// A step was passed over.
+    /// A step was skipped.
     StepSkipped {
-        /// Why.
+        /// The cause.
         cause: SkipCause,
     },
-    /// A child branch began; `step` is the one that opened it.
+    /// A child branch began; `step` is its opener.
     ItemStarted {
-        /// Its key.
+        /// The key of the child.
         key: String,
     },
-    /// A child branch ended well, or was passed over.
+    /// A child branch completed, or was skipped.
     ItemCompleted {
-        /// Its key.
+        /// The key of the child.
         key: String,
-        /// How it ended.
+        /// How the branch ended.
         end: End,
     },
     /// A child branch failed for good, or was cancelled.
     ItemDead {
-        /// Its key.
+        /// The key of the child.
         key: String,
-        /// How it ended.
+        /// How the branch ended.
         end: End,
     },
-    /// A service was started; `step` is its own. Logs of older versions have a `custom` of this name in its place.
+    /// A service was started for `step`. Logs of older versions have a `custom` event of this name instead.
     ServiceStarted {
-        /// It had ended before, and was needed again.
+        /// The service had ended before, and was needed again.
         had_ended: bool,
     },
-    /// The end of a step left force, or its result out of force was not reused: the step runs again.
+    /// The end of a step left force, or its result out of force was not reused: the step reruns.
     StepInvalidated {
-        /// Why.
+        /// The cause.
         cause: RerunCause,
     },
     /// A result out of force counts again, without an execution.
@@ -163,35 +167,36 @@ pub enum EventKind {
     StepSettled {
         /// `skipped` or `done`.
         how: String,
-        /// The `code` `settled`, who chose (`by`), and when (`at`).
+        /// The `code` `settled`, the person (`by`), and the time (`at`).
         cause: Value,
     },
-    /// A checkpoint was written. Each record says so once.
+    /// A checkpoint was written: one event for each record.
     CheckpointWritten {
-        /// Why it was written.
+        /// The reason of the record.
         reason: Reason,
-        /// The digest of the record, which the next one names as `prev`.
+        /// The digest of the record, which the next record names as `prev`.
         digest: Digest,
-        /// The size of header and body, if it has one; a store may keep them smaller.
+        /// The size of header and body, if the record has a body; a store may compress them.
         bytes: u64,
     },
-    /// A checkpoint could not be written when it was due, which is tolerated; what it would have held is in this one.
+    /// A checkpoint could not be written when due, and the failure was tolerated; this record has its
+    /// content.
     CheckpointFailed {
-        /// Which one it would have been.
+        /// The reference of the missing checkpoint.
         at: String,
-        /// Why it could not be written.
+        /// The error of the write.
         error: String,
     },
     /// The evidence of a step was checked.
     EvidenceChecked(Checked),
     /// A step was stopped before its end, or stopped itself to wait.
     Interrupted {
-        /// Who asked for it: a signal's name or a person.
+        /// The requester: a signal's name or a person.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
-        /// Something had run.
+        /// The process had started.
         in_progress: bool,
-        /// What it waits for.
+        /// The open waits.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         waits: Vec<Wait>,
     },
@@ -202,91 +207,93 @@ pub enum EventKind {
         /// The answer.
         value: Value,
     },
-    /// A signal came that a step waited for, by the key [`SIGNAL_KEY`]. Logs of older versions have `answered` in its place.
+    /// A signal arrived for a waiting step, with the key [`SIGNAL_KEY`]. Logs of older versions have
+    /// `answered` instead.
     Signalled {
         /// Key of the wait.
         key: String,
-        /// What came with it; null where that was nothing.
+        /// The value of the signal; null without a value.
         value: Value,
     },
-    /// Damaged records were passed over and moved aside.
+    /// Damaged records were skipped and quarantined.
     Quarantined {
-        /// The first of them, where that can be told.
+        /// The first damaged record, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<u64>,
-        /// The last of them.
+        /// The last damaged record.
         to: u64,
     },
-    /// States of older checkpoints were let go, for good; the checkpoints themselves are never. A run that keeps only so
-    /// many says it in the record that it writes next: the last ones that a session lets go, it does behind that.
+    /// States of older checkpoints were dropped for good; the checkpoints themselves stay. The next record
+    /// after the drop has this event; a prune writes a separate record. States dropped after the last record
+    /// of a session have no event.
     Pruned {
-        /// How many.
+        /// The number of states.
         states: u64,
-        /// Bytes that they had.
+        /// Their size in bytes.
         bytes: u64,
-        /// How many of the newest are kept.
+        /// The number of newest states kept.
         keep: u64,
     },
     /// Tokens and cost.
     Usage(Usage),
     /// A durable result inside a step.
     Progress {
-        /// Its key.
+        /// The key of the result.
         key: String,
-        /// Its value.
+        /// The value of the result.
         value: Value,
     },
-    /// Something that a step or the engine says in its own words.
+    /// A custom event of a step or of the engine.
     Custom {
-        /// Its name.
+        /// The name of the event.
         name: String,
-        /// Its data.
+        /// The data of the event.
         data: Value,
     },
 }
 
-/// How a step ended, in an event.
+/// The end of a step, in an event.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Exit code of its process, if it had one.
+    /// Exit code of the process, if the step had a process.
     pub exit_code: Option<i32>,
-    /// Its outputs, where they are small.
+    /// The outputs, if small.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub outputs: Map<String, Value>,
-    /// Their size in bytes, where they are not.
+    /// Size of the outputs in bytes, if large.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs_bytes: Option<u64>,
-    /// Bytes that it printed.
+    /// Bytes printed by the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_bytes: Option<u64>,
 }
 
-/// How a try failed, in an event.
+/// The failure of an attempt, in an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failed {
     /// The kind of failure.
     pub kind: FailureKind,
     /// The error and its causes, outermost first.
     pub error: Vec<String>,
-    /// The workflow goes on all the same.
+    /// The failure is tolerated.
     pub tolerated: bool,
-    /// How far it came.
+    /// Exit code, outputs and log, as far as present.
     #[serde(flatten)]
     pub ended: Ended,
 }
 
-/// Verdicts, counted.
+/// Counted verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
-    /// Claims in all.
+    /// All claims.
     pub total: u32,
-    /// Those that hold.
+    /// Claims that hold.
     pub ok: u32,
-    /// Those that do not.
+    /// Claims that do not hold.
     pub failed: u32,
-    /// Those that could not be checked.
+    /// Claims that could not be checked.
     pub unknown: u32,
-    /// Those that were not checked on purpose.
+    /// Claims that were deliberately not checked.
     pub skipped: u32,
 }
 
@@ -327,15 +334,15 @@ impl From<&Failure> for Failed {
     }
 }
 
-/// The note of a record that says that a service was started: with its `step`, and whether it `had_ended` before.
+/// The note about the start of a service: its `step`, and whether it `had_ended` before.
 pub const SERVICE_STARTED: &str = "service_started";
-/// The note of a record that says that one could not be written before it: `at`, and the `error`.
+/// The note about an earlier record that could not be written: `at`, and the `error`.
 pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
-/// The note of a record that says that states were let go before it: how many `states` of how many `bytes`, and how many
-/// it was told to `keep`. Also the key of the record that is written for nothing else.
+/// The note about dropped states: how many `states` of how many `bytes`, and the limit `keep`. Also the key
+/// of a record written only for this note.
 pub const PRUNED: &str = "pruned";
 
-/// Makes the note that says what retention let go, if that is anything.
+/// Returns the note about states dropped by retention; `None` if no state was dropped.
 pub(crate) fn pruned(trimmed: Trimmed, keep: u32) -> Option<Note> {
     let Trimmed { checkpoints, bytes } = trimmed;
     let data = json!({ "states": checkpoints, "bytes": bytes, "keep": keep.max(RETENTION_MIN) });
@@ -346,17 +353,17 @@ fn is_pruned(note: &Note) -> bool {
     matches!(note, Note::Event { name, .. } if name == PRUNED)
 }
 
-/// Returns what a record says, in order: how the branch began or went on, what became of the step, what starts, how
-/// branch and run stand.
+/// Returns the events of a record, in order: begin or resume of the branch, outcome of the step, starts of
+/// steps, end of branch and run.
 ///
-/// The body is not looked at: a record without it, as retention leaves it, says the same.
+/// Ignores the body: a record without its body, as after retention, has the same events.
 pub fn of(record: &Record) -> Vec<Event> {
     let header = record.header();
     let mut told = Told { header, parent: parent(header), events: Vec::with_capacity(4) };
     told.begin();
     told.phase();
     told.beside();
-    // A join goes on with what was started before.
+    // A join continues a step that was started before.
     for start in header.started.iter().filter(|start| !start.joins) {
         told.start(start);
     }
@@ -366,7 +373,7 @@ pub fn of(record: &Record) -> Vec<Event> {
     told.events
 }
 
-/// What a record continues, as [`Event::parent`] says.
+/// Returns the cause as defined by [`Event::parent`].
 fn parent(header: &Header) -> Option<String> {
     if let Some(seq) = header.basis() {
         return Some(reference(header, seq));
@@ -412,7 +419,7 @@ impl Told<'_> {
         self.events.push(event);
     }
 
-    /// Says something of the run, or of the step that opened the branch, not of the record's step.
+    /// Adds an event about the run, or about the opener of the branch, not about the record's step.
     fn say_of(&mut self, step: Option<StepId>, what: EventKind) {
         self.say(what);
         let event = self.events.last_mut().expect("an event was just pushed");
@@ -448,7 +455,7 @@ impl Told<'_> {
             _ => false,
         };
         if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() && !opens {
-            // What was finished where it was forked stands before it.
+            // Records before this one were copied from the parent run.
             self.say_of(None, EventKind::RunForked);
         }
         if header.resumed {
@@ -471,7 +478,7 @@ impl Told<'_> {
     fn phase(&mut self) {
         let header = self.header;
         match &header.phase {
-            // The starts speak for themselves; what is restored was told by its reason.
+            // Starts have their own events; a restored position has an event by its reason.
             Phase::Started | Phase::Restored => {}
             Phase::Completed(ending) => self.say(EventKind::StepCompleted(Box::new(ending.into()))),
             Phase::Failed(failure) if failure.retried => {
@@ -484,7 +491,7 @@ impl Told<'_> {
                 waits: Vec::new(),
             }),
             Phase::Waiting(waits) if waits.iter().all(|wait| wait.on == WaitKind::Children) => {
-                // The branches speak for themselves; how many there are, only here.
+                // Each branch has its own events; the number of items appears only here.
                 for value in waits.iter().filter_map(|wait| wait.question.as_ref()?.get("items").cloned()) {
                     self.say(EventKind::Progress { key: "items".to_owned(), value });
                 }
@@ -493,7 +500,7 @@ impl Told<'_> {
                 self.say(EventKind::Interrupted { by: None, in_progress: true, waits: waits.clone() });
             }
             Phase::Skipped(cause) => self.say(EventKind::StepSkipped { cause: cause.clone() }),
-            // Its note says it.
+            // The note has its own event.
             Phase::Progress { key, .. } if key == PRUNED && header.notes.iter().any(is_pruned) => {}
             Phase::Progress { key, value } => {
                 let (key, value) = (key.clone(), value.clone());
@@ -541,7 +548,7 @@ impl Told<'_> {
                 Note::Warning(text) => {
                     self.say(EventKind::Custom { name: "warning".to_owned(), data: json!(text) });
                 }
-                // It stands in the report.
+                // Text for the report only.
                 Note::Report(_) => {}
             }
         }
@@ -560,7 +567,7 @@ impl Told<'_> {
                 None => {}
             }
         }
-        // How the run stands may be written on any branch: on one that the last batch had a record of.
+        // Any branch can carry the status of the run: a branch with a record in the last batch.
         let Some(status) = header.status.filter(|_| !header.stands_as_before()) else { return };
         let what = match status {
             RunStatus::Queued | RunStatus::Running => return,
@@ -578,7 +585,7 @@ impl Told<'_> {
     }
 }
 
-/// Returns the step that a note names.
+/// Returns the step named in a note.
 fn step_in(data: &Value) -> Option<StepId> {
     data["step"].as_str().and_then(|step| StepId::new(step).ok())
 }

@@ -1,12 +1,12 @@
-//! Evidence: whether what a step claims to have done is there, now.
+//! Evidence: checks now whether the claimed results of a step exist.
 //!
-//! A [`Pack`](crate::record::Pack) has claims and the rule over them; a [`Probe`] checks claims of one kind; the
-//! [`Verifier`] asks the probes, in parallel and within limits, and gives a pack back with its verdicts. Only `ok` is
-//! trust, and it is earned: an empty pack, a missing expectation, a kind without a probe, a path that leaves its
-//! folder, a check that could not be made, none of them is ever `ok`.
+//! A [`Pack`](crate::record::Pack) has claims and a rule over them. A [`Probe`] checks claims of one kind.
+//! The [`Verifier`] calls the probes, in parallel and within limits, and returns the pack with verdicts. Only
+//! `ok` is trusted. Never `ok` are: an empty pack, a missing expectation, a kind without a probe, a path that
+//! leaves its folder, and an impossible check.
 //!
-//! Three probes need nothing but this crate: `artifact_exists`, `file_sha256` and `command_exit`. Others implement
-//! [`Probe`] and are given to [`Verifier::with_probe`].
+//! This crate has three probes: `artifact_exists`, `file_sha256` and `command_exit`. Further probes implement
+//! [`Probe`] and are added by [`Verifier::with_probe`].
 //!
 //! ```text
 //!   claims --> cheap ones first, so many at once --> probe --> ok | failed
@@ -36,7 +36,7 @@
 //! # }
 //! ```
 //!
-//! Nothing here knows runs or stores; when to check what is the business of plan, engine and recorder.
+//! This module does not know runs or stores. Plan, engine and recorder decide when to check.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -69,74 +69,77 @@ pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
 pub use spot::{Spot, find_spot};
 pub use verifier::{Limits, Verifier};
 
-/// Recorded kind of claims that a file or folder is there.
+/// Recorded kind of claims that a file or folder exists.
 pub const ARTIFACT_EXISTS: &str = "artifact_exists";
 /// Recorded kind of claims about the digest of a file.
 pub const FILE_SHA256: &str = "file_sha256";
-/// Recorded kind of claims about the exit code that a step recorded.
+/// Recorded kind of claims about the recorded exit code of a step.
 pub const COMMAND_EXIT: &str = "command_exit";
 
 /// Checks claims of one kind.
 ///
 /// # Contract
-/// - A check changes nothing and runs nothing that the claim does not name.
-/// - A claim whose expectation is missing or not understood is never `ok`: [`Finding::failed`] where it can never
-///   hold, [`Finding::unknown`] where another version of the probe might know it.
-/// - What does not hold as the world is like is [`Finding::differs`] or [`Finding::absent`], and no other finding is: only
-///   of these the opposite holds.
-/// - It looks at [`Claim::terms`] no more than a check needs: the [`Verifier`] does what they say.
-/// - A check may be dropped at any time, and must then end by itself soon.
-/// - A check, pin or glance that panics makes its claim `unknown`, and takes down neither the caller nor other checks.
-/// - A check never blocks its thread: while it does, no limit can end it, and other checks and steps wait. What blocks, as
-///   reading a file, belongs into [`tokio::task::spawn_blocking`].
-/// - One call is one attempt: the [`Verifier`] sets the time and tries again.
+/// - A check changes nothing, and runs nothing that the claim does not name.
+/// - A claim with a missing or unknown expectation is never `ok`: [`Finding::failed`] if it can never hold,
+///   [`Finding::unknown`] if another version of the probe might know the expectation.
+/// - If the world differs from the expectation, the finding is [`Finding::differs`] or [`Finding::absent`],
+///   in no other case. Only for these two findings the negated claim holds.
+/// - A probe reads [`Claim::terms`] only as far as a check needs: the [`Verifier`] applies them.
+/// - A check may be dropped at any time, and must then end soon.
+/// - A panic in a check, pin or glance makes the claim `unknown`, and affects neither the caller nor other
+///   checks.
+/// - A check never blocks its thread: no limit could end it, and other checks and steps would wait. Blocking
+///   work, such as reading a file, belongs into [`tokio::task::spawn_blocking`].
+/// - A call is a single attempt: the [`Verifier`] sets the time limit and retries.
 #[async_trait]
 pub trait Probe: Debug + Send + Sync {
-    /// Returns the recorded kind of the claims that it checks, such as `file_sha256`.
+    /// Returns the recorded kind of the probe's claims, such as `file_sha256`.
     fn kind(&self) -> &str;
 
-    /// Says what a check costs; cheap ones are made first.
+    /// Returns the cost of a check; cheap checks are made first.
     fn cost(&self) -> Cost;
 
-    /// Says whether what it checks dies with the machine: a process, a port, a container.
+    /// Returns whether the subjects end with the machine: a process, a port, a container.
     fn is_live(&self) -> bool;
 
-    /// Says whether what a claim is about is of one machine, as files and processes are: of a claim made on another one
-    /// nothing can be said.
+    /// Returns whether the subject of a claim is local to a machine, as files and processes are. Such a claim
+    /// from another machine cannot be checked.
     fn is_local(&self, claim: &Claim) -> bool;
 
-    /// Says of a claim on [terms](crate::record::Terms::fast) that trust a [stamp](Claim::stamp) whether the stamp is still
-    /// that of then: what a check would come to that need not read. Nothing is said of what takes a check to know.
+    /// Returns the result of a check without a read, if [terms](crate::record::Terms::fast) and
+    /// [stamp](Claim::stamp) of the claim allow it and the stamp is unchanged. Returns `None` if a full check
+    /// is needed.
     ///
-    /// It is called where blocking is no harm, with many claims one after the other, and may take some microseconds.
+    /// May block for some microseconds; called on a blocking thread, with many claims in a row.
     fn glance(&self, _claim: &Claim, _site: &Site) -> Option<Finding> {
         None
     }
 
-    /// Checks a claim against the world as it is now.
+    /// Checks a claim against the present state of the world.
     async fn check(&self, claim: &Claim, site: &Site) -> Finding;
 
-    /// Takes from the world what a claim shall expect from now on. An `ok` finding carries it as found.
+    /// Measures the future expectation of a claim, and returns the value in an `ok` finding.
     ///
-    /// A kind that cannot be pinned answers [`Finding::failed`]. Null is nothing to pin: the claim is `failed` then.
+    /// A kind without pins returns [`Finding::failed`]. A null value cannot be pinned: the claim is `failed`
+    /// then.
     async fn pin(&self, claim: &Claim, site: &Site) -> Finding;
 }
 
-/// What a check costs, in the order in which checks are made.
+/// The cost of a check. Checks are made in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cost {
-    /// It looks at what was recorded.
+    /// Reads only recorded values.
     Recorded,
-    /// It asks the system about a name.
+    /// Asks the system about a name.
     Asking,
-    /// It reads a file, as long as that may be.
+    /// Reads a file of any length.
     Reading,
-    /// It waits for another program or machine.
+    /// Waits for another program or machine.
     Waiting,
 }
 
-/// Returns the names of the files that subjects lead to, where those are not the subjects themselves
-/// ([`Claim::file`]); in their order. What is not found out before `deadline` has none.
+/// Returns, in order, the canonical names of the subjects' files ([`Claim::file`]); `None` if the subject is
+/// already the canonical name, or if the lookup is not done by `deadline`.
 pub(crate) async fn other_names(
     subjects: Vec<String>,
     site: &Site,
@@ -150,7 +153,7 @@ pub(crate) async fn other_names(
     }
 }
 
-/// Where claims are checked, and what was recorded there.
+/// The place of checks: base folder, allowed folders, machine, and the recorded exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     base: Option<PathBuf>,
@@ -168,47 +171,47 @@ impl Default for Site {
 }
 
 impl Site {
-    /// Makes a site whose paths lie beneath `base`, the folder that the run's steps work in.
+    /// Creates a site with paths beneath `base`, the working folder of the run's steps.
     pub fn beneath(base: impl Into<PathBuf>) -> Self {
         Self { base: Some(base.into()), ..Self::default() }
     }
 
-    /// Makes a site without a folder: claims about files cannot be checked there.
+    /// Creates a site without a folder: claims about files cannot be checked there.
     pub fn nowhere() -> Self {
         Self::default()
     }
 
-    /// Allows absolute paths beneath `folder` too.
+    /// Allows absolute paths beneath `folder`, too.
     #[must_use]
     pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
         self.allowed.push(folder.into());
         self
     }
 
-    /// Goes by another name than that of this machine.
+    /// Sets the host name, in place of this machine's name.
     #[must_use]
     pub fn on_host(self, host: impl Into<String>) -> Self {
         Self { host: host.into(), ..self }
     }
 
-    /// Says that all machines see the same files there: claims about them can be checked wherever they were made.
+    /// Marks the files as shared between all machines: claims about them can be checked on any machine.
     #[must_use]
     pub fn shared(self) -> Self {
         Self { is_shared: true, ..self }
     }
 
-    /// Sets the exit code that the step recorded.
+    /// Sets the recorded exit code of the step.
     #[must_use]
     pub fn with_exit_code(self, exit_code: Option<i32>) -> Self {
         Self { exit_code, ..self }
     }
 
-    /// Returns the folder that paths lie beneath, if there is one.
+    /// Returns the base folder, if there is one.
     pub fn base(&self) -> Option<&Path> {
         self.base.as_deref()
     }
 
-    /// Returns the folders beneath which absolute paths are allowed.
+    /// Returns the folders of allowed absolute paths.
     pub fn allowed(&self) -> &[PathBuf] {
         &self.allowed
     }
@@ -218,18 +221,18 @@ impl Site {
         &self.host
     }
 
-    /// Returns the machine that a claim was made on, if only that one could check it.
+    /// Returns the machine of a claim, if only this other machine could check it.
     pub(crate) fn is_foreign_to<'a>(&self, claim: &'a Claim) -> Option<&'a str> {
         claim.host.as_deref().filter(|host| !self.is_shared && *host != self.host)
     }
 
-    /// Returns the exit code that the step recorded.
+    /// Returns the recorded exit code of the step.
     pub fn exit_code(&self) -> Option<i32> {
         self.exit_code
     }
 }
 
-/// What one check came to.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
     verdict: Verdict,
@@ -237,7 +240,7 @@ pub struct Finding {
     why: Option<String>,
     stamp: Option<String>,
     may_change: bool,
-    /// It is what the world is like, and not what is wrong with the claim.
+    /// The finding describes the world, not a flaw of the claim.
     is_of_world: bool,
 }
 
@@ -246,57 +249,57 @@ impl Finding {
         Self { verdict, found, why, stamp: None, may_change: false, is_of_world: false }
     }
 
-    /// Says that the claim holds, and what was found.
+    /// Creates a finding: the claim holds, with the value found.
     pub fn ok(found: impl Into<Value>) -> Self {
         Self { is_of_world: true, ..Self::of(Verdict::Ok, found.into(), None) }
     }
 
-    /// Says that the claim does not hold: what was found instead speaks for itself.
+    /// Creates a finding: the claim does not hold, as the value found shows.
     pub fn differs(found: impl Into<Value>) -> Self {
         Self { is_of_world: true, ..Self::of(Verdict::Failed, found.into(), None) }
     }
 
-    /// Says that the claim does not hold, as what it is about is not there.
+    /// Creates a finding: the claim does not hold, as its subject does not exist.
     pub fn absent(why: impl Into<String>) -> Self {
         Self { is_of_world: true, ..Self::failed(why) }
     }
 
-    /// Says that the claim can never hold, and why. Its opposite ([`Terms::not`](crate::record::Terms::not)) does not
-    /// hold either.
+    /// Creates a finding: the claim can never hold, for this reason. Its negation
+    /// ([`Terms::not`](crate::record::Terms::not)) does not hold either.
     pub fn failed(why: impl Into<String>) -> Self {
         Self::of(Verdict::Failed, Value::Null, Some(why.into()))
     }
 
-    /// Says that the check could not be made, and that trying again in a moment would not help.
+    /// Creates a finding: the check could not be made, and a retry within moments would not help.
     pub fn unknown(why: impl Into<String>) -> Self {
         Self::of(Verdict::Unknown, Value::Null, Some(why.into()))
     }
 
-    /// Says why, beside what was found.
+    /// Adds a reason to the value found.
     #[must_use]
     pub fn because(self, why: impl Into<String>) -> Self {
         Self { why: Some(why.into()), ..self }
     }
 
-    /// Says how what was found looked from outside, for a claim whose [terms](crate::record::Terms::fast) trust that later.
+    /// Adds the stamp of the subject, for a claim whose [terms](crate::record::Terms::fast) trust stamps.
     #[must_use]
     pub fn stamped(self, stamp: impl Into<String>) -> Self {
         Self { stamp: Some(stamp.into()), ..self }
     }
 
-    /// Says whether it tells what the world is like, and not what is wrong with the claim: then the opposite of a claim that
-    /// does not hold does.
+    /// Returns whether the finding describes the world, not a flaw of the claim. If so, a failed claim's
+    /// negation holds.
     pub fn is_of_world(&self) -> bool {
         self.is_of_world
     }
 
-    /// Makes it one by which the opposite of the claim does not hold either: what that would be about could not be looked at.
+    /// Marks the finding as failing the negated claim, too: its subject could not be inspected.
     #[must_use]
     pub fn either_way(self) -> Self {
         Self { is_of_world: false, ..self }
     }
 
-    /// Makes it that of the opposite claim.
+    /// Converts the finding to the finding of the negated claim.
     fn reversed(self) -> Self {
         match (self.verdict, self.is_of_world) {
             (Verdict::Ok, true) => Self { verdict: Verdict::Failed, why: None, ..self },
@@ -305,7 +308,7 @@ impl Finding {
         }
     }
 
-    /// Says that the check could not be made just now: it is tried again while there is time.
+    /// Creates a finding: the check could not be made yet, and is retried while time remains.
     pub fn unknown_yet(why: impl Into<String>) -> Self {
         Self { may_change: true, ..Self::unknown(why) }
     }
@@ -315,12 +318,12 @@ impl Finding {
         self.verdict
     }
 
-    /// Returns what was found; null where there is nothing to show.
+    /// Returns the value found; null without a value.
     pub fn found(&self) -> &Value {
         &self.found
     }
 
-    /// Returns why it does not hold or could not be checked, where that is not plain from what was found.
+    /// Returns the reason of a failed or unknown verdict, if the value found does not show it.
     pub fn why(&self) -> Option<&str> {
         self.why.as_deref()
     }

@@ -1,4 +1,4 @@
-//! What a local store keeps of a run for people: `events.jsonl`, `report.md`, `logs/`.
+//! The folder of a run, for people: `events.jsonl`, `report.md`, `logs/`.
 //!
 //! ```text
 //! runs/RUN/            0700
@@ -9,13 +9,13 @@
 //!   scratch/...        what steps under way hand over; there only while somebody works on the run
 //! ```
 //!
-//! Events and report are derived from records after their commit. What is to be done is never read from them; that a
-//! store has lost records which it once acknowledged, the log may tell ([`Told`]). So a failure
-//! to write them never fails the commit: it is remembered ([`RunFolder::take_trouble`]) and nothing more is written to
-//! that file until the run is taken up again, when [`RunFolder::heal`] adds what is missing. What a commit costs here
-//! does not depend on how long the run is: one write to each file, neither of them synced.
+//! Events and report are derived from records after their commit. No decision reads them; only a store's loss
+//! of acknowledged records can be detected from the log ([`Told`]). A failed write therefore never fails the
+//! commit: the error is kept ([`RunFolder::take_trouble`]), and the file is not written any more in this
+//! session. At the next open, [`RunFolder::heal`] adds the missing part. The cost of a commit does not depend
+//! on the length of the run: a write to each file, without a sync.
 //!
-//! This module owns the names in the folder that are listed above. It knows no store: records are handed to it.
+//! This module owns the names listed above. It does not know stores: callers pass records.
 
 use std::fmt;
 use std::io;
@@ -35,24 +35,24 @@ pub use blobs::{append_blob, read_blob, sync_blob};
 pub use deletion::{begin_deletion, deletions, end_deletion, is_deleting};
 pub use told::{Told, has_told};
 
-/// How every unfinished file of ours begins. Only the holder of a run removes what a crash left of them.
+/// The name prefix of unfinished files. Only the holder of a run removes them after a crash.
 pub const TEMP_PREFIX: &str = ".tmp-";
 
-/// The report for people in a run's folder.
+/// The report in a run's folder.
 pub const REPORT: &str = "report.md";
-/// The folder, in that of a run, for files that steps under way write to and the engine reads. A kill leaves it behind;
-/// the next who takes the run up removes it, with whatever secrets steps may have put there.
+/// The scratch folder in a run's folder: running steps write files there, and the engine reads them. After a
+/// kill, the next holder removes the folder, with any secrets from steps.
 pub const SCRATCH: &str = "scratch";
 
-/// Deepest folder in a run's folder that is removed with it: blobs lie in folders of their own.
+/// Deepest nesting of folders removed with a run: blobs have folders of their own.
 const DEPTH_MAX: u32 = 64;
 
-/// How many names for an unfinished file are tried. Each one that is taken is a leftover of a process with our number.
+/// Most names tried for an unfinished file. Each taken name is a leftover of a process with the same number.
 const TEMP_NAMES_MAX: u32 = 1_000;
 
-/// The folder of a run, as its one writer sees it.
+/// The folder of a run, for its single writer.
 ///
-/// Log and report may be written from two threads at once: neither waits for the other.
+/// Two threads may write log and report in parallel, without waiting for each other.
 #[derive(Debug)]
 pub struct RunFolder {
     disk: Arc<dyn Disk>,
@@ -63,7 +63,7 @@ pub struct RunFolder {
     trouble: Mutex<Option<Trouble>>,
 }
 
-/// A file for people that could not be written. What it lacks is added when the run is next taken up.
+/// A file for people that could not be written. The next open of the run adds the missing part.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", .path.display())]
 pub struct Trouble {
@@ -74,8 +74,7 @@ pub struct Trouble {
 }
 
 impl RunFolder {
-    /// Stands for the folder at `path`. Nothing is touched before something is written; then the folder and the one
-    /// around it are made if need be.
+    /// Creates a handle for the folder at `path`. The first write creates the folder and its parent.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
         let events = events::EventFile::new(path.join(told::EVENTS_FILE));
         let report = report::ReportFile::new(path.join(REPORT), run.clone());
@@ -89,21 +88,22 @@ impl RunFolder {
         }
     }
 
-    /// Returns where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes down what was committed: lines and sections of `records`, in their order.
+    /// Writes the lines and sections of committed `records`, in order.
     ///
-    /// To be called once after each commit. It does not fail: see [`take_trouble`](Self::take_trouble).
+    /// Call it once after each commit. It does not fail: see [`take_trouble`](Self::take_trouble).
     pub fn committed(&self, records: &[Record]) {
         self.log(records);
         self.report(records);
     }
 
-    /// The first half of [`committed`](Self::committed): the lines of the log, which bear witness to what the store
-    /// acknowledged. Records of several commits may be handed over together, in their order: they are written at once.
+    /// The first half of [`committed`](Self::committed): the lines of the log, which prove the
+    /// acknowledgement of records. Records of several commits may be passed together, in order, for a single
+    /// write.
     pub fn log<'a>(&self, records: impl IntoIterator<Item = &'a Record>) {
         if self.make() {
             let written = lock(&self.events).committed(self.disk.as_ref(), records);
@@ -111,8 +111,8 @@ impl RunFolder {
         }
     }
 
-    /// The other half, for which nobody need wait: the sections of the report. Records of several commits are best
-    /// handed over together: they are written at once.
+    /// The second half: the sections of the report, which may be written later. Pass records of several
+    /// commits together, for a single write.
     pub fn report<'a>(&self, records: impl IntoIterator<Item = &'a Record>) {
         if self.make() {
             let records: Vec<&Record> = records.into_iter().collect();
@@ -121,15 +121,15 @@ impl RunFolder {
         }
     }
 
-    /// Mends what a crash left behind, when the run is taken up by a new writer and before it appends.
+    /// Repairs the folder after a crash, when a new writer opens the run, before its first append.
     ///
-    /// Takes away unfinished files, what steps handed over, and the torn last line of `events.jsonl`, and adds what is
-    /// missing. `newest_first` gives the records of all branches against the order of their commits, and is asked only until
-    /// both files have one of them, or for [`HEAL_RECORDS_MAX`] of them: older ones are not written down again.
+    /// Removes unfinished files, the scratch folder, and the torn last line of `events.jsonl`; adds missing
+    /// lines and sections. `newest_first` yields the records of all branches in reverse order of commit. The
+    /// iterator is read until both files have a record, or up to [`HEAL_RECORDS_MAX`] records: older records
+    /// are not written again.
     ///
     /// # Errors
-    /// Those of `newest_first`. Troubles of the files themselves are remembered as for
-    /// [`committed`](Self::committed).
+    /// Those of `newest_first`. Errors of the files themselves are kept as in [`committed`](Self::committed).
     pub fn heal<E>(&self, newest_first: impl Iterator<Item = Result<Record, E>>) -> Result<(), E> {
         let removed = remove_leftovers(self.disk.as_ref(), &self.path)
             .and_then(|()| remove_folder(self.disk.as_ref(), &self.path.join(SCRATCH)));
@@ -148,7 +148,7 @@ impl RunFolder {
         let report = self.path.join(REPORT);
         let mut written = report::Written::new(self.disk.as_ref(), &report);
         let mut missing = Vec::new();
-        // How many of them each file lacks, once that is known.
+        // The number of records missing from each file, once known.
         let (mut unlogged, mut unreported) = (None, None);
         for record in newest_first.take(HEAL_RECORDS_MAX) {
             let record = record?;
@@ -181,12 +181,12 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Returns what went wrong since it was last asked, if anything did.
+    /// Returns the last error since the previous call, if any.
     pub fn take_trouble(&self) -> Option<Trouble> {
         lock(&self.trouble).take()
     }
 
-    /// Makes the folder, once; says whether it is there.
+    /// Creates the folder once; returns whether it exists.
     fn make(&self) -> bool {
         if self.made.get().is_none() {
             match make_folder(self.disk.as_ref(), &self.path) {
@@ -204,17 +204,17 @@ impl RunFolder {
     }
 }
 
-/// Locks, and goes on after a panic elsewhere: a file that was being written to then is mended when it is next taken up.
+/// Locks, ignoring poison: a file under write during a panic is repaired at the next open.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Most records that [`RunFolder::heal`] writes down again: after a power cut the kernel had half a minute of them at
-/// most; a file that a person deleted comes back with its newest part.
+/// Most records that [`RunFolder::heal`] writes again. After a power failure the kernel had at most half a
+/// minute of records; a file deleted by a person comes back with its newest part.
 pub const HEAL_RECORDS_MAX: usize = 10_000;
 
-/// Most records that a report may be behind its log: more than a store lets wait. Steps that say nothing leave no trace in
-/// a report, however many records they have.
+/// Most records that a report may lag its log: more than a store delays. Steps without an outcome leave no
+/// trace in a report, however many records they have.
 const REPORT_RECORDS_MAX: usize = 2_000;
 
 impl fmt::Display for RunFolder {
@@ -223,7 +223,7 @@ impl fmt::Display for RunFolder {
     }
 }
 
-/// Creates an unfinished file in `folder`, under a name that nobody else uses.
+/// Creates an unfinished file in `folder`, under a unique name.
 ///
 /// # Errors
 /// As [`Disk::create_new`].
@@ -241,10 +241,10 @@ pub fn create_temp(disk: &dyn Disk, folder: &Path) -> io::Result<(PathBuf, Box<d
     }
 }
 
-/// Removes the unfinished files in a folder. For the holder of the run, when no other writer can be at work there.
+/// Removes the unfinished files in a folder. For the holder of the run, when no other writer can be active.
 ///
 /// # Errors
-/// As [`Disk::list`] and [`Disk::remove`]; a folder that is not there has none.
+/// As [`Disk::list`] and [`Disk::remove`]; a missing folder is not an error.
 pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     let entries = match disk.list(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -259,11 +259,11 @@ pub fn remove_leftovers(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder with all that is in it, or what else has that name; links are removed and not followed. Nothing
-/// happens if it is not there.
+/// Removes a folder with its content, or a file of this name; links are removed and not followed. A missing
+/// path is not an error.
 ///
 /// # Errors
-/// As [`Disk::list`] and [`Disk::remove`]: then some of it may be left. One that is nested deeper than any of ours is
+/// As [`Disk::list`] and [`Disk::remove`]: a part may then be left. Deeper nesting than in our own folders is
 /// refused.
 pub fn remove_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     remove_folder_at(disk, path, 0)
@@ -285,7 +285,7 @@ fn remove_folder_at(disk: &dyn Disk, path: &Path, depth: u32) -> io::Result<()> 
     disk.remove_dir(path)
 }
 
-/// Makes the folder of a run, and the one around it.
+/// Creates the folder of a run, and its parent.
 fn make_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     match disk.create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -296,8 +296,8 @@ fn make_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file as a whole by what `write` writes. Not synced: a power cut may leave the old one, the new one or an empty
-/// one.
+/// Replaces a file by the output of `write`, without a sync: a power failure may leave the old file, the new
+/// file or an empty one.
 fn replace_with(
     disk: &dyn Disk,
     path: &Path,
@@ -307,13 +307,13 @@ fn replace_with(
     let (temp, mut file) = create_temp(disk, folder)?;
     let written = write(file.as_mut()).and_then(|()| disk.rename(&temp, path));
     if written.is_err() {
-        // As well as can be: what is left is removed by the next holder.
+        // Best effort: the next holder removes the leftover.
         let _ = disk.remove(&temp);
     }
     written
 }
 
-/// Opens a file for appending, making it first if it is not there. Tells its length.
+/// Opens a file for appending, creating it if missing; returns its length, too.
 fn open_or_create(disk: &dyn Disk, path: &Path) -> io::Result<(Box<dyn DiskFile>, u64)> {
     match disk.open_append(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((disk.create_new(path)?, 0)),

@@ -1,7 +1,7 @@
-//! Names of things: runs, steps, branches, and the digest that names bytes.
+//! Names of runs, steps and branches, and digests of bytes.
 //!
-//! Every name is checked once, here, when it is made; the rest of the library relies on it. None of them is ever
-//! used as a path unescaped: [`BranchPath::file_name`] is the only form that reaches a folder.
+//! The constructor checks every name once; the rest of the library relies on the check. Names are never used
+//! as unescaped paths: [`BranchPath::file_name`] is the only form that reaches a folder.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
@@ -14,24 +14,24 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
-/// Longest run id: fits a file name with room for suffixes on every file system we know (255 bytes).
+/// Longest run id: a file name with room for suffixes on every known file system (255 bytes).
 pub const RUN_ID_BYTES_MAX: usize = 128;
 /// Longest step id: long enough for a sentence, short enough for a terminal line.
 pub const STEP_ID_BYTES_MAX: usize = 64;
 /// Longest branch key before encoding: a URL or a path fits; a document does not.
 pub const BRANCH_KEY_BYTES_MAX: usize = 1024;
-/// Deepest nesting of branches: forks in forks, far beyond what a person can follow.
+/// Deepest nesting of branches: forks in forks, far beyond human comprehension.
 pub const BRANCH_DEPTH_MAX: usize = 16;
 
 /// Why a name was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} `{name}` is not allowed: {rule}")]
 pub struct InvalidName {
-    /// What was to be named: `run id`, `step id` or `branch`.
+    /// The kind of name: `run id`, `step id` or `branch`.
     pub kind: &'static str,
     /// The name as given, clipped.
     pub name: String,
-    /// What would be right.
+    /// The rule for valid names.
     pub rule: &'static str,
 }
 
@@ -39,7 +39,7 @@ fn refuse(kind: &'static str, name: &str, rule: &'static str) -> InvalidName {
     InvalidName { kind, name: name.chars().take(80).collect(), rule }
 }
 
-/// Reads a name from its text.
+/// Parses a name from its text.
 struct Named<T>(PhantomData<T>);
 
 impl<T: FromStr<Err = InvalidName>> Visitor<'_> for Named<T> {
@@ -54,7 +54,7 @@ impl<T: FromStr<Err = InvalidName>> Visitor<'_> for Named<T> {
     }
 }
 
-/// Writes and reads a name as its text, without a copy in between: a header has a dozen of them.
+/// Serialises a name as its text, without an intermediate copy: a header has a dozen names.
 macro_rules! serde_as_text {
     ($name:ident) => {
         impl Serialize for $name {
@@ -80,10 +80,10 @@ macro_rules! text_id {
         serde_as_text!($name);
 
         impl $name {
-            /// Checks `text` and makes it a name.
+            /// Checks `text` and creates a name.
             ///
             /// # Errors
-            /// [`InvalidName`] says what would be right.
+            /// [`InvalidName`] has the rule for valid names.
             pub fn new(text: &str) -> Result<Self, InvalidName> {
                 $check(text)?;
                 Ok(Self(text.into()))
@@ -137,7 +137,7 @@ macro_rules! text_id {
             }
         }
 
-        // Equal text, equal hash, equal order: a map keyed by the id can be asked with plain text.
+        // Equal text, equal hash, equal order: a map with id keys can be queried with plain text.
         impl std::borrow::Borrow<str> for $name {
             fn borrow(&self) -> &str {
                 &self.0
@@ -155,19 +155,19 @@ text_id! {
     StepId, check_step_id
 }
 text_id! {
-    /// A line of execution in a run, as it is shown: `main`, or `summarise:eu`, nested with `/`.
+    /// A line of execution in a run, as displayed: `main`, or `summarise:eu`, nested with `/`.
     ///
-    /// A key may hold anything; in this form every byte of it but letters, digits, `.`, `_`, `-` is percent-encoded.
+    /// A key is arbitrary text; all bytes except letters, digits, `.`, `_`, `-` are percent-encoded.
     BranchPath, check_branch
 }
 
-/// Letters of the random end of a made id: Crockford's base 32, which has no letters that look alike.
+/// Letters of the random suffix of an id: Crockford's base 32, without ambiguous letters.
 const BASE_32: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// Most characters of a name in a made id: it stays readable in a list.
+/// Most characters of a name in a generated id, for readable lists.
 const NAME_CHARACTERS_MAX: usize = 40;
 
 impl RunId {
-    /// Makes an id of a name and four random characters; two of one name are the same once in a million.
+    /// Generates an id from a name and four random characters; two ids of one name collide once in a million.
     pub fn random(name: &str) -> Self {
         let mut slug = String::new();
         for c in name.chars() {
@@ -181,7 +181,7 @@ impl RunId {
         }
         let slug =
             Some(slug.trim_end_matches(['-', '.', '_'])).filter(|slug| !slug.is_empty()).unwrap_or("run");
-        // The keys of std's hash maps are taken from the system's randomness.
+        // The keys of std's hash maps come from the system's randomness.
         let random = RandomState::new().build_hasher().finish();
         let end = |place: u32| char::from(BASE_32[(random >> (5 * place)) as usize & 31]);
         let end: String = (0..4).map(end).collect();
@@ -259,15 +259,15 @@ impl BranchPath {
         &*self.0 == MAIN
     }
 
-    /// Returns how many branches stand above it: 0 for the main branch.
+    /// Returns the number of ancestors: 0 for the main branch.
     pub fn depth(&self) -> usize {
         if self.is_main() { 0 } else { self.0.bytes().filter(|byte| *byte == b'/').count() + 1 }
     }
 
-    /// Names the child that `step` opens for `key` on this branch.
+    /// Returns the path of the child that `step` opens for `key` on this branch.
     ///
     /// # Errors
-    /// [`InvalidName`] if the key is too long or the nesting too deep.
+    /// [`InvalidName`]: the key is too long or the nesting too deep.
     pub fn child(&self, step: &StepId, key: &str) -> Result<Self, InvalidName> {
         let mut text = String::with_capacity(self.0.len() + step.0.len() + key.len() + 2);
         if !self.is_main() {
@@ -277,23 +277,23 @@ impl BranchPath {
         text.push_str(&step.0);
         text.push(':');
         encode_key(key, &mut text);
-        // Nothing else can be wrong with it.
+        // All other rules hold by construction.
         if key.len() > BRANCH_KEY_BYTES_MAX || self.depth() == BRANCH_DEPTH_MAX {
             check_branch(&text)?;
         }
         Ok(Self(text.into()))
     }
 
-    /// Names the branch of a pass of `step` on this branch: `improve~2`.
+    /// Returns the path of a pass of `step` on this branch: `improve~2`.
     ///
     /// # Errors
-    /// [`InvalidName`] if the nesting is too deep.
+    /// [`InvalidName`]: the nesting is too deep.
     pub fn pass(&self, step: &StepId, pass: u32) -> Result<Self, InvalidName> {
         let above = if self.is_main() { String::new() } else { format!("{}/", self.0) };
         Self::new(&format!("{above}{step}~{pass}"))
     }
 
-    /// Returns the branch that opened this one, or `None` for the main branch.
+    /// Returns the parent branch, or `None` for the main branch.
     pub fn parent(&self) -> Option<Self> {
         if self.is_main() {
             return None;
@@ -301,8 +301,8 @@ impl BranchPath {
         Some(self.0.rsplit_once('/').map_or_else(Self::main, |(parent, _)| Self(parent.into())))
     }
 
-    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch. The key of a pass is its
-    /// number.
+    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch. The key
+    /// of a pass is its number.
     pub fn opened_by(&self) -> Option<(StepId, String)> {
         if self.is_main() {
             return None;
@@ -325,17 +325,17 @@ impl BranchPath {
     }
 }
 
-/// Says whether a text is the number of a pass: from 1, without zeros before it.
+/// Returns whether a text is the number of a pass: from 1, without leading zeros.
 fn is_pass(text: &str) -> bool {
     !text.starts_with('0') && text.parse::<u32>().is_ok_and(|pass| pass.to_string() == text)
 }
 
-/// Says whether a byte of a key is not encoded.
+/// Returns whether a byte of a key is not encoded.
 fn stands_as_it_is(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// Writes a key behind what is in `text`.
+/// Appends an encoded key to `text`.
 fn encode_key(key: &str, text: &mut String) {
     for byte in key.bytes() {
         if stands_as_it_is(byte) {
@@ -360,7 +360,7 @@ fn decode_key(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The SHA-256 of some exact bytes.
+/// The SHA-256 of exact bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
@@ -381,7 +381,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Hashes several pieces, each preceded by its length, so that no two lists collide by concatenation.
+    /// Hashes several pieces, each preceded by its length, so that lists with an equal concatenation differ.
     pub fn of_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -391,9 +391,9 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
-    /// Hashes a list of digests to one: the root of a tree in which each node hashes the two below it, a node without a
-    /// neighbour is taken up as it is, and leaves and inner nodes are told apart by a first byte. Of none, the digest of
-    /// nothing.
+    /// Hashes a list of digests to the root of a Merkle tree. Each inner node hashes its two children; a node
+    /// without a neighbour moves up unchanged. A first byte separates leaves from inner nodes. An empty list
+    /// gives the digest of empty input.
     ///
     /// # Source
     /// RFC 6962, section 2.1, for the first bytes.
@@ -416,7 +416,7 @@ impl Digest {
         row.first().copied().unwrap_or_else(|| Self::of(&[]))
     }
 
-    /// Takes a digest as a store keeps it.
+    /// Creates a digest from its stored bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -437,12 +437,12 @@ impl Digest {
     }
 }
 
-/// Hashes bytes that come piece by piece.
+/// Hashes bytes piece by piece.
 #[derive(Debug, Clone, Default)]
 pub struct Digester(Sha256);
 
 impl Digester {
-    /// Takes in the next piece.
+    /// Adds the next piece.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -502,7 +502,7 @@ impl From<Digest> for String {
     }
 }
 
-/// Where a checkpoint stands: `RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch.
+/// The place of a checkpoint: `RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckpointRef {
     /// The run.
@@ -514,7 +514,7 @@ pub struct CheckpointRef {
 }
 
 impl CheckpointRef {
-    /// Names a checkpoint of the main branch.
+    /// Creates the reference to a checkpoint of the main branch.
     pub fn main(run: RunId, seq: u64) -> Self {
         Self { run, branch: BranchPath::main(), seq }
     }

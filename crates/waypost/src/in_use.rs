@@ -1,11 +1,12 @@
-//! Files that this process has open under POSIX locks: nobody else in it may open and close them.
+//! Files that this process has open under POSIX locks: other code of the process must not open and close
+//! them.
 //!
-//! Such a lock belongs to the process and the file. It is let go as soon as *any* descriptor of the file is closed, also
-//! one that was only read from (`fcntl_locking(2)`). SQLite keeps its connections apart from each other by such locks and knows
-//! of its own descriptors only; who reads a database of this process past SQLite takes the locks of its connections
-//! away, and another process may then take the log of a living writer for one that was left behind.
+//! Such a lock belongs to process and file. Closing *any* descriptor of the file releases it, even a
+//! descriptor used only for reading (`fcntl_locking(2)`). SQLite separates connections by these locks, and
+//! knows only SQLite's own descriptors. A read of an open database past SQLite therefore releases the locks
+//! of SQLite's connections. Another process may then mistake the log of a living writer for an abandoned log.
 //!
-//! A store names its files here for as long as it has them open; whoever opens files that others name asks first.
+//! A store registers its open files here. Before opening files named by others, check here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,29 +18,29 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Device and inode.
 type Identity = (u64, u64);
 
-/// How often each file is named.
+/// The number of registrations of each file.
 static NAMED: Mutex<BTreeMap<Identity, usize>> = Mutex::new(BTreeMap::new());
 
 fn named() -> MutexGuard<'static, BTreeMap<Identity, usize>> {
     NAMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Files that are named for as long as this lives.
+/// Registration of files, for the lifetime of this value.
 #[derive(Debug, Default)]
 pub struct InUse {
     files: Mutex<Vec<Identity>>,
 }
 
 impl InUse {
-    /// Makes it with no file.
+    /// Creates an empty registration.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Names the file at `path`, if there is one.
+    /// Registers the file at `path`, if it exists.
     ///
     /// # Errors
-    /// When it cannot be looked at; it is not named then.
+    /// The file cannot be inspected, and is not registered.
     pub fn add(&self, path: &Path) -> io::Result<()> {
         let file = match fs::metadata(path) {
             Ok(file) => (file.dev(), file.ino()),
@@ -66,7 +67,7 @@ impl Drop for InUse {
     }
 }
 
-/// Says whether the file with these numbers of device and inode is named.
+/// Returns whether the file with this device and inode is registered.
 pub fn is_in_use(device: u64, inode: u64) -> bool {
     named().contains_key(&(device, inode))
 }

@@ -1,8 +1,8 @@
-//! Long work that survives: durable runs, checkpoints with evidence, and an exact resume.
+//! Durable execution of long work: runs, checkpoints with evidence, and exact resume.
 //!
-//! A [`Graph`] is made of steps: functions from a state to the next one. An [`Engine`] runs it over a store and leaves a
-//! checkpoint after every step. When the process dies, at any moment, a resume goes on where the run stood: nothing
-//! finished is done again, and nothing unfinished is left out.
+//! A [`Graph`] consists of steps: functions from a state to the next state. An [`Engine`] runs a graph over a
+//! store and writes a checkpoint after every step. After a crash at any moment, a resume continues at the
+//! last checkpoint: finished steps are not repeated, and unfinished steps are not left out.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -56,31 +56,32 @@
 //!
 //! | to | see |
 //! |---|---|
-//! | make a graph of steps, edges, routes and loops | [`Graph::builder`], [`graph::Builder`] |
-//! | run it, and go on with it | [`Engine::run`], [`Engine::resume`], and their streams of events: [`graph::Run::stream`] |
-//! | go on in several branches at once | [`Builder::fork`](graph::Builder::fork) |
-//! | work on many items, each with checkpoints of its own | [`Builder::each`](graph::Builder::each) |
-//! | try again what failed, and limit what takes long | [`Retry`], [`Builder::retry`](graph::Builder::retry), [`Builder::timeout`](graph::Builder::timeout), [`StepError::fatal`] |
+//! | build a graph of steps, edges, routes and loops | [`Graph::builder`], [`graph::Builder`] |
+//! | run and resume a graph | [`Engine::run`], [`Engine::resume`], and their streams of events: [`graph::Run::stream`] |
+//! | run several branches at once | [`Builder::fork`](graph::Builder::fork) |
+//! | process many items, each with its own checkpoints | [`Builder::each`](graph::Builder::each) |
+//! | retry failures, and limit time | [`Retry`], [`Builder::retry`](graph::Builder::retry), [`Builder::timeout`](graph::Builder::timeout), [`StepError::fatal`] |
 //! | ask a person | [`Context::interrupt`], [`Engine::answer`], [`Run::interrupt_before`](graph::Run::interrupt_before) |
-//! | not pay twice, sleep for a week, wait for a signal | [`Context::once`], [`Context::sleep`], [`Context::signal`] |
-//! | believe a step only by what it left behind | [`Builder::evidence`](graph::Builder::evidence), [`Engine::accept`], [`evidence`] |
-//! | see what happened | [`Engine::history`], [`Engine::inspect`] |
-//! | go back, or do a step again | [`Resume::from_checkpoint`](graph::Resume::from_checkpoint), [`Resume::from_step`](graph::Resume::from_step) |
-//! | begin a new run where another stood, and look at any checkpoint | [`Engine::fork`], [`Engine::inspect`], [`diff`](mod@diff) |
+//! | avoid a second payment, sleep for a week, wait for a signal | [`Context::once`], [`Context::sleep`], [`Context::signal`] |
+//! | trust a step only by its evidence | [`Builder::evidence`](graph::Builder::evidence), [`Engine::accept`], [`evidence`] |
+//! | inspect the history of a run | [`Engine::history`], [`Engine::inspect`] |
+//! | roll back, or rerun a step | [`Resume::from_checkpoint`](graph::Resume::from_checkpoint), [`Resume::from_step`](graph::Resume::from_step) |
+//! | fork a run, and inspect any checkpoint | [`Engine::fork`], [`Engine::inspect`], [`diff`](mod@diff) |
 //! | read states of older programs | [`schema::Migrations`] |
 //! | keep runs in memory, in a folder, or in SQLite | [`memory::MemoryStore`], [`file::FileStore`], the crate `waypost-sqlite` |
-//! | carry a checkpoint elsewhere | [`portable::Portable`], [`Engine::import`] |
-//! | write checkpoints from a loop of your own, with evidence | [`recorder`], [`evidence`] |
+//! | move a checkpoint to another store | [`portable::Portable`], [`Engine::import`] |
+//! | write checkpoints from your own loop, with evidence | [`recorder`], [`evidence`] |
 //!
 //! # How it works
 //!
-//! A run is a tree of branches, and a branch a chain of checkpoints; the newest one of each says all that is unfinished.
-//! [`plan`] turns that into decisions, purely; [`engine`] carries them out and appends what happened to a [`store`]. Read
-//! [`record`], [`store`] and [`plan`], in this order, and you have the whole idea. A workflow file runs through the same
-//! engine: [`graph`] is one [`engine::Program`], the workflow another.
+//! A run is a tree of branches, and a branch is a chain of checkpoints. The newest checkpoint of each branch
+//! lists all unfinished steps. [`plan`] derives decisions from it, without side effects; [`engine`] executes
+//! them and appends the results to a [`store`]. For the whole design, read [`record`], [`store`] and
+//! [`plan`], in this order. A workflow file runs through the same engine: [`graph`] is one
+//! [`engine::Program`], the workflow is another.
 //!
-//! The guide, in the folder `docs/guide` of the repository, leads from the first graph to human approval; the programs
-//! in `examples` are there to be copied from.
+//! The guide, in the folder `docs/guide` of the repository, leads from a first graph to human approval. The
+//! programs in `examples` are templates.
 
 pub mod change;
 pub mod clock;

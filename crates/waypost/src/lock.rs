@@ -1,13 +1,13 @@
-//! The kernel lock that makes one process the writer of a run.
+//! The kernel lock that makes a single process the writer of a run.
 //!
-//! This owns the lock file of a run, `locks/RUN.lock`: taking it, asking who has it, and the note of its holder.
-//! The lock is an *open-file-description* lock: it belongs to the opened file, not to the process, so it can be
-//! handed to the supervisor of the run's processes, survives that somebody closes another descriptor of the same
-//! file, and is let go by the kernel when the last duplicate is closed, by an exit or by `kill -9`. There is no
-//! unlock command, because nothing can stay locked without a living process.
+//! Owns the lock file of a run, `locks/RUN.lock`: taking the lock, probing its holder, and the holder's note.
+//! The lock is an *open-file-description* lock: it belongs to the opened file, not to the process. It can be
+//! handed to the supervisor of the run's processes, and survives the close of another descriptor of the same
+//! file. The kernel releases it when the last duplicate is closed, by an exit or by `kill -9`. An unlock
+//! command is not needed: without a living process, a run is not locked.
 //!
-//! The note in the file is for people and for status; only the kernel's answer decides. Nothing here knows what a
-//! run is, nor where a store keeps its locks.
+//! The note in the file is for people and for status; only the kernel's answer decides. This module knows
+//! neither runs nor the layout of stores.
 //!
 //! ```text
 //! engine     take -- note ----------------- killed
@@ -26,48 +26,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::check_regular;
 
-/// The largest note that is read: ten times what a note with the longest host name (64 bytes) needs, and small
-/// enough that a foreign file in its place costs nothing.
+/// The largest note read: ten times a note with the longest host name (64 bytes), and small enough that a
+/// foreign file in its place costs nothing.
 const NOTE_BYTES_MAX: usize = 4096;
 
-/// How a lock file is opened: never through a link, and without waiting for the other end of a pipe in its place.
+/// Open flags of a lock file: never follow a link, and never block on a pipe in its place.
 const LOCK_FLAGS: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
-/// How often a lock file that was deleted between opening and locking is opened again. Each round means that one
-/// more `delete` of the same run happened in that moment.
+/// Most attempts to open a lock file that is deleted between open and lock. Each attempt means another
+/// `delete` of the run at this moment.
 const REOPEN_ATTEMPTS_MAX: u32 = 16;
-/// What is left of a note that was forgotten.
+/// The length of a cleared note.
 const FORGOTTEN_BYTES: u64 = 1;
-/// What a holder is that has forgotten its note.
+/// The program name of a holder with a cleared note.
 const LETTING_GO: &str = "letting go";
 
-/// Who holds a run's lock: one process, named so that a reader can tell it from a later one with the same number.
+/// The holder of a run's lock: a process, distinguishable from a later process with the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The process number; 0 when the holder has not written its note yet.
+    /// The process number; 0 if the note is not written yet.
     pub pid: u32,
-    /// The name of its machine.
+    /// The name of the machine.
     pub host: String,
-    /// The kernel's identifier of this boot: no process outlives it. Empty where the system has none.
+    /// The kernel's identifier of this boot: processes do not outlive it. Empty if the system has none.
     pub boot_id: String,
-    /// When the process began, in clock ticks after boot; with `pid` and `boot_id` it names one process for good.
-    /// 0 where the system does not tell.
+    /// Start of the process, in clock ticks after boot; identifies a process together with `pid` and
+    /// `boot_id`. 0 if unknown.
     pub started: u64,
-    /// The namespace of the process number, as in `/proc/self/ns/pid`: one for each container. Empty on systems without
-    /// namespaces.
+    /// The PID namespace, as in `/proc/self/ns/pid`: one per container. Empty on systems without namespaces.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pid_namespace: String,
-    /// Since when it has the lock.
+    /// The time of the lock.
     pub since: jiff::Timestamp,
     /// The name of the program.
     pub what: String,
 }
 
 impl Holder {
-    /// Describes this process, as one that takes a lock at `since`.
+    /// Describes this process as the holder of a lock since `since`.
     ///
     /// # Errors
-    /// What `/proc` said when it could not be read.
+    /// The error of reading `/proc`.
     pub fn here(since: jiff::Timestamp) -> io::Result<Self> {
         let pid = std::process::id();
         Ok(Self {
@@ -81,7 +80,7 @@ impl Holder {
         })
     }
 
-    /// Stands for a holder that has locked the file but not written its note yet.
+    /// Returns a holder with the lock, and without a note yet.
     fn unknown() -> Self {
         Self {
             pid: 0,
@@ -94,23 +93,25 @@ impl Holder {
         }
     }
 
-    /// Stands for a holder that has ended, with all processes of the run, and is letting go.
+    /// Returns a holder that has ended, with all processes of the run, and is about to release the lock.
     fn letting_go() -> Self {
         Self { what: LETTING_GO.to_owned(), ..Self::unknown() }
     }
 
-    /// Says whether that very process lives on this machine now.
+    /// Returns whether this process is alive on this machine now.
     ///
-    /// A lock can be held although this is false: by the supervisor of a killed engine, until the last process of
-    /// the run is dead, or by a process of another machine or container.
+    /// A lock can be held although the result is false: by the supervisor of a killed engine until the last
+    /// process of the run is dead, or by a process of another machine or container.
     #[must_use]
     pub fn lives(&self) -> bool {
         self.is_of_here() && process_started(self.pid).is_ok_and(|started| started == self.started)
     }
 
-    /// Says that the process is surely gone. In another container or on another machine, a held lock means a live process.
+    /// Returns whether the process is certainly dead. In another container or on another machine, a held lock
+    /// means a live process.
     ///
-    /// The lock may be held on by the supervisor that ends what the process left; it lets go within moments.
+    /// The supervisor of a dead process may still hold the lock while it ends the process's children; it
+    /// releases the lock within moments.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.is_letting_go() || (self.is_of_here() && !self.lives())
@@ -120,13 +121,13 @@ impl Holder {
         self.pid == 0 && self.what == LETTING_GO
     }
 
-    /// Says whether the holder ran since this machine was last started, so that processes of it can still be here.
+    /// Returns whether the holder ran during this boot of the machine, so that its processes may still exist.
     #[must_use]
     pub fn same_boot(&self) -> bool {
         self.pid != 0 && boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
     }
 
-    /// Says whether the process number is valid here: same boot, same namespace.
+    /// Returns whether the process number is valid here: same boot, same namespace.
     #[must_use]
     pub fn is_of_here(&self) -> bool {
         self.same_boot() && self.pid_namespace == pid_namespace()
@@ -145,19 +146,19 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// Why a lock could not be taken. Nothing is held after any of these.
+/// Why a lock could not be taken. The lock is not held after any of these errors.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// A living process has it. Wait for it to end, or stop it.
+    /// A living process has the lock. Wait for its end, or stop it.
     #[error("cannot lock `{}`: held by {holder}", path.display())]
     Held {
         /// The lock file.
         path: PathBuf,
-        /// What the holder wrote about itself.
+        /// The holder, by its note.
         holder: Box<Holder>,
     },
-    /// The folder is on a network file system, where two machines may both be given the lock. Move the store to a
-    /// local disk, or allow it if only one machine ever uses it.
+    /// The folder is on a network file system, where two machines may both get the lock. Move the store to a
+    /// local disk, or allow the file system if only one machine ever uses it.
     #[error("cannot lock `{}`: locks are not reliable on {kind}, a network file system", path.display())]
     NetworkFileSystem {
         /// The lock file.
@@ -165,12 +166,12 @@ pub enum LockError {
         /// The name of the file system.
         kind: String,
     },
-    /// The file could not be made, locked or written.
+    /// The file could not be created, locked or written.
     #[error("cannot lock `{}`", path.display())]
     Io {
         /// The lock file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -184,15 +185,15 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Takes the lock at `path` and notes `holder` in it, unless a living process has it.
+    /// Takes the lock at `path` and writes the note of `holder`, unless a living process has the lock.
     ///
-    /// The folder is made if absent (0700), the file too (0600). It does not wait. Dropping the lock releases it,
-    /// unless a duplicate of its descriptor is still open somewhere; the file stays.
+    /// Creates a missing folder (0700) and a missing file (0600). Does not wait. A drop releases the lock,
+    /// unless a duplicate of its descriptor is still open; the file stays.
     ///
     /// # Errors
-    /// - [`LockError::Held`]: another process has it; nothing changed.
-    /// - [`LockError::NetworkFileSystem`]: refused unless `allow_network`; no file was made.
-    /// - [`LockError::Io`]: the folder or file cannot be made, locked or written; nothing is held.
+    /// - [`LockError::Held`]: another process has the lock; nothing changed.
+    /// - [`LockError::NetworkFileSystem`]: refused unless `allow_network`; no file was created.
+    /// - [`LockError::Io`]: the folder or file cannot be created, locked or written; the lock is not held.
     pub fn take(path: &Path, holder: &Holder, allow_network: bool) -> Result<Self, LockError> {
         let lock = Self::take_unnoted(path, allow_network)?;
         match write_note(&lock.file, holder) {
@@ -201,7 +202,8 @@ impl RunLock {
         }
     }
 
-    /// Takes the lock as [`take`](Self::take) does, but notes nobody in it: for that, a full disk has no room.
+    /// Takes the lock as [`take`](Self::take), without a note: for a full disk, which has no room for the
+    /// note.
     ///
     /// # Errors
     /// Those of [`take`](Self::take).
@@ -218,7 +220,8 @@ impl RunLock {
                 let holder = holder_by(&file).map_err(failed)?;
                 return Err(LockError::Held { path: path.to_owned(), holder: Box::new(holder) });
             }
-            // A `delete` may have unlinked the file after it was opened: then the next taker would lock another.
+            // A `delete` may have unlinked the file after the open: the next taker would then lock another
+            // file.
             if is_still_at(&file, path).map_err(failed)? {
                 let previous = read_note(&file).map_err(failed)?;
                 return Ok(Self { file, path: path.to_owned(), previous });
@@ -229,12 +232,13 @@ impl RunLock {
         ))))
     }
 
-    /// Says who holds the lock at `path`, or `None` if nobody does.
+    /// Returns the holder of the lock at `path`, or `None` if the lock is free.
     ///
-    /// Takes nothing, changes nothing, and works on a read-only file system. A missing file is not held.
+    /// Takes no lock, changes nothing, and works on a read-only file system. A missing file means a free
+    /// lock.
     ///
     /// # Errors
-    /// What the system said when the file was there but could not be opened or asked.
+    /// The system's error, if the file exists and cannot be opened or probed.
     pub fn probe(path: &Path) -> io::Result<Option<Holder>> {
         let file = match OpenOptions::new().read(true).custom_flags(LOCK_FLAGS).open(path) {
             Ok(file) => file,
@@ -248,23 +252,23 @@ impl RunLock {
         holder_by(&file).map(Some)
     }
 
-    /// Returns the holder before this one, if it ended without forgetting its note.
+    /// Returns the previous holder, if it ended without clearing its note.
     ///
-    /// Whoever held the lock last and saw the run's processes dead forgets the note, by [`RunLock::release`] or
-    /// [`forget_note`]. So `None` means that no process of the run is left; `Some` means that engine and supervisor may
-    /// have been killed together, and that orphans are possible if [`Holder::same_boot`].
+    /// The last holder clears the note after the death of all processes of the run, by [`RunLock::release`]
+    /// or [`forget_note`]. `None` therefore means that the run has no processes left. `Some` means that
+    /// engine and supervisor may have been killed together; with [`Holder::same_boot`], orphans are possible.
     #[must_use]
     pub fn previous(&self) -> Option<&Holder> {
         self.previous.as_ref()
     }
 
-    /// Returns where the lock file is.
+    /// Returns the path of the lock file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Duplicates the descriptor: the lock is held until that duplicate is closed too.
+    /// Duplicates the descriptor: the lock is then held until the duplicate is closed, too.
     ///
     /// # Errors
     /// The process or system has no descriptor left.
@@ -272,10 +276,12 @@ impl RunLock {
         self.file.try_clone().map(OwnedFd::from)
     }
 
-    /// Forgets the note and releases the lock: the orderly end of a holder that knows that no process of the run is left.
+    /// Clears the note and releases the lock: the orderly end of a holder that knows of no remaining
+    /// processes of the run.
     ///
     /// # Errors
-    /// The note could not be cut, and the next holder will look for orphans in vain; the lock is released all the same.
+    /// The note could not be cleared, so the next holder searches for orphans without need; the lock is
+    /// released anyway.
     pub fn release(self) -> io::Result<()> {
         forget_note(&self)
     }
@@ -283,7 +289,7 @@ impl RunLock {
     /// Removes the lock file, then releases the lock. For the deletion of a run, never at its end.
     ///
     /// # Errors
-    /// The file could not be removed; the lock is released all the same.
+    /// The file could not be removed; the lock is released anyway.
     pub fn remove_file(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
@@ -295,20 +301,20 @@ impl AsFd for RunLock {
     }
 }
 
-/// Forgets the holder's note in a lock file, as the last act of the process that keeps the lock for a dead engine:
-/// it attests that every process of the run is dead, see [`RunLock::previous`].
+/// Clears the holder's note in a lock file: the last act of the process that holds the lock for a dead
+/// engine. The cleared note attests the death of every process of the run, see [`RunLock::previous`].
 ///
 /// # Errors
-/// The note could not be cut; the next holder then looks for orphans in vain.
+/// The note could not be cleared; the next holder then searches for orphans without need.
 pub fn forget_note(lock: impl AsFd) -> io::Result<()> {
-    // One byte is left, so that it is told from a holder that has not written its note yet.
+    // A byte stays, to distinguish this holder from one without a note yet.
     Ok(rustix::fs::ftruncate(lock, FORGOTTEN_BYTES)?)
 }
 
-/// Names the network file system that `folder` is on, or `None` if it is local as far as one can tell.
+/// Returns the name of the network file system of `folder`, or `None` if it seems local.
 ///
 /// # Errors
-/// What the system said when it could not be asked.
+/// The system's error, if the file system cannot be determined.
 #[cfg(target_os = "linux")]
 pub fn network_file_system(folder: &Path) -> io::Result<Option<String>> {
     /// Statfs magic numbers, from `linux/magic.h` and the file systems' own headers.
@@ -336,7 +342,7 @@ pub fn network_file_system(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Names the network file system that `folder` is on; this system cannot be asked, so it always says local.
+/// Returns `None`: this system cannot be asked.
 ///
 /// # Errors
 /// None here.
@@ -345,8 +351,8 @@ pub fn network_file_system(_folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Finds the file system type of a device in the text of `/proc/self/mountinfo` (proc(5)):
-/// `36 35 98:0 /root /mount/point options - type source options`.
+/// Finds the file system type of a device in the text of `/proc/self/mountinfo` (proc(5)): `36 35 98:0 /root
+/// /mount/point options - type source options`.
 #[cfg(target_os = "linux")]
 fn mount_kind(mounts: &str, device: u64) -> Option<&str> {
     let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
@@ -354,7 +360,7 @@ fn mount_kind(mounts: &str, device: u64) -> Option<&str> {
     line.split_once(" - ")?.1.split(' ').next()
 }
 
-/// Says whether a FUSE type keeps its files on other machines. An unknown one counts as local, as most are.
+/// Returns whether a FUSE type keeps its files on other machines. Unknown types count as local, as most are.
 #[cfg(target_os = "linux")]
 fn is_network_fuse(kind: &str) -> bool {
     const KINDS: [&str; 12] = [
@@ -375,7 +381,7 @@ fn is_network_fuse(kind: &str) -> bool {
 }
 
 fn open_to_lock(path: &Path) -> io::Result<File> {
-    // Not truncated: until the lock is ours, the note is another's.
+    // Not truncated: before the lock is taken, the note belongs to another holder.
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(LOCK_FLAGS);
     let file = options.open(path).map_err(|error| why_not_opened(path, error))?;
@@ -383,7 +389,7 @@ fn open_to_lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Says what stands in the place of a lock file, if that is why it cannot be opened: a socket or a link cannot.
+/// Replaces an open error by the type of the object in place of the lock file, such as a socket or a link.
 fn why_not_opened(path: &Path, error: io::Error) -> io::Error {
     let found = std::fs::symlink_metadata(path).and_then(|metadata| check_regular(&metadata));
     found.err().filter(|found| found.kind() == io::ErrorKind::InvalidInput).unwrap_or(error)
@@ -398,8 +404,8 @@ fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes the note over the old one and only then cuts what is left of that: a reader takes the first line, and
-/// sees the old note or the new one.
+/// Writes the note over the old one, then truncates the rest: a reader takes the first line, and sees the old
+/// or the new note.
 fn write_note(file: &File, holder: &Holder) -> io::Result<()> {
     let mut line = serde_json::to_vec(holder).expect("a holder is plain JSON");
     line.push(b'\n');
@@ -408,7 +414,7 @@ fn write_note(file: &File, holder: &Holder) -> io::Result<()> {
     file.set_len(line.len() as u64)
 }
 
-/// Reads the note; `None` if there is none yet, or nothing that is one.
+/// Reads the note; `None` if it is missing or invalid.
 fn read_note(file: &File) -> io::Result<Option<Holder>> {
     let mut bytes = vec![0; NOTE_BYTES_MAX];
     let count = file.read_at(&mut bytes, 0)?;
@@ -416,7 +422,7 @@ fn read_note(file: &File) -> io::Result<Option<Holder>> {
     Ok(serde_json::from_slice(line).ok())
 }
 
-/// Returns who holds a lock, by the note in its file.
+/// Returns the holder of a lock, by the note in its file.
 fn holder_by(file: &File) -> io::Result<Holder> {
     let nameless = || match file.metadata()?.len() {
         FORGOTTEN_BYTES => Ok(Holder::letting_go()),
@@ -438,7 +444,7 @@ fn whole_file() -> libc::flock {
     lock
 }
 
-/// Tries to lock the open file description; `false` if another has it.
+/// Tries to lock the open file description; returns `false` if another one has the lock.
 fn try_lock(file: &File) -> io::Result<bool> {
     let lock = whole_file();
     #[expect(unsafe_code, reason = "rustix has no open-file-description locks")]
@@ -454,7 +460,7 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Asks whether a lock on the file would meet another one. Works on a descriptor that is open for reading only.
+/// Returns whether a lock on the file would conflict. Works on a read-only descriptor.
 fn is_locked(file: &File) -> io::Result<bool> {
     let mut lock = whole_file();
     #[expect(unsafe_code, reason = "rustix has no open-file-description locks")]
@@ -476,7 +482,7 @@ fn boot_id() -> io::Result<String> {
     Ok(String::new())
 }
 
-/// Returns the name of the namespace of process numbers; empty where the system has none.
+/// Returns the name of the PID namespace; empty if the system has none.
 fn pid_namespace() -> String {
     let name = std::fs::read_link("/proc/self/ns/pid");
     name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
@@ -487,19 +493,19 @@ pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Returns when a process began, in clock ticks after boot; fails if there is no such process, or only its zombie.
+/// Returns the start of a process, in clock ticks after boot; fails for a missing process or a zombie.
 #[cfg(target_os = "linux")]
 fn process_started(pid: u32) -> io::Result<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     let unreadable = || io::Error::other(format!("/proc/{pid}/stat is not as proc(5) says"));
-    // The second field, the name, may hold anything: the fields after it begin behind its last parenthesis.
+    // The second field, the name, is arbitrary: the next fields begin after its last parenthesis.
     let name_end = stat.iter().rposition(|byte| *byte == b')').ok_or_else(unreadable)?;
     let rest = std::str::from_utf8(&stat[name_end + 1..]).map_err(|_| unreadable())?;
     let mut fields = rest.split_ascii_whitespace();
     if matches!(fields.next(), Some("Z" | "X")) {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // Field 3, the state, is taken; field 22 is the start time.
+    // Field 3, the state, is consumed; field 22 is the start time.
     fields.nth(18).and_then(|field| field.parse().ok()).ok_or_else(unreadable)
 }
 

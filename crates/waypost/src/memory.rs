@@ -1,10 +1,10 @@
-//! The store in memory: the reference that the others are compared with, small enough to read at once: this file is
-//! the store, `memory/run.rs` what it keeps of one run, `memory/rows.rs` of one branch.
+//! The store in memory: the reference implementation, short enough to read in full. This file is the store;
+//! `memory/run.rs` has the data of a run, `memory/rows.rs` the records of a branch.
 //!
-//! It keeps exact bytes and opens them again for every read, as a store on a disk does, so that damage is seen here
-//! too. Nothing of it outlives its last [`MemoryStore`] value; clones are the same store. The holder of a lease is
-//! whoever has the [`Lease`]: when the last clone of it is dropped, as with a run that is dropped half-way, its holder is
-//! gone, as a process that died. [`MemoryStore::drop_holder`] lets one die that still lives.
+//! The store keeps exact bytes and parses them at every read, as a store on disk does, so that damage is
+//! detected here, too. The data lives as long as the last [`MemoryStore`] value; clones share it. Each owner
+//! of the [`Lease`] is a holder: when the last clone is dropped, as in a run dropped midway, the holder
+//! counts as dead. [`MemoryStore::drop_holder`] simulates the death of a live holder.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,12 +46,13 @@ struct Kept {
 }
 
 impl MemoryStore {
-    /// Makes an empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the holder of a run's lease die: the lease can be acquired, and what it held is known to be lost.
+    /// Simulates the death of a run's holder: the run's lease becomes free, and the holder's lease counts as
+    /// lost.
     pub fn drop_holder(&self, run: &RunId) {
         if let Some(run) = self.lock().runs.get_mut(run) {
             run.holder = None;
@@ -63,7 +64,7 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        // No call panics half-way through a change, so what another thread left is sound.
+        // Calls do not panic during a change, so the data of another thread is consistent.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,7 +73,7 @@ impl MemoryStore {
         if kept.closed { Err(StoreError::Closed(self.to_string())) } else { Ok(kept) }
     }
 
-    /// Carries `change` out on a run.
+    /// Applies `change` to a run.
     fn with<T>(
         &self,
         run: &RunId,
@@ -81,7 +82,7 @@ impl MemoryStore {
         change(self.open()?.runs.get_mut(run).ok_or_else(|| StoreError::no_run(self, run))?)
     }
 
-    /// As [`with`](Self::with), under a lease: what was deleted has no lease any more.
+    /// As [`with`](Self::with), under a lease; a deleted run has no valid lease.
     fn held<T>(
         &self,
         lease: &Lease,
@@ -94,11 +95,11 @@ impl MemoryStore {
     }
 }
 
-/// Tells the store that the holder of a lease is gone.
+/// Reports the drop of a lease to the store.
 struct Holding {
     kept: Weak<Mutex<Kept>>,
     run: RunId,
-    /// Which run of this id: one may have been deleted, and another made.
+    /// The generation of the run id: a run may have been deleted and created again.
     made: u64,
     token: u64,
 }
@@ -134,12 +135,12 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// Reads a cursor that is a count; an unknown one is refused, not taken for the begin.
+/// Parses a cursor that is a count; refuses an invalid one, instead of starting over.
 fn count_of(cursor: Option<&String>) -> Result<Option<u64>, StoreError> {
     cursor.map(|text| text.parse().map_err(|_| no_cursor(text))).transpose()
 }
 
-/// Reads a cursor that is a branch, by its place, and a seq.
+/// Parses a cursor of branch index and seq.
 fn place_of(text: &str) -> Result<(usize, u64), StoreError> {
     let parse =
         || text.split_once('.').and_then(|(place, seq)| Some((place.parse().ok()?, seq.parse().ok()?)));
@@ -147,7 +148,7 @@ fn place_of(text: &str) -> Result<(usize, u64), StoreError> {
 }
 
 fn no_cursor(text: &str) -> StoreError {
-    // A clipped copy is enough to recognise it; the text may be anything.
+    // Clipped, as the text is arbitrary.
     StoreError::Invalid(format!("`{}` is no cursor", text.chars().take(80).collect::<String>()))
 }
 
@@ -339,7 +340,7 @@ impl Store for MemoryStore {
             }
             let mut trimmed = Trimmed::default();
             for branch in &mut run.branches {
-                // Damaged ones are neither counted nor touched: quarantine is for them.
+                // Damaged records are neither counted nor changed: they belong to quarantine.
                 let stored = branch.records.iter().rev().filter(|(_, stored)| stored.body.is_some());
                 let sound: Vec<Record> = stored.filter_map(|(_, stored)| stored.open().ok()).collect();
                 let newest = sound.first().map(Mark::of_newest);
@@ -374,7 +375,7 @@ impl Store for MemoryStore {
     }
 
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
-        // All that it keeps beside records is made from them when it is asked for.
+        // All other data is derived from records on demand.
         if let Some(run) = run {
             self.run(run).await?;
         }

@@ -1,22 +1,21 @@
-//! Where something stands in a state: the one way in which errors and differences name a field.
+//! Paths of values in a state, as errors and differences name them.
 //!
-//! It is written in two ways: for people as `steps[3].price`, for programs as a JSON pointer (RFC 6901),
-//! `/steps/3/price`. This module knows how to write a path and how to read one off a text of JSON that ends in the
-//! middle; it does not know what a state is.
+//! A path has two notations: `steps[3].price` for people, and the JSON pointer (RFC 6901) `/steps/3/price`
+//! for programs. This module writes paths, and reads a path off an unfinished JSON text; it does not know
+//! what a state is.
 
 use std::fmt::{self, Write as _};
 
 use serde::{Serialize, Serializer};
 
-/// Longest key that is shown to people in full: longer ones are clipped, since a key may hold anything.
+/// Longest displayed key; longer keys are clipped, as keys are arbitrary text.
 const KEY_CHARS_SHOWN_MAX: usize = 80;
-/// Most parts that are shown to people: of a longer path, its begin and its end.
+/// Most displayed parts: a longer path shows its beginning and end.
 const SEGMENTS_SHOWN_MAX: usize = 24;
 
-/// The way from the root of a state to a value in it.
+/// The path from the root of a state to a value.
 ///
-/// `Display` is for people and clips what is long; [`FieldPath::pointer`], which is also what it is serialised as, is
-/// exact.
+/// `Display` is for people and clips long parts. [`FieldPath::pointer`], also the serialised form, is exact.
 ///
 /// ```
 /// use waypost::path::{FieldPath, Segment};
@@ -29,7 +28,7 @@ const SEGMENTS_SHOWN_MAX: usize = 24;
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FieldPath(Vec<Segment>);
 
-/// One part of a [`FieldPath`].
+/// A part of a [`FieldPath`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Segment {
     /// A member of an object.
@@ -57,22 +56,22 @@ impl<T: Into<Vec<Segment>>> From<T> for FieldPath {
 }
 
 impl FieldPath {
-    /// Returns its parts, from the root on; the root itself has none.
+    /// Returns the parts from the root; empty for the root itself.
     pub fn segments(&self) -> &[Segment] {
         &self.0
     }
 
-    /// Goes one step down.
+    /// Appends a part.
     pub fn push(&mut self, segment: impl Into<Segment>) {
         self.0.push(segment.into());
     }
 
-    /// Goes one step up; the root stays where it is.
+    /// Removes the last part; the root stays the root.
     pub fn pop(&mut self) {
         self.0.pop();
     }
 
-    /// Writes it as a JSON pointer: the empty text is the root.
+    /// Returns the path as a JSON pointer; empty for the root.
     ///
     /// # Source
     /// RFC 6901, section 3.
@@ -119,7 +118,7 @@ impl Serialize for FieldPath {
     }
 }
 
-/// Whether a key can stand between dots without being mistaken.
+/// Returns whether a key is unambiguous between dots.
 fn is_plain(key: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     key.len() <= KEY_CHARS_SHOWN_MAX
@@ -127,7 +126,7 @@ fn is_plain(key: &str) -> bool {
         && key.bytes().all(|byte| letter(byte) || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// The key as a JSON string, clipped.
+/// Returns the key as a JSON string, clipped.
 pub(crate) fn quoted(key: &str) -> String {
     let mut shown: String = key.chars().take(KEY_CHARS_SHOWN_MAX).collect();
     if shown.len() < key.len() {
@@ -138,15 +137,16 @@ pub(crate) fn quoted(key: &str) -> String {
 
 /// An object or array that is not closed yet.
 struct Open {
-    /// The key or index of its newest value; none in an object before its first key.
+    /// The key or index of the newest value; `None` in an object before its first key.
     at: Option<Segment>,
-    /// That value is complete, or there is none yet.
+    /// The newest value is complete, or the container is empty.
     whole: bool,
 }
 
-/// Reads off an unfinished text of JSON which value was being written when it ended.
+/// Returns the path of the value being written at the end of an unfinished JSON text.
 ///
-/// The text is the begin of a valid one. A container whose newest value is complete was itself being written.
+/// The text is the beginning of a valid text. If the newest value of a container is complete, the path is the
+/// container's.
 pub(crate) fn unfinished(text: &[u8]) -> FieldPath {
     let mut open: Vec<Open> = Vec::new();
     let mut at = 0;
@@ -179,7 +179,7 @@ pub(crate) fn unfinished(text: &[u8]) -> FieldPath {
         at = end;
     }
     if open.last().is_some_and(|last| last.whole) {
-        // Its newest value is complete: what was being written is the container.
+        // The newest value is complete, so the path ends at the container.
         open.iter_mut().last().into_iter().for_each(|last| last.at = None);
     }
     FieldPath(open.into_iter().filter_map(|open| open.at).collect())
@@ -191,7 +191,7 @@ fn complete(open: &mut [Open]) {
     }
 }
 
-/// Takes in the comma between two values.
+/// Handles the comma between two values.
 fn next(open: &mut [Open]) {
     let Some(last) = open.last_mut() else { return };
     match &mut last.at {
@@ -207,7 +207,7 @@ fn key(text: &[u8]) -> Option<Segment> {
     serde_json::from_slice(text).ok().map(Segment::Key)
 }
 
-/// The offset behind the string that begins at `begin`, if it ends.
+/// Returns the offset after the string that begins at `begin`, if the string ends.
 fn end_of_string(text: &[u8], begin: usize) -> Option<usize> {
     let mut at = begin + 1;
     loop {

@@ -1,8 +1,8 @@
-//! The plan: what would be done next, and why. Pure: no clock, no disk, no randomness.
+//! The plan: decides the next action for each step, with a cause. Pure: no clock, no disk, no randomness.
 //!
-//! Two functions decide everything. [`checks`] says which claims a resume must check before it trusts what is
-//! finished; [`plan`] turns the graph, the newest sound record of each open branch, and the verdicts into one decision
-//! for each step. The engine carries the decisions out; `waypost plan` and `waypost why` print the very same ones.
+//! [`checks`] lists the claims to check before a resume trusts finished steps. [`plan`] turns the graph, the
+//! newest sound record of each open branch and the verdicts into one decision per step. The engine executes
+//! the decisions; `waypost plan` and `waypost why` print the same ones.
 //!
 //! ```text
 //!   newest records --> checks --> claims --(probes, elsewhere)--> verdicts
@@ -10,8 +10,8 @@
 //!         +------------------------> plan <--------------------------+
 //! ```
 //!
-//! What is neither in the frontier nor after it is finished: that is read from one record a branch, whatever the
-//! length of the history.
+//! All steps neither in nor downstream of the frontier are finished. A record per branch is therefore enough
+//! input, for any length of history.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -35,71 +35,72 @@ pub(crate) use lost::steps_in_lost;
 use rank::{Rank, Ranks};
 use standing::Standing;
 
-/// What the plan needs to know of a branch: its newest sound record, and the evidence of what is finished on it.
+/// The plan's input for one branch: the newest sound record, and the evidence of finished steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effective {
     /// The branch.
     pub branch: BranchPath,
-    /// The seq of its newest sound record.
+    /// The seq of the branch's newest sound record.
     pub seq: u64,
-    /// Records that it had after that one, and that are lost: damaged, taken away, or moved aside for that.
+    /// The number of later records that are lost: damaged, removed, or quarantined.
     pub lost: u64,
-    /// What is unfinished on it.
+    /// The position: unfinished steps and the ledger.
     pub position: Position,
-    /// Evidence of finished steps and of cut ones, found through the ledger and `since`.
+    /// Evidence of finished and interrupted steps, found through the ledger and `since`.
     pub evidence: BTreeMap<StepId, Pack>,
-    /// Evidence of results out of force, with the seq of the record: a later claim of theirs shields an earlier one.
+    /// Evidence of results out of force, with the seq of the record. Their claims can supersede claims of
+    /// earlier steps.
     pub reusable: BTreeMap<StepId, (u64, Pack)>,
-    /// Evidence of steps of loops from passes before the newest, with the seq of its record; newest first.
+    /// Evidence from earlier passes of steps on loops, with the seq of the record; newest first.
     pub passes: BTreeMap<StepId, Vec<(u64, Pack)>>,
-    /// What steps under way are about to write, beyond the subjects that the graph names.
+    /// Subjects that running steps may be writing, beyond the subjects named by the graph.
     pub in_flux: BTreeSet<String>,
-    /// How the record says that it came to a stop: `interrupted` by whom, if it was.
+    /// The requester of the stop, if the newest record says that the branch was interrupted.
     pub stopped_by: Option<String>,
 }
 
-/// A claim to be checked, and where it comes from.
+/// A claim to check, with its branch, step and record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
     /// The branch.
     pub branch: BranchPath,
     /// The step that made the claim.
     pub step: StepId,
-    /// The record that finished the step; none if it was cut.
+    /// The record that finished the step; `None` if the step was interrupted.
     pub seq: Option<u64>,
-    /// Its place among the claims of the step: those of its newest pack, then those of earlier passes, newest first.
+    /// The index among the step's claims: the newest pack first, then earlier passes, newest first.
     pub index: usize,
     /// The claim.
     pub claim: Claim,
 }
 
-/// Verdicts of checks, by branch, step and place among the claims of the step.
+/// Verdicts of checks, by branch, step and index among the claims of the step.
 pub type Verdicts = HashMap<(BranchPath, StepId, usize), Verdict>;
 
-/// What would be done with a step.
+/// The action that a plan chooses for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Its result is used.
+    /// Reuse the recorded result.
     Reuse,
-    /// It is finished, but something before it runs again: its result is used if that changes nothing.
+    /// An upstream step reruns: reuse the result if the upstream outputs stay the same.
     Recheck,
-    /// It runs, for the first time or again.
+    /// Run the step, for the first time or again.
     Run,
-    /// It failed, and is tried again.
+    /// Retry the failed step.
     Retry,
-    /// It is a service whose evidence failed: it is started again, and nothing after it is redone.
+    /// Restart a service whose evidence failed; downstream steps keep their results.
     Restart,
-    /// It waits.
+    /// Wait for a time, an answer, a signal or children.
     Wait,
-    /// A person must decide.
+    /// Ask a person.
     Ask,
-    /// It is passed over, as was decided.
+    /// Keep the recorded decision to skip the step.
     Skip,
 }
 
 impl Action {
-    /// Returns the word used in JSON and on screens.
+    /// Returns the word for the action in JSON and on screens.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reuse => "reuse",
@@ -114,27 +115,27 @@ impl Action {
     }
 }
 
-/// What would be done with one step, and why.
+/// The action for a step, with its cause.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The branch.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// What would be done.
+    /// The action.
     pub action: Action,
-    /// Why.
+    /// The cause of the action.
     pub cause: Cause,
 }
 
 impl Decision {
-    /// Returns the word for the action in JSON and on screens: a run of a finished step is a `rerun`.
+    /// Returns the word for the action in JSON and on screens; a run of a finished step is a `rerun`.
     pub fn action_name(&self) -> &'static str {
         let is_rerun = self.action == Action::Run && self.cause.is_of_rerun();
         if is_rerun { "rerun" } else { self.action.name() }
     }
 
-    /// Says whether the step stays as it is recorded: nothing runs, and nothing is written for it.
+    /// Returns whether the step stays as recorded: nothing runs, and no record is written for the step.
     pub fn changes_nothing(&self) -> bool {
         matches!(self.action, Action::Reuse | Action::Skip) && self.cause != Cause::EvidenceSettles
     }
@@ -148,7 +149,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns what a person must decide before anything goes on.
+    /// Returns the decisions that a person must make before the run continues.
     pub fn questions(&self) -> impl Iterator<Item = &Decision> {
         let asks =
             |decision: &&Decision| decision.action == Action::Ask && decision.cause != Cause::AskedInTurn;
@@ -156,18 +157,18 @@ impl Plan {
     }
 }
 
-/// Evidence that a step made in one pass.
+/// Evidence from one pass of a step.
 struct Made<'a> {
     step: &'a StepId,
-    /// The record that finished the step; none if it was cut.
+    /// The record that finished the step; `None` if the step was interrupted.
     seq: Option<u64>,
     pack: &'a Pack,
-    /// The index of its first claim among those of the step.
+    /// The index of the pack's first claim among all claims of the step.
     first: usize,
 }
 
 impl Effective {
-    /// Lists the packs of one of its steps, the newest first.
+    /// Lists the packs of a step of this branch, newest first.
     fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = Made<'a>> {
         let newest = self.position.ledger.get(step).map(|settled| settled.seq);
         let newest = self.evidence.get(step).map(|pack| (newest, pack));
@@ -179,7 +180,7 @@ impl Effective {
         })
     }
 
-    /// Lists the packs of all its steps, for each step the newest first.
+    /// Lists the packs of all steps of this branch, newest first within each step.
     fn made(&self) -> Vec<Made<'_>> {
         let steps =
             self.evidence.keys().chain(self.passes.keys().filter(|step| !self.evidence.contains_key(*step)));
@@ -187,31 +188,31 @@ impl Effective {
     }
 }
 
-/// Lists the claims that must be checked before the finished steps are trusted.
+/// Lists the claims to check before the finished steps are trusted.
 ///
-/// A claim binds to the newest effective step (what comes after another step is newer, whichever of the two was done last) that makes one about the same file ([`Claim::file`] where its subject is
-/// another name of that), or the same subject: what a later step legitimately rewrote does not count against the older. A
-/// subject that a step under way is about to rewrite, since it was started
-/// and has not ended well, is not judged at all, unless it is that step's own, unpinned claim: this can settle what
-/// became of a cut step.
+/// Of several claims about the same file ([`Claim::file`]) or subject, only the newest effective step's claim
+/// is checked. A step is newer than the steps upstream, in any order of execution. A legitimate rewrite by a
+/// later step therefore does not fail the earlier step. A subject is not checked while a running or failed
+/// step may be rewriting it. Exception: the step's own unpinned claims, which can resolve an interrupted
+/// step.
 pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     due(shape, effective, Occasion::Resume).checks
 }
 
-/// What is known of the claims of finished and cut steps before any is looked at.
+/// The claims of finished and interrupted steps, sorted before any check.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
-    /// The claims that must be checked: see [`checks`].
+    /// The claims to check: see [`checks`].
     pub(crate) checks: Vec<Check>,
-    /// Those of finished steps that are left out for now.
+    /// Claims of finished steps that are left out for now.
     pub(crate) left: LeftOut,
 }
 
-/// Steps under way that may be about to rewrite something, and the claims about that which are not judged on their account,
-/// by what they are bound by: once those steps have ended and have not claimed the same, they are judged like all others.
+/// Steps under way that may be rewriting subjects, with the bounds of the claims left out because of each
+/// step. After the end of a step without the same claim, these claims are checked like all others.
 pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<Bound>>;
 
-/// Sorts the claims into those that are checked on an occasion and those that are left out.
+/// Sorts the claims into claims to check on this occasion and claims to leave out.
 pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Due {
     let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
@@ -252,7 +253,7 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
     Due { checks, left }
 }
 
-/// Lists the steps under way that may be about to rewrite what a claim is about.
+/// Lists the steps under way that may be rewriting the subject of a claim.
 fn writers<'a>(in_flux: &'a InFlux, bound: &Bound, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
     let named = in_flux.get(bound.name()).or_else(|| in_flux.get(&resolved(&claim.subject)));
     let beneath = bound.beneath().map(|(from, is_in)| {
@@ -263,14 +264,14 @@ fn writers<'a>(in_flux: &'a InFlux, bound: &Bound, claim: &Claim) -> Vec<&'a (Br
     named.into_iter().chain(beneath).flatten().collect()
 }
 
-/// What steps under way are about to write, with the steps that may.
+/// Subjects that steps under way may be writing, with these steps.
 type InFlux = BTreeMap<String, BTreeSet<(BranchPath, StepId)>>;
 
 fn is_known(shape: &Shape, branch: &Effective) -> bool {
     shape.of_branch(&branch.branch).is_some()
 }
 
-/// Lists what steps under way are about to write, with the steps that may.
+/// Lists the subjects that steps under way may be writing, with these steps.
 fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
     let mut in_flux = InFlux::new();
     for branch in effective {
@@ -278,7 +279,7 @@ fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
         for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
             let step = shape.step(entry.step.as_str());
             let named = step.into_iter().flat_map(|step| &step.subjects);
-            // Which of several steps told the rest is not known here.
+            // The record does not name the reporting step.
             for subject in named.chain(&branch.in_flux) {
                 let writers = in_flux.entry(resolved(subject)).or_default();
                 writers.insert((branch.branch.clone(), entry.step.clone()));
@@ -288,51 +289,51 @@ fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
     in_flux
 }
 
-/// Says whether a step was started and has not ended well: what it is about to write may be half written.
+/// Returns whether a step was started and has not ended well: files may be half written.
 pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
     matches!(entry.status, Status::Started | Status::Failed) || entry.at.attempt > 0
 }
 
-/// Says whether nobody has decided yet whether a step runs.
+/// Returns whether the decision to run or skip the step is still open.
 fn is_new(entry: &FrontierEntry) -> bool {
     entry.status == Status::Ready && entry.at.attempt == 0 && entry.fan.is_none()
 }
 
-/// Returns one spelling for all of a path: `./a//b` is `a/b`.
+/// Normalizes the spelling of a path: `./a//b` becomes `a/b`.
 pub(crate) fn resolved(subject: &str) -> String {
     let parts: PathBuf = Path::new(subject).components().filter(|part| *part != Component::CurDir).collect();
     parts.to_string_lossy().into_owned()
 }
 
-/// Lists the finished steps whose evidence does not hold any more, by the seq of their records, oldest first, branch by
-/// branch: what must be done again, as far as it may.
+/// Lists the finished steps with failed evidence, branch by branch, oldest record first: candidates for a
+/// rerun.
 ///
 /// `verdicts` as for [`plan`].
 pub fn broken(shape: &Shape, effective: &[Effective], verdicts: &Verdicts) -> Vec<Broken> {
     Weighed::of(shape, effective, verdicts, &checks(shape, effective)).broken()
 }
 
-/// A finished step whose evidence does not hold.
+/// A finished step with failed evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Broken {
     /// The branch.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// The record that finished it.
+    /// The record that finished the step.
     pub seq: u64,
-    /// The claims that do not hold, by name.
+    /// The names of the failed claims.
     pub claims: Vec<String>,
 }
 
-/// Decides what would be done with each step, and says why.
+/// Decides the action for each step, and its cause.
 ///
-/// `verdicts` answers [`checks`]; a claim that was to be checked and has no verdict counts as unknown, never as held.
+/// `verdicts` answers [`checks`]. A claim of [`checks`] without a verdict counts as unknown, never as held.
 pub fn plan(shape: &Shape, effective: &[Effective], verdicts: &Verdicts, now: Timestamp) -> Plan {
     Weighed::of(shape, effective, verdicts, &checks(shape, effective)).plan(now)
 }
 
-/// What verdicts come to: the plan, and what of it is broken.
+/// Evaluates verdicts: returns the plan and the broken steps.
 pub(crate) struct Weighed<'a> {
     shape: &'a Shape,
     effective: &'a [Effective],
@@ -340,11 +341,11 @@ pub(crate) struct Weighed<'a> {
     wanted: Wanted<'a>,
 }
 
-/// The claims to be checked, by branch and step.
+/// The indexes of the claims to check, by branch and step.
 type Wanted<'a> = HashMap<(&'a BranchPath, &'a StepId), BTreeSet<usize>>;
 
 impl<'a> Weighed<'a> {
-    /// `checks`: those that `verdicts` answers.
+    /// `checks`: the claims that `verdicts` answers.
     pub(crate) fn of(
         shape: &'a Shape,
         effective: &'a [Effective],
@@ -394,14 +395,14 @@ impl<'a> Weighed<'a> {
     }
 }
 
-/// What [`plan`] looks at for one branch.
+/// The input of [`plan`] for one branch.
 struct BranchView<'a> {
     shape: &'a Shape,
     branch: &'a Effective,
     verdicts: &'a Verdicts,
     wanted: &'a Wanted<'a>,
     now: Timestamp,
-    /// To do a pass around it again would repeat what must not be repeated blindly.
+    /// A new pass around this branch would repeat steps that are not idempotent.
     has_careful_passes: bool,
 }
 
@@ -419,7 +420,7 @@ impl BranchView<'_> {
             let before = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
             let upstream = before.or_else(|| rerun.get(&place).cloned());
             let entry = entries.get(step.id.as_str()).copied();
-            // A step of a loop may stand in the frontier, or come again after it, and be finished in earlier passes.
+            // A step on a loop can be unfinished in this pass and finished in earlier passes.
             let comes_again =
                 self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
             let is_asked = entry.is_some_and(|entry| self.is_in_doubt(step, entry));
@@ -428,7 +429,7 @@ impl BranchView<'_> {
                 true => self.doubted(step),
                 false => None,
             };
-            // What was admitted before is not asked again.
+            // A step admitted before is not checked again for skipping.
             let is_open = unfinished.has(place) && entry.is_none_or(is_new);
             let need = step.skipped_with.iter().find(|need| is_open && skipped.contains(need));
             let (action, cause) = match entry {
@@ -461,7 +462,8 @@ impl BranchView<'_> {
         }
     }
 
-    /// Finds what is finished and led to from steps whose evidence failed: by place, the step that runs again.
+    /// Finds the finished steps reachable by routes from steps with failed evidence: by place, the step that
+    /// reruns.
     fn routed_again(&self, unfinished: &Unfinished) -> HashMap<usize, StepId> {
         let mut found: HashMap<usize, StepId> = HashMap::new();
         if !self.shape.is_routed() {
@@ -482,7 +484,7 @@ impl BranchView<'_> {
         found
     }
 
-    /// Decides about a finished step by its evidence alone: none if that holds.
+    /// Decides about a finished step by its evidence alone; returns `None` if the evidence holds.
     fn doubted(&self, step: &Step) -> Option<(Action, Cause)> {
         if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
             return None;
@@ -502,7 +504,7 @@ impl BranchView<'_> {
         }
     }
 
-    /// Says whether what a step made in a pass before the newest does not hold.
+    /// Returns whether evidence from a pass before the newest failed.
     fn is_broken_before(&self, step: &StepId) -> bool {
         let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq);
         let is_before = |made: &Made<'_>| made.seq.is_some() && made.seq != newest;
@@ -514,7 +516,7 @@ impl BranchView<'_> {
         let open = self.shape.needs(place).iter().filter(|need| unfinished.has(**need));
         let mut names: Vec<StepId> = open.map(|need| self.shape.steps()[*need].id.clone()).collect();
         if names.is_empty() {
-            // Reached by a route: named are the steps that may lead here.
+            // Reached by a route: name the steps that may lead here.
             let id = &self.shape.steps()[place].id;
             names =
                 self.shape.steps().iter().filter(|s| s.routes.contains(id)).map(|s| s.id.clone()).collect();
@@ -544,7 +546,7 @@ impl BranchView<'_> {
                 (Action::Run, Cause::Come(entry.waits.clone()))
             }
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
-            // Its branches failed before the try that joins them.
+            // The step's branches failed before the attempt of the join.
             Status::Failed if step.children.is_some() && entry.fan.is_some() && entry.at.attempt == 0 => {
                 (Action::Retry, Cause::BranchesFailed)
             }
@@ -552,20 +554,20 @@ impl BranchView<'_> {
         }
     }
 
-    /// Says whether a step has a result that is reused if upstream steps give the same.
+    /// Returns whether a step has a result to reuse if the upstream outputs stay the same.
     fn may_be_reused(&self, step: &StepId) -> bool {
         let position = &self.branch.position;
         let has_chain = position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         position.has_result(step) || (has_chain && position.ledger.contains_key(step))
     }
 
-    /// Says whether a step must not be repeated blindly and may have taken effect in the try that it stands at.
+    /// Returns whether a non-idempotent step may have taken effect in its current attempt.
     fn is_in_doubt(&self, step: &Step, entry: &FrontierEntry) -> bool {
         let is_unsettled = entry.status == Status::Started || entry.is_unsettled();
         self.branch.position.asks_about(&step.id) || (is_unsettled && !step.idempotent)
     }
 
-    /// Decides about a step that must not be repeated blindly and may have taken effect.
+    /// Decides about a non-idempotent step that may have taken effect.
     fn unsettled(&self, step: &Step, entry: &FrontierEntry) -> (Action, Cause) {
         match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
             Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
@@ -591,7 +593,7 @@ impl BranchView<'_> {
         }
     }
 
-    /// Says whether a step was finished, in this pass or an earlier one.
+    /// Returns whether a step was finished, in this pass or an earlier one.
     fn is_finished(&self, step: &StepId) -> bool {
         self.branch.position.ledger.contains_key(step)
     }

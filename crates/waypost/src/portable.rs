@@ -1,17 +1,20 @@
-//! One checkpoint as one file: all that a new run needs to go on from it, whatever became of its store.
+//! Portable checkpoints: a file with everything that a new run needs to continue, without the original store.
 //!
-//! A portable checkpoint holds, to the byte as they were committed: the checkpoint with its position and state, the
-//! record of its run (workflow, definition, config, settings), the headers that its position refers to (results,
-//! evidence, memos), and, where it is in the middle of a fan-out, the newest checkpoint of each child branch, what that
-//! refers to, and the frozen items. The file begins with a hash of itself: docs/format.md has it to the byte.
+//! The file holds the exact committed bytes of:
+//! - the checkpoint with its position and state,
+//! - the run record (workflow, definition, config, settings),
+//! - the headers referenced by the position (results, evidence, memos),
+//! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items.
+//!
+//! The file begins with its own hash; docs/format.md specifies each byte.
 //!
 //! ```text
 //!   store --Portable::of--> Portable --save--> file --load--> Portable --> state, position, definition, config
 //! ```
 //!
-//! Loading runs nothing: it reads bytes, checks them and decodes JSON within limits. The hash tells damage, not
-//! malice: whoever can write the file can write its hash, so commands of a definition that came from elsewhere must not
-//! run before a person has agreed to it. Nothing here starts a run; the engine does.
+//! Loading runs nothing: bytes are read, checked and decoded as JSON within limits. The hash detects damage,
+//! not malice: an author of a file can compute its hash. Before a run, a person must therefore approve the
+//! commands of a foreign definition. This module starts no run; the engine does.
 //!
 //! # Examples
 //!
@@ -73,13 +76,13 @@ mod export;
 
 pub use disk::{LoadError, SaveError, SaveMode};
 
-/// The newest format of portable checkpoints that is read, and the one that is written.
+/// The newest format of portable checkpoints, for reading and writing.
 pub const PORTABLE_FORMAT: u32 = 2;
-/// Largest file: one state of the largest size with all that belongs to it fits several times over, and a machine of
-/// 2 GB can still load it. A fan-out of more than some hundred thousand children is moved with its store instead.
+/// Largest file. A state of the largest size fits several times over, and a machine of 2 GB can still load
+/// the file. A fan-out of more than some hundred thousand children is moved with its store instead.
 pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
 
-/// A checkpoint with all that a new run needs to go on from it.
+/// A checkpoint with all dependencies of a new run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Portable {
     run: SealedRun,
@@ -90,42 +93,43 @@ pub struct Portable {
     blobs: BTreeMap<String, Vec<u8>>,
 }
 
-/// Why a checkpoint cannot be exported. The store is as it was.
+/// Why a checkpoint cannot be exported. The store did not change.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The store does not have it, or not as it was written.
+    /// The store lacks the checkpoint, or has it damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Retention dropped its state, or a later checkpoint of the same commit has it. Export another one.
+    /// Retention dropped the state, or a later checkpoint of the same commit has it. Export another
+    /// checkpoint.
     #[error("checkpoint {reference} has no state of its own")]
     Absent {
         /// The checkpoint.
         reference: CheckpointRef,
     },
-    /// It is an older one, and in the middle of a fan-out whose branches have gone on since: what they were then is
-    /// not known. Export the newest one, or one before `step`.
+    /// The checkpoint is not the newest, and its fan-out has continued since: the former state of the
+    /// children is not known. Export the newest checkpoint, or one before `step`.
     #[error("checkpoint {reference} is older than the branches that step `{step}` has open in it")]
     Amid {
         /// The checkpoint.
         reference: CheckpointRef,
-        /// The step that fans out.
+        /// The step with the fan-out.
         step: String,
     },
-    /// The run went on while it was read. Export its newest checkpoint.
+    /// The run continued during the export. Export its newest checkpoint.
     #[error("checkpoint {reference} is not the newest any more")]
     Overtaken {
         /// The checkpoint.
         reference: CheckpointRef,
     },
-    /// The frozen items of a fan-out are gone or damaged, so that the rest of its branches could not be opened.
+    /// The frozen items of a fan-out are lost or damaged, so that the remaining branches could not be opened.
     #[error("checkpoint {reference} lacks the items that it fans out over, `{name}`, as they were frozen")]
     Items {
         /// The checkpoint.
         reference: CheckpointRef,
-        /// The blob they were in.
+        /// The blob of the items.
         name: String,
     },
-    /// It would be larger than [`PORTABLE_BYTES_MAX`]. Copy the store instead.
+    /// The file would exceed [`PORTABLE_BYTES_MAX`]. Copy the store instead.
     #[error(
         "checkpoint {reference} and its branches have more than the {PORTABLE_BYTES_MAX} bytes allowed in a file"
     )]
@@ -136,29 +140,29 @@ pub enum ExportError {
 }
 
 impl Portable {
-    /// Returns where it came from.
+    /// Returns the reference of the exported checkpoint.
     pub fn reference(&self) -> CheckpointRef {
         self.checkpoint.header().reference()
     }
 
-    /// Returns what a run that begins here names as its parent.
+    /// Returns the parent entry for a run that begins here.
     pub fn parent(&self) -> Parent {
         let CheckpointRef { run, branch, seq } = self.reference();
         Parent { run, branch, seq, digest: self.checkpoint.digest() }
     }
 
-    /// Returns the record of its run.
+    /// Returns the run record.
     pub fn run(&self) -> &SealedRun {
         &self.run
     }
 
-    /// Returns the config in force at the checkpoint: that of the run, or one that it was later continued with.
+    /// Returns the config in force at the checkpoint: of the run record, or of a later change.
     pub fn config(&self) -> &Map<String, Value> {
         let changed = self.position.config.and_then(|seq| self.changed_at(&self.checkpoint, seq));
         changed.and_then(|changed| changed.config).unwrap_or(&self.run.record().config)
     }
 
-    /// Returns the definition in force at the checkpoint: that of the run, or one that it was later continued with.
+    /// Returns the definition in force at the checkpoint: of the run record, or of a later change.
     pub fn definition(&self) -> &Definition {
         let changed = self.position.definition.and_then(|seq| self.changed_at(&self.checkpoint, seq));
         changed.and_then(|changed| changed.definition).unwrap_or(&self.run.record().definition)
@@ -169,20 +173,21 @@ impl Portable {
         &self.checkpoint
     }
 
-    /// Returns what is unfinished, and where the results of the rest stand in [`Portable::history`].
+    /// Returns the position: unfinished steps, and the seqs of finished steps' results in
+    /// [`Portable::history`].
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// Returns the headers that the positions of the checkpoint and of its open children refer to, by branch and seq:
-    /// the effective records of finished steps, those of definition and config, and those of unfinished steps since
-    /// their status began, with their memos.
+    /// Returns the headers referenced by the positions of the checkpoint and its open children, by branch and
+    /// seq. These are the effective records of finished steps, of definition and config, and the records of
+    /// unfinished steps since their status began, with memos.
     pub fn history(&self) -> &[Record] {
         &self.history
     }
 
-    /// Returns the newest checkpoint of each branch that the checkpoint fans out to, ended or not, with its body, in
-    /// the order of their names; likewise for fan-outs within those that have not ended.
+    /// Returns the newest checkpoint of each child branch of the checkpoint's fan-outs, with its body, in
+    /// order of name. Includes ended children, and the children of open children.
     pub fn children(&self) -> &[Record] {
         &self.children
     }
@@ -192,7 +197,7 @@ impl Portable {
         &self.blobs
     }
 
-    /// Reads the state, in the current version of its schema.
+    /// Decodes the state, in the current version of its schema.
     ///
     /// # Errors
     /// Those of [`Migrations::state`].
@@ -200,7 +205,7 @@ impl Portable {
         migrations.state(&self.checkpoint)
     }
 
-    /// Returns its text, which vouches for itself. The same checkpoint gives the same text.
+    /// Returns the text of the file, with its hash. The same checkpoint always has the same text.
     pub fn to_text(&self) -> Vec<u8> {
         let records = || [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
         let mut text = begin(records().map(size_of).sum::<usize>() + self.run.bytes().len() + 1_024);
@@ -222,12 +227,12 @@ impl Portable {
         finish(text)
     }
 
-    /// Reads its text back, after checking every byte of it.
+    /// Parses the text of a file, after checking every byte.
     ///
     /// # Errors
-    /// - [`Flaw::Digest`], [`Flaw::Malformed`]: it is not what was written, or no portable checkpoint at all.
+    /// - [`Flaw::Digest`], [`Flaw::Malformed`]: the text is damaged, or not a portable checkpoint.
     /// - [`Flaw::Format`]: another version wrote the file.
-    /// - [`Flaw::Limit`]: it is larger than [`PORTABLE_BYTES_MAX`].
+    /// - [`Flaw::Limit`]: the text exceeds [`PORTABLE_BYTES_MAX`].
     pub fn from_text(text: &[u8]) -> Result<Self, Flaw> {
         #[derive(Deserialize)]
         struct File<'a> {
@@ -276,7 +281,7 @@ impl Portable {
         Ok(portable)
     }
 
-    /// Checks that its parts belong to each other, so that nobody who uses it has to.
+    /// Checks the consistency of all parts; users of the value need no further checks.
     fn check(&self) -> Result<(), Flaw> {
         let reference = self.reference();
         let mut records = [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
@@ -314,7 +319,7 @@ impl Portable {
         }
     }
 
-    /// Checks that what the position of a record cannot do without is there.
+    /// Checks that all records and items required by a record's position are present.
     fn check_references(&self, newest: &Record) -> Result<(), Flaw> {
         let position = newest.position()?.with_failures_open();
         let CheckpointRef { run, branch, .. } = newest.header().reference();
@@ -340,8 +345,8 @@ impl Portable {
         Ok(())
     }
 
-    /// The definition and the config that the record of this seq changed, on the branch of `newest`: as it says, or as the
-    /// one behind it repeats.
+    /// Returns the definition and config changed by the record `seq` on the branch of `newest`: from the
+    /// record, or from the copy in the next record.
     fn changed_at<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<Changed<'a>> {
         if let Some(record) = self.referred(newest, seq) {
             let Header { definition, config, .. } = record.header();
@@ -354,7 +359,7 @@ impl Portable {
         Some(Changed { definition: again.definition.as_ref(), config: again.config.as_ref() })
     }
 
-    /// The header of this seq on the branch of `newest`.
+    /// Returns the header with this seq on the branch of `newest`.
     fn referred<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<&'a Record> {
         let branch = &newest.header().branch;
         if seq == newest.header().seq {
@@ -365,7 +370,7 @@ impl Portable {
     }
 }
 
-/// What a record changed for all that came after it.
+/// The lasting changes in a record.
 struct Changed<'a> {
     definition: Option<&'a Definition>,
     config: Option<&'a Map<String, Value>>,
@@ -375,18 +380,18 @@ fn malformed(what: String) -> Result<(), Flaw> {
     Err(Flaw::Malformed(what))
 }
 
-/// Where a record stands in the order of the history.
+/// Returns the sort key of a record in the history.
 fn place_of(record: &Record) -> (&BranchPath, u64) {
     (&record.header().branch, record.header().seq)
 }
 
-/// The seqs of its branch that a position cannot do without.
+/// Returns the seqs required by a position, on the same branch.
 fn referred_to(position: &Position) -> BTreeSet<u64> {
     let settled = position.ledger.values().map(|settled| settled.seq);
     settled.chain(position.definition).chain(position.config).collect()
 }
 
-/// Whether a branch was opened on `branch`, or on one that was.
+/// Returns whether `child` is a descendant of `branch`.
 fn is_within(child: &BranchPath, branch: &BranchPath) -> bool {
     std::iter::successors(child.parent(), BranchPath::parent).any(|parent| parent == *branch)
 }
@@ -405,12 +410,12 @@ fn push_records(text: &mut Vec<u8>, name: &str, records: &[Record]) {
     text.push(b']');
 }
 
-/// Enough of a text to recognise it.
+/// Returns the beginning of a text, enough to identify it.
 fn clipped(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// A blob in the text: as it is where it is JSON, or a line of JSON for each item.
+/// A blob in the text: raw if the bytes are lines of JSON, else in base64.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum BlobText<'a> {

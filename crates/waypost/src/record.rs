@@ -1,16 +1,17 @@
-//! The record: what is written at every step boundary, and nothing else is.
+//! The record: the only data that a run writes at a step boundary.
 //!
-//! A checkpoint is a [`Header`] and a body. The body is the [`Position`] (what is unfinished) and the state. Both are
-//! JSON text made once, by [`Record::seal`], kept to the byte by every store, and checked by [`Record::open`]:
+//! A checkpoint is a [`Header`] and a body. The body is the [`Position`] (unfinished steps) and the state.
+//! Both are JSON text. [`Record::seal`] encodes both once, every store keeps the exact bytes, and
+//! [`Record::open`] checks the bytes:
 //!
 //! ```text
-//!   header  {"v":2,"run":"r-1","branch":"main","seq":3,"prev":"9f…","body":{"digest":"c4…",…},…}
+//!   header  {"v":2,"run":"r-1","branch":"main","seq":3,"prev":"9f..","body":{"digest":"c4..",..},..}
 //!              digest of a record = SHA-256 of these bytes          |
-//!   body    {"frontier":[…],"ledger":{…}}\n{…the state…}  <--------+ digest of the body = SHA-256 of these
+//!   body    {"frontier":[..],"ledger":{..}}\n{..the state..}  <-----+ digest of the body = SHA-256 of these
 //! ```
 //!
-//! So a header vouches for its body, and `prev` vouches for the whole past. One record decides what is to be done
-//! next; nothing is folded over history. This module is the only place whose types are serialised to disk.
+//! A header authenticates its body, and `prev` authenticates the whole history. One record decides the next
+//! steps; nothing is folded over history. Only types of this module are serialised to disk.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -44,15 +45,15 @@ pub(crate) use strict::{check_written, to_value};
 pub use trace::{EndDigests, Trace};
 pub use usage::Usage;
 
-/// The newest format of records this library reads, and the one it writes.
+/// The newest record format: the library writes it, and reads nothing newer.
 pub const FORMAT: u32 = 2;
-/// Largest state: beyond it a checkpoint a step is the wrong tool; keep a hash and a file instead.
+/// Largest state. A step boundary is the wrong place for more data: keep a file, and its hash in the state.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
-/// State size at which the engine warns: every step writes and hashes it again.
+/// State size at which the engine warns, as each step writes and hashes the whole state.
 pub const STATE_BYTES_WARN: usize = 1 << 20;
-/// Largest header: notes, labels and error chains are cut or refused well before it.
+/// Largest header. Notes, labels and error chains are cut or refused far below this limit.
 pub const HEADER_BYTES_MAX: usize = 2 << 20;
-/// Outputs up to this size stand in the header too, where they outlive a trimmed state.
+/// Largest outputs copied into the header, where they outlive a trimmed state.
 pub const OUTPUTS_INLINE_BYTES_MAX: usize = 512;
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -62,7 +63,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// Bytes shared between engine and store without a copy.
 pub type Bytes = Arc<Vec<u8>>;
 
-/// A checkpoint as stores keep it: exact bytes, and the header read from them. Clones share all of it.
+/// A checkpoint as stores keep it: exact bytes, and the parsed header. Clones share the bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     header: Arc<Header>,
@@ -71,7 +72,7 @@ pub struct Record {
     body: Option<Bytes>,
 }
 
-/// The frozen run as stores keep it.
+/// A run record as stores keep it: exact bytes, and the parsed record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SealedRun {
     record: RunRecord,
@@ -79,26 +80,26 @@ pub struct SealedRun {
     bytes: Bytes,
 }
 
-/// Why bytes are not a record.
+/// The reason why bytes are not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
-    /// The bytes are not those that were written.
+    /// The bytes differ from the bytes written.
     #[error("its {part} has digest {actual}, recorded was {expect}")]
     Digest {
         /// `header`, `body` or `run record`.
         part: &'static str,
-        /// The digest recorded.
+        /// The recorded digest.
         expect: Digest,
         /// The digest of the bytes found.
         actual: Digest,
     },
-    /// The digest may be right, but it is not a record.
+    /// The bytes do not parse as a record; the digest may be right.
     #[error("it cannot be read: {0}")]
     Malformed(String),
-    /// It was there once, as something else tells, and is not there any more.
+    /// The record is missing, although other data proves its existence.
     #[error("it is missing")]
     Missing,
-    /// Another version wrote it: a newer one, or one from before the first release.
+    /// Another version wrote the record: a newer version, or a version from before the first release.
     #[error("it {}", other_format(*found, *supported))]
     Format {
         /// The format found.
@@ -106,20 +107,20 @@ pub enum Flaw {
         /// The format read by this version.
         supported: u32,
     },
-    /// A field of a state would not come back as it is, when written.
+    /// Writing: JSON would change or lose a field of the state.
     #[error("{path}: {why}")]
     Unkept {
         /// The field.
         path: FieldPath,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A size or a field beyond its limit, when written.
+    /// Writing: a size or a field exceeds its limit.
     #[error("{0}")]
     Limit(String),
 }
 
-/// A body before it is sealed: position and state in the bytes they will keep.
+/// An encoded body before sealing: position and state in their final bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Body {
     bytes: Vec<u8>,
@@ -129,19 +130,19 @@ pub struct Body {
 }
 
 impl Body {
-    /// Encodes a position and a state that is serialised as JSON.
+    /// Encodes a position, and a state as JSON.
     ///
     /// # Errors
-    /// [`Flaw::Unkept`] names the field that JSON would change or cannot hold; [`Flaw::Limit`] when it is too large,
-    /// noticed while it is written. See [`encode`].
+    /// [`Flaw::Unkept`] names the field that JSON would change or cannot hold. [`Flaw::Limit`]: the state is
+    /// too large, as found while writing. See [`encode`].
     pub fn json<S: Serialize>(position: &Position, state: &S, schema: u32) -> Result<Self, Flaw> {
         Self::with(position, schema, |bytes| encode(state, bytes))
     }
 
-    /// Encodes a position and a state that `write` puts as JSON behind what is there.
+    /// Encodes a position, and the JSON that `write` appends as the state.
     ///
     /// # Errors
-    /// Those of `write`; [`Flaw::Limit`] when it is too large.
+    /// The errors of `write`. [`Flaw::Limit`]: the state is too large.
     pub fn with(
         position: &Position,
         schema: u32,
@@ -152,10 +153,10 @@ impl Body {
         body.check()
     }
 
-    /// Encodes a position and a state whose bytes a foreign client chose.
+    /// Encodes a position, and the opaque state bytes of a foreign client.
     ///
     /// # Errors
-    /// [`Flaw::Limit`] when it is too large.
+    /// [`Flaw::Limit`]: the state is too large.
     pub fn opaque(position: &Position, state: &[u8], codec: &str, schema: u32) -> Result<Self, Flaw> {
         let mut body = Self::begin(position, Cow::Owned(codec.to_owned()), schema)?;
         body.bytes.extend_from_slice(state);
@@ -187,13 +188,11 @@ impl Body {
 }
 
 impl Record {
-    /// Makes the bytes of a checkpoint, once and for all.
-    ///
-    /// `header.body` is filled in here.
+    /// Encodes a header and an optional body as a record with final bytes; fills in `header.body`.
     ///
     /// # Errors
-    /// [`Flaw::Limit`] if the header is larger than [`HEADER_BYTES_MAX`]; [`Flaw::Unkept`] names the field of it that
-    /// would not come back as it is, such as a value that is nested too deep.
+    /// [`Flaw::Limit`]: the header exceeds [`HEADER_BYTES_MAX`]. [`Flaw::Unkept`] names a header field that JSON would
+    /// change, such as a value with too deep nesting.
     pub fn seal(mut header: Header, body: Option<Body>) -> Result<Self, Flaw> {
         header.body = body.as_ref().map(|body| BodyRef {
             digest: Digest::of(&body.bytes),
@@ -208,7 +207,7 @@ impl Record {
             let found = bytes.len();
             return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
         }
-        // A store may keep them as they are, and many of them.
+        // A store may keep many of these buffers.
         bytes.shrink_to_fit();
         let digest = Digest::of(&bytes);
         let body = body.map(|mut body| {
@@ -218,18 +217,17 @@ impl Record {
         Ok(Self { header: Arc::new(header), digest, header_bytes: Arc::new(bytes), body })
     }
 
-    /// Reads a checkpoint back and checks every byte of it.
+    /// Reads a checkpoint back and checks every byte.
     ///
-    /// `digest` is the one that the store kept beside it. Without `body`, only the header is read, and the record has
-    /// none.
+    /// `digest` comes from the store. Without `body`, only the header is read, and the record has no body.
     ///
     /// # Errors
-    /// [`Flaw`]: not what was written, or not for this version. Nothing of the bytes may be used.
+    /// [`Flaw`]: the bytes changed since the write, or another version wrote them. Do not use any part of the bytes.
     pub fn open(digest: Digest, header_bytes: Vec<u8>, body: Option<Vec<u8>>) -> Result<Self, Flaw> {
         Self::open_shared(digest, Arc::new(header_bytes), body.map(Arc::new))
     }
 
-    /// As [`open`](Self::open), of bytes that somebody else keeps, too.
+    /// As [`open`](Self::open), for bytes shared with another owner.
     pub(crate) fn open_shared(
         digest: Digest,
         header_bytes: Bytes,
@@ -265,17 +263,17 @@ impl Record {
         &self.header_bytes
     }
 
-    /// Returns the body's exact bytes, if the record has its own and it was loaded.
+    /// Returns the body's exact bytes, if the record has a body and the body was loaded.
     pub fn body_bytes(&self) -> Option<&Bytes> {
         self.body.as_ref()
     }
 
-    /// Returns the size of header and body, whether or not the body was loaded.
+    /// Returns the size of header and body, also if the body was not loaded.
     pub fn bytes(&self) -> u64 {
         self.header_bytes.len() as u64 + self.header.body.as_ref().map_or(0, |body| body.bytes)
     }
 
-    /// Returns the record without its body, as retention leaves it.
+    /// Returns the record without its body, as after retention.
     pub fn without_body(&self) -> Self {
         Self { body: None, ..self.clone() }
     }
@@ -289,7 +287,7 @@ impl Record {
     /// Decodes the position.
     ///
     /// # Errors
-    /// [`Flaw::Malformed`] if the record has no body or the position is none.
+    /// [`Flaw::Malformed`]: the record has no body, or the position does not parse.
     pub fn position(&self) -> Result<Position, Flaw> {
         let (position, _) =
             self.split().ok_or_else(|| Flaw::Malformed("it has no state of its own".into()))?;
@@ -303,10 +301,10 @@ impl Record {
 }
 
 impl SealedRun {
-    /// Makes the bytes of a run record, once and for all.
+    /// Encodes a run record with final bytes.
     ///
     /// # Errors
-    /// [`Flaw`] if it cannot be written, or asks for a retention below [`RETENTION_MIN`].
+    /// [`Flaw`]: the record cannot be encoded, or its retention is below [`RETENTION_MIN`].
     pub fn seal(record: RunRecord) -> Result<Self, Flaw> {
         if let Some(keep) = record.retention.filter(|keep| *keep < RETENTION_MIN) {
             return Err(Flaw::Limit(format!(
@@ -318,10 +316,10 @@ impl SealedRun {
         Ok(Self { record, digest: Digest::of(&bytes), bytes: Arc::new(bytes) })
     }
 
-    /// Reads a run record back and checks every byte of it.
+    /// Reads a run record back and checks every byte.
     ///
     /// # Errors
-    /// [`Flaw`]: not what was written, or not for this version.
+    /// [`Flaw`]: the bytes changed since the write, or another version wrote them.
     pub fn open(digest: Digest, bytes: Vec<u8>) -> Result<Self, Flaw> {
         check_digest("run record", digest, &bytes)?;
         Ok(Self { record: parse(&bytes)?, digest, bytes: Arc::new(bytes) })
@@ -332,12 +330,12 @@ impl SealedRun {
         &self.record
     }
 
-    /// Returns its digest.
+    /// Returns the digest of the record.
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// Returns its exact bytes.
+    /// Returns the exact bytes of the record.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
@@ -348,7 +346,7 @@ fn check_digest(part: &'static str, expect: Digest, bytes: &[u8]) -> Result<(), 
     if actual == expect { Ok(()) } else { Err(Flaw::Digest { part, expect, actual }) }
 }
 
-/// Returns the description of a format outside the reach of this version.
+/// Returns the description of a format that this version cannot read.
 pub(crate) fn other_format(found: u32, supported: u32) -> String {
     match found > supported {
         true => format!("has format {found}, this version reads up to {supported}"),
@@ -356,11 +354,11 @@ pub(crate) fn other_format(found: u32, supported: u32) -> String {
     }
 }
 
-/// How what this version writes begins: then its format need not be looked for.
+/// The first bytes of every record of this version: with them, the format needs no separate parse.
 const BEGIN: &[u8] = b"{\"v\":2,";
 const _: () = assert!(FORMAT == 2, "what is written begins with its format");
 
-/// Reads JSON of this format; a newer format is told apart before its fields can confuse.
+/// Parses JSON of this format. A newer format is detected before its fields can cause other errors.
 fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {
     #[derive(Deserialize)]
     struct Versioned {

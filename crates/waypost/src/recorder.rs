@@ -1,9 +1,9 @@
-//! A recorder, for programs that drive their own loop: begin a step, do the work, commit it with evidence.
+//! A recorder, for programs with their own loop: begin a step, do the work, commit the step with evidence.
 //!
-//! It writes the same records into the same stores as the engine does, with the same promises: what it acknowledged is
-//! durable, one process at a time writes a run, a step whose program died is known to be cut, and nothing is trusted
-//! that was not verified. What the next step is, only the program knows; so the frontier of such a run is what was
-//! begun and not ended, and no engine takes it up.
+//! The recorder writes the same records into the same stores as the engine, with the same guarantees.
+//! Acknowledged records are durable. A single process at a time writes a run. Steps of a dead program count
+//! as interrupted. Unverified results are not trusted. Only the program knows the next step. The frontier of
+//! a recorded run therefore lists the steps begun and not ended, and the engine does not resume the run.
 //!
 //! ```text
 //!   begin_step --> the work, the program's own --> commit_step(evidence) --> completed
@@ -12,13 +12,13 @@
 //!       +-- durable when it returns
 //! ```
 //!
-//! After a crash: [`Recorder::open`], then [`last_verified_checkpoint`](Recorder::last_verified_checkpoint), which looks
-//! at the world as it is now, and [`rollback_to_checkpoint`](Recorder::rollback_to_checkpoint), which does so once more
-//! and gives the state back.
+//! After a crash, call [`Recorder::open`], then
+//! [`last_verified_checkpoint`](Recorder::last_verified_checkpoint), which checks the evidence now.
+//! [`rollback_to_checkpoint`](Recorder::rollback_to_checkpoint) checks again, and returns the state.
 //!
 //! # Example
-//! A loop asks a model about topics and keeps each answer in a file. The program dies in the second pass; the next one
-//! asks only what was not answered.
+//! A loop asks a model about topics and keeps each answer in a file. The program dies in the second pass. The
+//! next program asks only the unanswered topics.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -79,9 +79,9 @@
 //! # }
 //! ```
 //!
-//! # What it does not do
-//! States and outputs are written as they are given: no secret belongs into them. Parallel steps are possible, each
-//! with a name of its own; branches are the engine's.
+//! # Limits
+//! States and outputs are written unmasked: keep secrets out of them. Parallel steps are possible if each has
+//! its own name. Only the engine has branches.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -125,16 +125,16 @@ use checkpoint::{ending_of, state_of};
 use step::{Given, State};
 use write::{Tip, Writing, seal};
 
-/// Key of the progress that ends a run.
+/// Progress key of the record that ends a run.
 const FINISHED_KEY: &str = "finished";
-/// Records of failed steps looked through for the state from before them.
+/// Most consecutive failed records skipped in the search for the state before them.
 const FAILED_IN_A_ROW_MAX: usize = 100;
 
-/// Records the steps of a program that drives its own loop.
+/// Records the steps of a program with its own loop.
 ///
-/// It holds the run's lease as long as it lives. May be shared between tasks: calls wait for each other where they
-/// write, and not while evidence is checked. A call that is dropped half-way has happened or not, as after a crash;
-/// the next call finds out.
+/// Holds the run's lease until dropped. Tasks may share a recorder: writes are serialised, and checks of
+/// evidence run in parallel. A dropped call has either happened or not, as after a crash; the next call finds
+/// out.
 #[derive(Debug)]
 pub struct Recorder {
     checkpoints: Checkpoints,
@@ -146,11 +146,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Makes a run and takes its lease. Its first checkpoint has `state`.
+    /// Creates a run with `state` in its first checkpoint, and takes the run's lease.
     ///
     /// # Errors
-    /// - [`Error::Store`] with [`StoreError::Exists`]: there is such a run; [`open`](Self::open) it. Nothing changed.
-    /// - [`Error::Driven`]: the record names steps; those are an engine's.
+    /// - [`Error::Store`] with [`StoreError::Exists`]: the run exists; [`open`](Self::open) it. Nothing
+    ///   changed.
+    /// - [`Error::Driven`]: the record names steps, so the run belongs to the engine.
     /// - [`Error::Write`], [`Error::Invalid`]: state or record are refused. Nothing was written.
     pub async fn create<S: Serialize + ?Sized>(
         store: Arc<dyn Store>,
@@ -189,18 +190,19 @@ impl Recorder {
         Ok(Self::over(store, sealed.record(), Writing::new(lease, tip, 1), options, Vec::new()))
     }
 
-    /// Takes up a run that a recorder made: after a crash, or after it was closed.
+    /// Opens an existing run of a recorder: after a crash, or after a close.
     ///
-    /// Damaged records at its end are moved to quarantine, and it goes on from the newest sound one. Nothing is
-    /// appended yet.
+    /// Moves damaged records at the end of the run to quarantine, and continues from the newest sound record.
+    /// Does not append a record.
     ///
     /// # Errors
-    /// - [`Error::Store`] with [`StoreError::NotFound`], with [`StoreError::Held`] if another process has it, or with
-    ///   [`StoreError::Damaged`] if nothing sound is left.
-    /// - [`Error::Ended`], [`Error::Driven`]: it takes no more steps, or not from a recorder.
-    /// - [`Error::Store`] with [`StoreError::Version`]: its state has a newer schema than the options name.
+    /// - [`Error::Store`] with [`StoreError::NotFound`]; with [`StoreError::Held`] if another process holds
+    ///   the run; with [`StoreError::Damaged`] if the run has no sound record.
+    /// - [`Error::Ended`], [`Error::Driven`]: the run has ended, or belongs to the engine.
+    /// - [`Error::Store`] with [`StoreError::Version`]: the state's schema is newer than the schema of the
+    ///   options.
     ///
-    /// Nothing changed after any of these.
+    /// None of these errors changes the run.
     pub async fn open(store: Arc<dyn Store>, run: &RunId, options: Options) -> Result<Self, Error> {
         store.wait_while_dying(run).await?;
         let entry = store.run(run).await?;
@@ -212,14 +214,14 @@ impl Recorder {
                 Ok(Self::over(store, frozen, Writing::new(lease, tip, 0), options, repaired))
             }
             Err(error) => {
-                // Given back as well as can be: the error that matters is the one above.
+                // Best effort: the error above is the one to report.
                 let _ = store.release(lease, None).await;
                 Err(error)
             }
         }
     }
 
-    /// Makes a run, or takes it up if it is there; `run` and `state` then count for nothing but the id.
+    /// Creates a run, or opens it if it exists; then only the id of `run` matters, and `state` is ignored.
     ///
     /// # Errors
     /// As [`create`](Self::create) and [`open`](Self::open).
@@ -243,7 +245,7 @@ impl Recorder {
         options: Options,
         repaired: Vec<Damage>,
     ) -> Self {
-        // No absolute path of a store is trusted: it may have come from another place.
+        // Absolute paths of a store are not trusted: the store may come from another machine.
         let own = Path::new(run.base.as_deref().unwrap_or("."));
         let own = store.home().filter(|_| own.is_relative()).map(|home| home.join(own));
         let site = options.base.clone().or(own).map_or_else(Site::nowhere, Site::beneath);
@@ -253,7 +255,7 @@ impl Recorder {
         Self { checkpoints, site, retention, options, repaired, writing: Mutex::new(writing) }
     }
 
-    /// Finds out where a run stands, under its lease.
+    /// Reads the tip of a run, under its lease.
     async fn take_up(
         store: &Arc<dyn Store>,
         lease: &Lease,
@@ -291,7 +293,7 @@ impl Recorder {
         let mut tip = Tip { chain, position, state, epoch, open, visits, ended: false };
         for entry in tip.position.frontier.iter().filter(|entry| entry.status == Status::Started) {
             let since = tip.reference(entry.since);
-            // Its labels are all that is lost if the record of its start is damaged.
+            // If the record of the start is damaged, only its labels are lost.
             let start = checkpoints.load(&since).await.ok();
             let header = start.as_ref().map(Record::header);
             let begun = Begun::cut(since, entry.step.clone(), entry.at.clone(), header);
@@ -300,9 +302,9 @@ impl Recorder {
         Ok((tip, damaged))
     }
 
-    /// Returns the steps that an earlier program began and did not end: whether their work was done, nobody recorded.
+    /// Returns the steps begun by an earlier program and not ended. Whether their work was done is unknown.
     ///
-    /// Begin such a step again, commit it with evidence that shows that it is done, or fail it.
+    /// Begin each step again, commit it with evidence that proves completion, or fail it.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -311,7 +313,7 @@ impl Recorder {
         Ok(writing.tip.open.values().filter(|begun| begun.cut).cloned().collect())
     }
 
-    /// Returns the step that began at `seq`, while it is under way or cut: for programs that keep only the number.
+    /// Returns the running or interrupted step that began at `seq`: for programs that keep only the number.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -319,15 +321,15 @@ impl Recorder {
         Ok(self.writing().await?.tip.open.get(&seq).cloned())
     }
 
-    /// Returns the damaged records that were moved to quarantine when the run was taken up.
+    /// Returns the damaged records that [`open`](Self::open) moved to quarantine.
     pub fn repaired(&self) -> &[Damage] {
         &self.repaired
     }
 
-    /// Names the newest checkpoint.
+    /// Returns the reference to the newest checkpoint.
     ///
     /// # Errors
-    /// [`Error::Store`]: an earlier call was dropped, and what became of it cannot be found out.
+    /// [`Error::Store`]: an earlier call was dropped, and its outcome cannot be determined.
     pub async fn newest(&self) -> Result<CheckpointRef, Error> {
         let writing = self.writing().await?;
         Ok(writing.tip.reference(writing.tip.chain.next - 1))
@@ -338,7 +340,7 @@ impl Recorder {
         &self.checkpoints
     }
 
-    /// Returns one checkpoint, as [`Checkpoints::get`].
+    /// Returns a checkpoint, as [`Checkpoints::get`].
     ///
     /// # Errors
     /// As there.
@@ -354,7 +356,7 @@ impl Recorder {
         self.checkpoints.list(label, page).await
     }
 
-    /// Counts what happened, as [`Checkpoints::stats`].
+    /// Returns counts over the run, as [`Checkpoints::stats`].
     ///
     /// # Errors
     /// As there.
@@ -362,8 +364,8 @@ impl Recorder {
         self.checkpoints.stats().await
     }
 
-    /// Extends the lease, where the store lets it run out, and returns what was asked of the run meanwhile: to stop, or
-    /// to cancel. Call it now and then in long work.
+    /// Renews the lease, if the store lets leases expire, and returns pending requests to stop or cancel.
+    /// Call it regularly during long work.
     ///
     /// # Errors
     /// [`Error::Store`] with [`StoreError::Fenced`]: the lease was lost; stop all work of this run.
@@ -379,8 +381,9 @@ impl Recorder {
         }
     }
 
-    /// Returns the lease, for what is kept beside the records ([`Blobs`](crate::store::Blobs)), and for whoever is to hold the
-    /// run's lock until all processes of a step are dead. Others can take the run up once every clone of it is dropped.
+    /// Returns the lease: for data stored next to the records ([`Blobs`](crate::store::Blobs)), and for a
+    /// process that must hold the run's lock until all processes of a step are dead. Others can open the run
+    /// once every clone is dropped.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -388,13 +391,13 @@ impl Recorder {
         Ok(self.writing().await?.lease.clone())
     }
 
-    /// Gives the lease back; a run that has not ended can be opened again. Steps under way will be cut.
+    /// Releases the lease; an unfinished run can be opened again. Running steps count as interrupted.
     ///
     /// # Errors
-    /// [`Error::Store`] with [`StoreError::Fenced`]: it was lost before.
+    /// [`Error::Store`] with [`StoreError::Fenced`]: the lease was lost before.
     pub async fn close(self) -> Result<(), Error> {
         let store = Arc::clone(&self.checkpoints.store);
-        // Dropped calls are asked about first: what they wrote belongs to this lease.
+        // Resolve dropped calls first: their records belong to this lease.
         let sent = self.writing().await.map(drop);
         let writing = self.writing.into_inner();
         if !writing.tip.ended {
@@ -403,14 +406,14 @@ impl Recorder {
         sent
     }
 
-    /// Ends the run: a last checkpoint says so, the lease is given back, and no step can be begun any more.
+    /// Ends the run: appends a last checkpoint, releases the lease, and refuses further steps.
     ///
-    /// Steps that failed and were not done again count as tolerated: the run is `completed_with_failures` then.
+    /// Steps that failed and did not run again count as tolerated: the run is then `completed_with_failures`.
     ///
     /// # Errors
-    /// - [`Error::Unfinished`]: steps are under way, cut, or undone by a rollback and not begun again. Nothing changed;
-    ///   end them first.
-    /// - [`Error::Store`]: it could not be written; the run has not ended.
+    /// - [`Error::Unfinished`]: steps are running, interrupted, or undone by a rollback and not begun again.
+    ///   Nothing changed; end the steps first.
+    /// - [`Error::Store`]: the write failed; the run has not ended.
     pub async fn finish(&self) -> Result<CheckpointRef, Error> {
         let mut writing = self.writing().await?;
         let mut next = writing.tip.clone();
@@ -438,11 +441,11 @@ impl Recorder {
         Ok(record.header().reference())
     }
 
-    /// Removes the run with everything that belongs to it. This cannot be undone.
+    /// Removes the run with all its data. This cannot be undone.
     ///
     /// # Errors
-    /// [`Error::Store`]: it is there still, as a whole, and nobody holds its lease; or another took it up in the very
-    /// moment between.
+    /// [`Error::Store`]: the run still exists as a whole, without a lease holder; or another process opened the run in
+    /// between.
     pub async fn delete(self) -> Result<(), Error> {
         let store = Arc::clone(&self.checkpoints.store);
         let run = self.checkpoints.run.clone();
@@ -457,7 +460,7 @@ impl Recorder {
         self.checkpoints.store.as_ref()
     }
 
-    /// Waits for its turn to write, and finds out first what became of a call that was dropped.
+    /// Locks the writing side, and resolves the outcome of a dropped call first.
     async fn writing(&self) -> Result<MutexGuard<'_, Writing>, Error> {
         let mut writing = self.writing.lock().await;
         writing.send(self.store()).await?;
@@ -468,24 +471,24 @@ impl Recorder {
         Error::Write { run: self.checkpoints.run.clone(), source }
     }
 
-    /// Takes a state that a program gave.
+    /// Returns the state given by the program, with the recorder's schema.
     fn given(&self, state: Option<Result<Given, Flaw>>) -> Result<Option<State>, Error> {
         let state = state.transpose().map_err(|source| self.unwritable(source))?;
         Ok(state.map(|state| state.with_schema(self.options.schema)))
     }
 
-    /// Returns where the claims of a record are checked.
+    /// Returns the site where the claims of a record are checked.
     fn site_of(&self, header: &Header) -> Site {
         self.site.clone().with_exit_code(ending_of(header).and_then(|ending| ending.exit_code))
     }
 
-    /// Sees that this program knows the schema of a record's state.
+    /// Checks that this program knows the schema of a record's state.
     fn known_schema(&self, record: &Record) -> Result<(), Error> {
         check_schema(record, self.options.schema)
     }
 }
 
-/// Sees that a run is one of a recorder: its record names no steps.
+/// Checks that a run belongs to a recorder: its record names no steps.
 fn check_driver(run: &RunRecord) -> Result<(), Error> {
     if run.definition.text.is_none() && run.definition.steps.is_empty() {
         return Ok(());
@@ -504,8 +507,8 @@ fn check_schema(record: &Record, supported: u32) -> Result<(), Error> {
     }
 }
 
-/// Returns the state that a run goes on with behind `newest`: of a failed step, not its own but the one before. Where
-/// that is not there any more, a failed step's own is all there is.
+/// Returns the state to continue with after `newest`: if `newest` is a failed step, the state before the
+/// step. If this state is gone, the failed step's own state is the only one left.
 async fn carried(checkpoints: &Checkpoints, newest: &Record) -> Result<State, Error> {
     let own = state_of(newest)?;
     let is_failed = |record: &Record| matches!(record.header().phase, Phase::Failed(_));

@@ -1,9 +1,9 @@
-//! The report: progressive Markdown that a person can read while the run goes on, and when its end is never reached.
+//! The report: Markdown that grows with the run, readable at any time.
 //!
-//! A report is a [`head`] and one [`Section`] for each step that came to something. Sections carry an invisible first
-//! line, their marker, by which [`put`] replaces the section of a step that ran again, so that none stands twice.
-//! Everything is derived from records: a report may be deleted, and is never read back to decide anything. This module
-//! makes text; where it is kept is the business of stores.
+//! A report is a [`head`] and a [`Section`] for each step with an outcome. Each section begins with an
+//! invisible marker line. [`put`] finds the marker of a rerun step and replaces the section, so that no
+//! section appears twice. The content is derived from records: a report may be deleted, and does not affect
+//! decisions. This module generates the text; stores keep the file.
 
 use std::fmt::Write as _;
 
@@ -14,45 +14,45 @@ use crate::record::{
     Ending, Failure, Header, Note, Pack, Phase, Record, RunRecord, RunStatus, SkipCause, Verdict,
 };
 
-/// Which section: one for each step, branch and place in loops. Attempts and redone steps share theirs.
+/// The key of a section: branch, step and iteration. Attempts and reruns share a section.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SectionKey {
     /// The branch.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// Place in the loops around the step.
+    /// Passes of the loops around the step.
     pub iteration: Vec<u32>,
 }
 
-/// What the report says of one step.
+/// The section of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
-    /// Which step, where.
+    /// The key of the section.
     pub key: SectionKey,
-    /// Markdown: the marker, a heading, a table of facts, what the step said. Ends with an empty line.
+    /// Markdown: the marker, a heading, a table of facts, the step's own text. Ends with an empty line.
     pub text: String,
 }
 
-/// How every marker begins, at the start of a line. Text from steps never has it there.
+/// The beginning of every marker, at the start of a line. Escaped in text from steps.
 pub(crate) const MARKER: &str = "<!-- section ";
-/// Longest value in a table cell: a table stays readable, the whole value is in the checkpoint.
+/// Longest value in a table cell, for readability; the checkpoint has the full value.
 const CELL_CHARS_MAX: usize = 300;
 
 impl SectionKey {
-    /// Returns the line that begins the section in a report, without its end of line.
+    /// Returns the marker line of the section, without its line end.
     pub fn marker(&self) -> String {
         let iteration: String = self.iteration.iter().map(|count| format!(" {count}")).collect();
         format!("{MARKER}{} {}{iteration} -->", self.branch, self.step)
     }
 }
 
-/// Returns the top of a report: what run this is, and how it stands. It ends with an empty line.
+/// Returns the head of a report: identity and status of the run. Ends with an empty line.
 pub fn head(run: &RunRecord, status: RunStatus) -> String {
     let mut text = format!("# {}\n\n", inline(&run.workflow));
     let mut facts = vec![("run", code(run.run.as_str())), ("status", format!("**{}**", status.name()))];
     if let Some(path) = &run.path {
-        // Both are named from the store, which is not where a reader stands.
+        // Both paths are relative to the store, not to the reader's folder.
         let below = |base: &String| path.strip_prefix(base.as_str())?.strip_prefix('/');
         facts.push(("workflow", code(run.base.as_ref().and_then(below).unwrap_or(path))));
     }
@@ -71,7 +71,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     text
 }
 
-/// Returns which section a record adds to the report; `None` if it is not about what a step came to.
+/// Returns the key of the section added by a record; `None` if the record has no outcome of a step.
 pub fn section_key(record: &Record) -> Option<SectionKey> {
     let header = record.header();
     status_of(&header.phase)?;
@@ -79,7 +79,7 @@ pub fn section_key(record: &Record) -> Option<SectionKey> {
     Some(SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() })
 }
 
-/// Returns what a record adds to the report; `None` if it is not about what a step came to.
+/// Returns the section added by a record; `None` if the record has no outcome of a step.
 pub fn section(record: &Record) -> Option<Section> {
     let header = record.header();
     let key = section_key(record)?;
@@ -114,10 +114,10 @@ pub fn section(record: &Record) -> Option<Section> {
     Some(Section { key, text })
 }
 
-/// Puts a section into a report: in the place of the one with the same key, else at the end.
+/// Puts a section into a report: replaces the section with the same key, else appends.
 ///
-/// Where nothing has to be replaced, the result is `report` with the section's text after it, so that a store may
-/// append to a file instead; [`contains`] tells.
+/// Without a replacement, the result is `report` followed by the section's text, so that a store may append
+/// to a file instead; see [`contains`].
 pub fn put(report: &str, section: &Section) -> String {
     let Some((from, to)) = place(report, &section.key) else {
         return format!("{report}{}", section.text);
@@ -125,12 +125,12 @@ pub fn put(report: &str, section: &Section) -> String {
     format!("{}{}{}", &report[..from], section.text, &report[to..])
 }
 
-/// Says whether a report has a section of this key.
+/// Returns whether a report has a section with this key.
 pub fn contains(report: &str, key: &SectionKey) -> bool {
     place(report, key).is_some()
 }
 
-/// Replaces the top of a report, up to its first section.
+/// Replaces the head of a report, up to its first section.
 pub fn put_head(report: &str, head: &str) -> String {
     let from = starts(report).next().unwrap_or(report.len());
     format!("{head}{}", &report[from..])
@@ -144,7 +144,7 @@ fn place(report: &str, key: &SectionKey) -> Option<(usize, usize)> {
     Some((from, to))
 }
 
-/// Returns where sections begin.
+/// Returns the offsets of the sections.
 fn starts(report: &str) -> impl Iterator<Item = usize> {
     report.match_indices(MARKER).map(|(at, _)| at).filter(|at| *at == 0 || report.as_bytes()[at - 1] == b'\n')
 }
@@ -172,10 +172,10 @@ fn status_of(phase: &Phase) -> Option<&'static str> {
     })
 }
 
-/// How the line of a section begins that names its checkpoint.
+/// The beginning of the line with the checkpoint of a section.
 pub(crate) const CHECKPOINT_LINE: &str = "| checkpoint |";
 
-/// Returns the line that names the checkpoint in the section of a record.
+/// Returns the line with the checkpoint, for the section of a record.
 pub(crate) fn checkpoint_line(header: &Header) -> String {
     format!("{CHECKPOINT_LINE} {} |", escaped(&checkpoint_value(header)))
 }
@@ -287,12 +287,12 @@ fn table<const N: usize>(text: &mut String, head: [&str; N], rows: impl IntoIter
     text.push('\n');
 }
 
-/// A bar ends a cell even inside of code, so it is escaped everywhere.
+/// Escapes bars everywhere, as a bar ends a cell even inside code.
 fn escaped(cell: &str) -> String {
     cell.replace('|', "\\|")
 }
 
-/// Shows a value on one line.
+/// Formats a value on one line.
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -308,7 +308,7 @@ fn clip(text: &str) -> String {
     }
 }
 
-/// Returns the longest run of `mark` in a text.
+/// Returns the length of the longest run of `mark` in a text.
 fn longest_run(text: &str, mark: char) -> usize {
     let mut longest = 0;
     let mut run = 0;
@@ -319,19 +319,19 @@ fn longest_run(text: &str, mark: char) -> usize {
     longest
 }
 
-/// Shows text as code on one line, whatever it holds.
+/// Formats any text as code on one line.
 fn code(text: &str) -> String {
     let text = printable(text).replace(['\n', '\t'], " ");
     if text.contains("\\|") {
         return code_by_entities(&text);
     }
     let fence = "`".repeat(longest_run(&text, '`') + 1);
-    // One space within each fence is taken off again by every reader of Markdown.
+    // Markdown readers strip one space within each fence.
     let pad = if text.starts_with('`') || text.ends_with('`') || text.is_empty() { " " } else { "" };
     format!("{fence}{pad}{text}{pad}{fence}")
 }
 
-/// Shows text as code where its own backslash would undo that of an escaped bar, and so end a table's cell.
+/// Formats text as code by entities, if a backslash before a bar would undo the escape and end the cell.
 fn code_by_entities(text: &str) -> String {
     let mut escaped = String::from("<code>");
     for found in text.chars() {
@@ -344,7 +344,7 @@ fn code_by_entities(text: &str) -> String {
     escaped + "</code>"
 }
 
-/// Shows text as a paragraph on one line, with nothing in it taken for Markdown or HTML.
+/// Formats text as a paragraph on one line, with all Markdown and HTML escaped.
 fn inline(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for found in printable(text).replace(['\n', '\t'], " ").chars() {
@@ -356,14 +356,14 @@ fn inline(text: &str) -> String {
     escaped
 }
 
-/// Shows text as a block of code, whatever it holds.
+/// Formats any text as a block of code.
 fn fenced(text: &mut String, content: &str) {
     let content = printable(content);
     let fence = "`".repeat(longest_run(&content, '`').max(2) + 1);
     let _ = writeln!(text, "{fence}text\n{}\n{fence}\n", content.trim_end_matches('\n'));
 }
 
-/// Returns the text without escape sequences of terminals and other control characters.
+/// Returns the text without terminal escape sequences and other control characters.
 fn printable(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text.chars().peekable();
@@ -371,7 +371,7 @@ fn printable(text: &str) -> String {
         match found {
             '\u{1b}' if rest.peek() == Some(&'[') => {
                 rest.next();
-                // A sequence goes on to its first letter or sign from `@` to `~`.
+                // A sequence ends at its first letter or sign from `@` to `~`.
                 while rest.next_if(|part| (' '..='?').contains(part)).is_some() {}
                 rest.next_if(|end| ('@'..='~').contains(end));
             }
@@ -385,8 +385,7 @@ fn printable(text: &str) -> String {
     clean
 }
 
-/// Returns a step's own Markdown so that it ends where it ends: an open block of code or comment is closed, and no line
-/// of it is taken for a marker.
+/// Returns a step's Markdown, self-contained: closes open code blocks and comments, and escapes marker lines.
 fn contained(markdown: &str) -> String {
     let mut text = String::with_capacity(markdown.len() + 8);
     let mut fence: Option<(char, usize)> = None;
@@ -427,7 +426,7 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// Returns the mark and length of the fence that a line opens, if it does.
+/// Returns the mark and length of the fence opened by a line, if any.
 fn fence_of(line: &str) -> Option<(char, usize)> {
     let bare = line.trim_start_matches(' ');
     let mark = bare.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;

@@ -1,9 +1,9 @@
-//! States of an older program, read by a newer one: versions of a state's schema and the steps between them.
+//! Migrations: reads states of older programs, version by version.
 //!
-//! The version stands in the header of a checkpoint ([`BodyRef::schema`](crate::record::BodyRef)); a state that was
-//! written without one has version 0. A program whose state type changed says how to get from each version to the next.
-//! That happens when a state is read, and only then: what is stored stays as it is, and the next checkpoint is written
-//! in the current version.
+//! The header of a checkpoint has the schema version ([`BodyRef::schema`](crate::record::BodyRef)); a state
+//! without a schema has version 0. After a change of its state type, a program adds a migration from each
+//! version to the next. Migrations run only when a state is read: stored states do not change, and the next
+//! checkpoint has the current version.
 //!
 //! ```text
 //!   checkpoint, schema 1 --read--> Value --1 to 2--> Value --2 to 3--> Value --> your type
@@ -11,7 +11,7 @@
 //!   checkpoint, schema 4 --> refused: a newer program wrote it
 //! ```
 //!
-//! This module knows values of JSON and their versions. It reads no store and writes nothing.
+//! This module knows JSON values and their versions. It reads no store and writes nothing.
 //!
 //! # Examples
 //!
@@ -57,22 +57,22 @@ use serde_json::Value;
 use crate::path::{FieldPath, Segment};
 use crate::record::{Record, encode};
 
-/// The codec of states that are JSON; all others belong to foreign clients.
+/// The codec of JSON states; all other codecs belong to foreign clients.
 const JSON: &str = "json";
 
-/// What a migration answers if it cannot go on; any text or error becomes one with `?` or `into`.
+/// The error of a migration; any text or error converts with `?` or `into`.
 pub type Obstacle = Box<dyn std::error::Error + Send + Sync>;
 
-/// The ways from each version of a state to the next.
+/// The migrations from each version of a state to the next.
 ///
 /// The default has none: the current version is 0.
 #[derive(Debug, Clone, Default)]
 pub struct Migrations {
-    /// At each index the way from the version of that number to the next.
+    /// At each index: the migration from this version to the next.
     steps: Vec<Migration>,
 }
 
-/// The way from one version to the next.
+/// The migration from a version to the next.
 #[derive(Clone)]
 struct Migration {
     lossy: Option<String>,
@@ -93,15 +93,15 @@ pub struct MigrationsBuilder {
     steps: Vec<(u32, Migration)>,
 }
 
-/// Why migrations are no chain.
+/// Why migrations do not form a chain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
-    /// A version in between has no way to the next one.
+    /// A version in between has no migration to the next.
     #[error("there is a migration from schema version {newest}, but none from {missing}")]
     Missing {
         /// The version without a migration.
         missing: u32,
-        /// The newest version with one.
+        /// The newest version with a migration.
         newest: u32,
     },
     /// Two migrations begin at the same version.
@@ -112,45 +112,45 @@ pub enum ChainError {
     },
 }
 
-/// Why a stored state cannot be had. Nothing was changed: the record is as it was.
+/// Why a stored state cannot be read. The record did not change.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    /// A newer program wrote it. Use that program.
+    /// A newer program wrote the state. Use this newer program.
     #[error("the state has schema version {found}, this program reads up to {supported}")]
     Newer {
         /// The version found.
         found: u32,
-        /// The newest version that can be read.
+        /// The newest readable version.
         supported: u32,
     },
-    /// A migration cannot do its work on this state.
+    /// A migration failed on this state.
     #[error("cannot bring the state from schema version {from} to {}", from.saturating_add(1))]
     Step {
-        /// The version before.
+        /// The version before the migration.
         from: u32,
-        /// What the migration said.
+        /// The error of the migration.
         source: Obstacle,
     },
-    /// A migration that is not marked as lossy took a value away. Mark it, or mend it.
+    /// A migration without a lossy mark removed or changed a value. Mark the migration as lossy, or fix it.
     #[error("the migration from schema version {from} {loss} {path}, and is not marked as lossy")]
     NotAdditive {
-        /// The version before.
+        /// The version before the migration.
         from: u32,
-        /// Where the value stood.
+        /// The path of the value.
         path: FieldPath,
-        /// What became of it.
+        /// The kind of loss.
         loss: Loss,
     },
-    /// The state is of the current version, and is not what the program's type says.
+    /// The state has the current version, and does not decode as the program's type.
     #[error(transparent)]
     Deserialize(#[from] DecodeError),
-    /// The state is in a codec of a foreign client.
+    /// The state has a codec of a foreign client.
     #[error("the state is in codec `{codec}`, which only the client that wrote it can read")]
     Foreign {
         /// The codec.
         codec: String,
     },
-    /// The record has no state: retention dropped it, or it was read without.
+    /// The record has no state: retention dropped it, or the record was read without its body.
     #[error("checkpoint {reference} has no state any more")]
     Absent {
         /// The checkpoint.
@@ -158,12 +158,12 @@ pub enum SchemaError {
     },
 }
 
-/// What a migration did to a value that was there.
+/// The effect of a migration on an existing value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// It is gone.
+    /// The value was removed.
     Removed,
-    /// Another value stands in its place.
+    /// The value was changed.
     Changed,
 }
 
@@ -176,12 +176,12 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why JSON is not a value of some type.
+/// Why JSON does not decode as a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeError {
-    /// The field at fault, as near as can be told: inside `flatten` and untagged enums, what holds them.
+    /// The faulty field, as precisely as known: inside `flatten` and untagged enums, the enclosing field.
     pub path: FieldPath,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
@@ -190,7 +190,7 @@ impl std::error::Error for DecodeError {}
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path.segments() {
-            // Whoever shows this says that it is about a state.
+            // The caller's message names the state.
             [] => f.write_str(&self.why),
             _ => write!(f, "{}: {}", self.path, self.why),
         }
@@ -198,10 +198,11 @@ impl fmt::Display for DecodeError {
 }
 
 impl MigrationsBuilder {
-    /// Adds the way from version `from` to the next: it may add values, not remove or change any.
+    /// Adds the migration from version `from` to the next: additions are allowed, removals and changes are
+    /// not.
     ///
-    /// What it gets is its own copy: where it fails or panics, nothing outside of it has changed. A panic goes on to
-    /// whoever reads the state.
+    /// The migration works on its own copy: an error or panic changes nothing else. A panic propagates to the
+    /// reader of the state.
     #[must_use]
     pub fn add(
         self,
@@ -211,9 +212,9 @@ impl MigrationsBuilder {
         self.with(from, Migration { lossy: None, change: Arc::new(change) })
     }
 
-    /// Adds the way from version `from` to the next, where something of the old state is lost, and says what.
+    /// Adds a lossy migration from version `from` to the next; `what` describes the loss.
     ///
-    /// The old state stays in its own checkpoint as long as retention keeps that.
+    /// The old state stays in its own checkpoint, as long as retention keeps it.
     #[must_use]
     pub fn lossy(
         self,
@@ -229,10 +230,10 @@ impl MigrationsBuilder {
         self
     }
 
-    /// Checks that they lead from version 0 to the newest without a hole.
+    /// Checks that the migrations form a chain from version 0 to the newest.
     ///
     /// # Errors
-    /// [`ChainError`] names the version that has no migration, or two.
+    /// [`ChainError`] names the version without a migration, or with two.
     pub fn build(mut self) -> Result<Migrations, ChainError> {
         self.steps.sort_by_key(|(from, _)| *from);
         let newest = self.steps.last().map_or(0, |(from, _)| *from);
@@ -254,13 +255,13 @@ impl Migrations {
         MigrationsBuilder::default()
     }
 
-    /// Returns the version that states are written in: that behind the last migration.
+    /// Returns the version of newly written states: the version after the last migration.
     pub fn current(&self) -> u32 {
         u32::try_from(self.steps.len())
             .expect("versions are numbers of 32 bits, and there is one migration for each")
     }
 
-    /// Says what of a state of version `found` is lost on the way to the current one, from each lossy migration.
+    /// Returns the losses of the lossy migrations between version `found` and the current version.
     pub fn losses(&self, found: u32) -> impl Iterator<Item = (u32, &str)> {
         let steps = (0..).zip(&self.steps).skip(found as usize);
         steps.filter_map(|(from, step)| step.lossy.as_deref().map(|what| (from, what)))
@@ -268,7 +269,7 @@ impl Migrations {
 
     /// Reads a state of version `found`.
     ///
-    /// One of the current version is read as it is, without a detour.
+    /// A state of the current version is decoded directly.
     ///
     /// # Errors
     /// All but [`SchemaError::Foreign`] and [`SchemaError::Absent`].
@@ -278,8 +279,8 @@ impl Migrations {
             return Ok(decode(bytes)?);
         }
         let value = self.migrate(found, decode(bytes)?)?;
-        // By way of text, so that a state reads the same whether it was migrated or not: a `Value` gives a type
-        // other numbers than a text does.
+        // Decode from text, so that migrated and current states decode equally: a `Value` passes other number
+        // types to a type than text does.
         let mut bytes = Vec::new();
         encode(&value, &mut bytes)
             .map_err(|flaw| SchemaError::Step { from: self.current() - 1, source: flaw.into() })?;
@@ -300,7 +301,7 @@ impl Migrations {
         self.read(body.schema, bytes)
     }
 
-    /// Brings a value of version `found` to the current one, for tools that look at states without their type.
+    /// Migrates a value of version `found` to the current version, for tools without the state's type.
     ///
     /// # Errors
     /// [`SchemaError::Newer`], [`SchemaError::Step`], [`SchemaError::NotAdditive`].
@@ -322,8 +323,8 @@ impl Migrations {
     }
 }
 
-/// Finds the first value of `before` that is not in its place in `after`. Members may come to an object, and elements
-/// to the end of an array.
+/// Finds the first value of `before` missing from its place in `after`. Allowed additions: members of an
+/// object, and elements at the end of an array.
 fn loss(before: &Value, after: &Value) -> Option<(FieldPath, Loss)> {
     let mut path = FieldPath::default();
     lost(before, after, &mut path).map(|loss| (path, loss))
@@ -352,7 +353,7 @@ fn lost(before: &Value, after: &Value, path: &mut FieldPath) -> Option<Loss> {
     }
 }
 
-/// Compares numbers as they would be written: 1 and 1.0 differ, and so do the two zeros.
+/// Compares numbers by their text: 1 and 1.0 differ, and so do the two zeros.
 fn same_scalar(before: &Value, after: &Value) -> bool {
     match (before, after) {
         (Value::Number(before), Value::Number(after)) => before.to_string() == after.to_string(),
@@ -360,13 +361,13 @@ fn same_scalar(before: &Value, after: &Value) -> bool {
     }
 }
 
-/// Reads a value of JSON, and names the field that is at fault.
+/// Decodes a JSON value; an error names the faulty field.
 ///
 /// # Errors
-/// [`DecodeError`]: a field is not what the type says, or the bytes are not JSON.
+/// [`DecodeError`]: a field does not match the type, or the bytes are not JSON.
 pub fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, DecodeError> {
     serde_json::from_slice(bytes).map_err(|error| {
-        // Read again by a reader that keeps track of where it is, which costs too much to do it always.
+        // Decode again with path tracking, which is too slow for every read.
         let mut reader = serde_json::Deserializer::from_slice(bytes);
         match serde_path_to_error::deserialize::<_, S>(&mut reader) {
             Err(error) => DecodeError { path: path_of(error.path()), why: error.inner().to_string() },

@@ -1,10 +1,10 @@
-//! Text that vouches for itself: JSON that begins with its own hash, and records in it to the byte.
+//! Sealed text: JSON with its own hash at the beginning, and with exact bytes of records.
 //!
-//! Such a text begins with the member `integrity_hash`, always at the same offset: SHA-256 of the text with the 64
-//! characters of the hash itself replaced by zeros (the character `0`). The member after it is `format`. So it is plain
-//! JSON, and whatever byte of it was changed is found before anything of it is believed.
+//! A sealed text begins with the member `integrity_hash`, always at the same offset: SHA-256 of the text with
+//! the 64 characters of the hash replaced by zeros (the character `0`). The next member is `format`. The text
+//! is plain JSON, and a change of any byte is detected before any use.
 //!
-//! The file store and portable checkpoints are made of it. What else stands in a text is theirs to know.
+//! The file store and portable checkpoints use this format, and define the remaining members.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -17,7 +17,7 @@ use crate::record::{Flaw, Record};
 
 const HASH_PREFIX: &[u8] = b"{\"integrity_hash\":\"";
 const HASH_CHARS: usize = 64;
-/// Where the hash ends: one quotation mark follows.
+/// The offset after the hash; a quotation mark follows.
 pub(crate) const HASH_END: usize = HASH_PREFIX.len() + HASH_CHARS;
 const ZEROS: [u8; HASH_CHARS] = [b'0'; HASH_CHARS];
 
@@ -30,7 +30,7 @@ pub(crate) fn begin(capacity: usize) -> Vec<u8> {
     text
 }
 
-/// Ends a text and makes it vouch for itself.
+/// Ends a text and fills in the hash.
 pub(crate) fn finish(mut text: Vec<u8>) -> Vec<u8> {
     text.extend_from_slice(b"}\n");
     let hash = integrity(&text);
@@ -46,7 +46,7 @@ fn integrity(text: &[u8]) -> Digest {
     Digest::from_bytes(hash.finalize().into())
 }
 
-/// Checks that a text is the one that was written, and that its format is `supported`.
+/// Checks the hash of a text, and compares the format with `supported`.
 pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
     let hash = text
         .strip_prefix(HASH_PREFIX)
@@ -65,14 +65,14 @@ pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
     }
 }
 
-/// Reads the member that follows the hash; it is the first in every format, so that it can be told without the rest.
+/// Reads the member after the hash: `format` is the first in every format, and readable without the rest.
 fn format_of(text: &[u8]) -> Option<u32> {
     let rest = text[HASH_END..].strip_prefix(b"\",\n\"format\":")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
-/// Reads a value of JSON whose bytes were checked.
+/// Parses JSON whose bytes were checked.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Flaw> {
     serde_json::from_slice(text).map_err(|error| Flaw::Malformed(error.to_string()))
 }
@@ -85,14 +85,14 @@ pub(crate) fn member(text: &mut Vec<u8>, name: &str, value: &impl Serialize) {
     serde_json::to_writer(text, value).expect("plain values have JSON");
 }
 
-/// Adds the members of a record to an object that was begun: `digest`, `header`, and what it has of a body.
+/// Adds the members of a record to a begun object: `digest`, `header`, and the parts of the body.
 pub(crate) fn push_record_members(text: &mut Vec<u8>, record: &Record) {
     text.extend_from_slice(format!("\"digest\":\"{}\"", record.digest()).as_bytes());
     text.extend_from_slice(b",\n\"header\":");
     text.extend_from_slice(record.header_bytes());
     if let (Some(info), Some(body)) = (&record.header().body, record.body_bytes()) {
         let (position, state) = body.split_at(info.position_bytes as usize);
-        // One newline stands between the two.
+        // Skip the newline between position and state.
         let state = &state[1..];
         text.extend_from_slice(b",\n\"position\":");
         text.extend_from_slice(position);
@@ -105,16 +105,16 @@ pub(crate) fn push_record_members(text: &mut Vec<u8>, record: &Record) {
     }
 }
 
-/// Returns the bytes as the text of one value, if a reader of JSON gives these very bytes back.
+/// Returns the bytes as a single JSON value, if a JSON reader returns exactly these bytes.
 pub(crate) fn json_to_the_byte(bytes: &[u8]) -> Option<&RawValue> {
     serde_json::from_slice::<&RawValue>(bytes).ok().filter(|value| value.get().len() == bytes.len())
 }
 
-/// A record as it stands in a text, before it is checked.
+/// A record as parsed from a text, before the check.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordText<'a> {
-    /// The place of its branch in the order of opening, where the file tells it.
+    /// The index of the branch in order of opening, if present in the file.
     #[serde(default)]
     pub(crate) opened: Option<u64>,
     digest: Digest,
@@ -128,7 +128,7 @@ pub(crate) struct RecordText<'a> {
     state_base64: Option<String>,
 }
 
-/// Reads a member that is there, whatever it holds: a state may well be `null`.
+/// Reads a present member of any value: a state may be `null`.
 fn present<'de, D: serde::Deserializer<'de>>(member: D) -> Result<Option<&'de RawValue>, D::Error> {
     Deserialize::deserialize(member).map(Some)
 }

@@ -1,8 +1,8 @@
-//! The shape of a workflow: steps, what they need, and what follows from that.
+//! The shape of a workflow: steps, needs, routes, and derived facts.
 //!
-//! A shape is a graph without what its steps do: it knows no state and runs nothing. It is checked once, when built;
-//! afterwards every question about it has an answer. Steps are asked for by place (an index into [`Shape::steps`]) where
-//! speed counts, by id elsewhere.
+//! A shape is a graph without the actions of its steps: it holds no state and runs nothing. The constructor
+//! checks a shape once. Steps are addressed by place (an index into [`Shape::steps`]) on hot paths, elsewhere
+//! by id.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -23,46 +23,49 @@ pub use unfinished::Unfinished;
 
 use loops::Loops;
 
-/// The name of the end, among those that a step leads to.
+/// The name of the end of a branch, as a route target.
 pub const END: &str = "end";
 
-/// Most steps of one graph: bounds what a mistaken generator can ask for; a fan-out has its own, larger limit.
+/// Most steps in one graph: bounds a faulty generator. A fan-out has its own, larger limit.
 pub const STEPS_MAX: usize = 100_000;
 
-/// One step of a graph: what the plan and the engine must know of it.
+/// A step of a graph, as seen by plan and engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Its id.
+    /// The step's id.
     pub id: StepId,
-    /// Steps that must be finished before it starts.
+    /// Steps that must finish before this step starts.
     pub needs: Vec<StepId>,
-    /// Those of them with which it is skipped if they are.
+    /// The subset of `needs` whose skip also skips this step.
     pub skipped_with: Vec<StepId>,
-    /// Steps that it may lead to by choice, back edges of loops included.
+    /// Steps reachable from this step by choice, back edges of loops included.
     pub routes: Vec<StepId>,
-    /// It may also end its branch by choice.
+    /// The step may also end its branch by choice.
     pub may_end: bool,
-    /// It may be repeated after it was cut.
+    /// The step may be repeated after an interruption.
     pub idempotent: bool,
-    /// How often and when it is tried again.
+    /// How often and when a failed step is retried.
     pub retry: Retry,
-    /// After so many cuts in a row, the step starts only alone; one more cut fails the step.
+    /// After this number of interruptions in a row, the step starts only alone; another interruption fails
+    /// the step.
     pub cuts_max: u32,
-    /// How long one try may take.
+    /// The time limit of one attempt.
     pub timeout: Option<Duration>,
-    /// Subjects of its evidence, by resolved path: what it is about to write.
+    /// Subjects of the step's evidence, as normalized paths: files possibly written by the step.
     pub subjects: Vec<String>,
-    /// It makes claims whose subjects only its state tells.
+    /// The step makes claims whose subjects come from the state.
     pub claims: bool,
-    /// What it opens before it runs, if it fans out: it then runs as the join, when all of them have ended.
+    /// The children of a fan-out, opened before the step runs. The step then runs as the join, after all
+    /// children have ended.
     pub children: Option<Children>,
-    /// What it opens after that, of a step whose branches are its work: those of [`Children::afterwards`].
+    /// The children opened after the step's work, if `children` holds its work: those of
+    /// [`Children::afterwards`].
     pub after: Option<Children>,
-    /// SHA-256 over what it does.
+    /// SHA-256 over the definition of the step.
     pub fingerprint: Digest,
-    /// Of an opener, the same without the steps within it and without its list of items, where these have own digests.
+    /// For an opener: the same hash without inner steps and item list, if these have their own digests.
     pub frame: Option<Digest>,
-    /// SHA-256 over the list of items of an opener, if the list alone decides which items are the same.
+    /// For an opener: SHA-256 over the item list, if the list alone decides the identity of items.
     pub list: Option<Digest>,
 }
 
@@ -70,7 +73,7 @@ pub struct Step {
 pub const CUTS_MAX: u32 = 3;
 
 impl Step {
-    /// Makes a step that needs `needs`, may be repeated, and is tried once.
+    /// Creates an idempotent step that needs `needs`, with a single attempt.
     pub fn new(id: StepId, needs: Vec<StepId>, fingerprint: Digest) -> Self {
         Self {
             id,
@@ -92,7 +95,8 @@ impl Step {
         }
     }
 
-    /// Returns where it leads by choice, sorted; the end has the name that no step has. None if it can only end.
+    /// Returns the route targets, sorted, with [`END`] for the end of the branch; empty if the step can only
+    /// end.
     pub fn leads_to(&self) -> Vec<StepId> {
         let end = (self.may_end && !self.routes.is_empty())
             .then(|| StepId::new(END).expect("the end is called as a step might be"));
@@ -101,99 +105,99 @@ impl Step {
         targets
     }
 
-    /// Says whether it has evidence.
+    /// Returns whether the step has evidence.
     pub fn has_evidence(&self) -> bool {
         self.claims || !self.subjects.is_empty()
     }
 
-    /// Returns all that it opens: by its work, and after that.
+    /// Returns all children of the step, of and after the work.
     pub fn all_children(&self) -> impl Iterator<Item = &Children> {
         self.children.iter().chain(&self.after)
     }
 
-    /// Returns what it opens after its work, if there is such.
+    /// Returns the children opened after the step's work, if any.
     pub fn afterwards(&self) -> Option<&Children> {
         self.after.as_ref().or(self.children.as_ref().filter(|children| children.afterwards))
     }
 
-    /// Returns what the branches of one of its fan-outs are.
+    /// Returns the definition of the children of one fan-out.
     pub fn opened(&self, fan: &Fan) -> Option<&Children> {
         if fan.after { self.after.as_ref() } else { self.children.as_ref() }
     }
 
-    /// Says whether it has begun where it stands, so that it or its branches may have done something.
+    /// Returns whether the step has begun in this entry, with possible effects of the step or its branches.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
         entry.fan.is_some() || entry.is_unsettled() || self.is_later_pass(entry)
     }
 
-    /// Says whether it is repeated, and stands at a pass after its first.
+    /// Returns whether this entry is at a later pass of a repeated step.
     pub(crate) fn is_later_pass(&self, entry: &FrontierEntry) -> bool {
         self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1)
     }
 
-    /// Says whether a person must be asked before it is done after something that it needs was done again: it was done, or
-    /// begun (`entry` is where it stands), and must not be repeated blindly, or what it opens.
+    /// Returns whether a person must confirm a rerun after an upstream rerun. This is so if the step was done
+    /// or has begun (`entry` is its frontier entry), and the step or a child is not idempotent.
     pub(crate) fn must_ask_again(&self, was_done: bool, entry: Option<&FrontierEntry>) -> bool {
         let is_careful = !self.idempotent || self.opens_careful();
         is_careful && (was_done || entry.is_some_and(|entry| self.has_begun(entry)))
     }
 
-    /// Says whether the branches of its work have steps that must not be repeated blindly.
+    /// Returns whether the branches of the step's work have non-idempotent steps.
     pub fn opens_careful(&self) -> bool {
         self.children.as_ref().is_some_and(|children| !children.afterwards && children.shape.is_careful())
     }
 
-    /// Says whether the first branches of the step are hooks.
+    /// Returns whether the first branches of the step are hooks.
     pub(crate) fn opens_hooks(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.afterwards)
     }
 
-    /// Says whether the branches that it opens first have steps with evidence.
+    /// Returns whether the first branches of the step have steps with evidence.
     pub fn opens_evidence(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.shape.has_evidence())
     }
 }
 
-/// Why steps are not a graph.
+/// The reason why a list of steps is not a valid graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// There is nothing to do.
+    /// The graph is empty.
     #[error("the graph has no steps")]
     Empty,
-    /// Too many steps.
+    /// The graph has more steps than [`STEPS_MAX`].
     #[error("the graph has {0} steps, {STEPS_MAX} are allowed")]
     TooMany(usize),
-    /// Branches in branches, deeper than records can name them.
+    /// Branches nest deeper than a branch path allows.
     #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
     TooDeep(StepId),
-    /// A branch that no record can name.
+    /// A branch key does not form a valid branch path.
     #[error("a branch of step `{step}` cannot be: {why}")]
     BranchName {
-        /// The step that opens it.
+        /// The opening step.
         step: StepId,
-        /// What is wrong with its key.
+        /// The error in the key.
         why: InvalidName,
     },
-    /// Two steps of one id.
+    /// Two steps share an id.
     #[error("step `{0}` is there twice")]
     Twice(StepId),
-    /// Two steps whose branches records could not tell apart.
+    /// Two steps name their branches after the same step.
     #[error("the branches of two steps are named after step `{0}`")]
     SameBranches(StepId),
-    /// A need or route that is no step.
+    /// A need or route names an unknown step.
     #[error("step `{step}` {names} `{target}`, which the graph does not have")]
     Unknown {
-        /// The step that names it.
+        /// The step with the need or route.
         step: StepId,
         /// `needs` or `leads to`.
         names: &'static str,
-        /// What it names.
+        /// The unknown step.
         target: StepId,
     },
-    /// A start that is no step.
+    /// The start is not a step of the graph.
     #[error("the graph begins with `{0}`, which it does not have")]
     NoStart(StepId),
-    /// Steps that wait for each other.
+    /// Steps whose needs form a cycle.
     #[error("steps wait for each other: {}", .0.iter().map(StepId::as_str).collect::<Vec<_>>().join(" needs "))]
     Cycle(Vec<StepId>),
 }
@@ -212,12 +216,12 @@ pub struct Shape {
     parallel_max: usize,
     /// One failure keeps all other steps from starting.
     fails_fast: bool,
-    /// How deep branches nest in it.
+    /// The depth of nested branches.
     depth: usize,
 }
 
 impl Shape {
-    /// Checks `steps` and makes them a graph in which at most `parallel_max` steps run at once.
+    /// Checks `steps` and returns a graph that runs at most `parallel_max` steps at once.
     ///
     /// # Errors
     /// [`ShapeError`] names the steps.
@@ -270,35 +274,35 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Begins with that step, which routes may lead back to.
+    /// Sets the start step; routes may lead back to this step.
     ///
     /// # Errors
-    /// [`ShapeError::NoStart`]: there is no such step.
+    /// [`ShapeError::NoStart`]: the graph does not have this step.
     pub fn starting_with(mut self, step: &StepId) -> Result<Self, ShapeError> {
         self.start = Some(self.place(step.as_str()).ok_or_else(|| ShapeError::NoStart(step.clone()))?);
         Ok(self)
     }
 
-    /// Numbers the shape among those of its program, so that the program can tell whose step it is asked about.
+    /// Sets the number of this shape within a program, by which the program finds the definition of a step.
     #[must_use]
     pub fn at_level(mut self, level: usize) -> Self {
         self.level = level;
         self
     }
 
-    /// Lets one failure keep all steps of the shape from starting that have not, needed by them or not.
+    /// Sets whether one failure keeps all steps of the shape from starting, downstream or not.
     #[must_use]
     pub fn failing_fast(mut self, fails_fast: bool) -> Self {
         self.fails_fast = fails_fast;
         self
     }
 
-    /// Says whether one failure keeps all other steps from starting.
+    /// Returns whether one failure keeps all other steps from starting.
     pub fn fails_fast(&self) -> bool {
         self.fails_fast
     }
 
-    /// Returns the number given by [`at_level`](Self::at_level); 0 if none was.
+    /// Returns the number set by [`at_level`](Self::at_level); 0 by default.
     pub fn level(&self) -> usize {
         self.level
     }
@@ -317,7 +321,8 @@ impl Shape {
             }
         }
         let Some(first) = settled.iter().position(|done| !done) else { return Ok(()) };
-        // Every step left needs another one left: walking needs must come back to where it was.
+        // Each remaining step needs another remaining step: this walk along needs must return to a visited
+        // step.
         let mut walk = vec![first];
         loop {
             let last = *walk.last().expect("the walk begins with a step");
@@ -335,7 +340,7 @@ impl Shape {
         }
     }
 
-    /// Returns the steps in the order in which they were given.
+    /// Returns the steps in the given order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
@@ -345,18 +350,18 @@ impl Shape {
         self.places.get(id).copied()
     }
 
-    /// Returns the step of this id.
+    /// Returns the step with this id.
     pub fn step(&self, id: &str) -> Option<&Step> {
         self.place(id).map(|place| &self.steps[place])
     }
 
-    /// Says whether this shape or one below it has such a step.
+    /// Returns whether this shape or a nested shape has this step.
     pub fn has_anywhere(&self, id: &StepId) -> bool {
         let below = |step: &Step| step.all_children().any(|children| children.shape.has_anywhere(id));
         self.place(id.as_str()).is_some() || self.steps.iter().any(below)
     }
 
-    /// Says whether this shape or one below it has steps with evidence.
+    /// Returns whether this shape or a nested shape has steps with evidence.
     pub fn has_evidence(&self) -> bool {
         self.steps.iter().any(|step| {
             let after = step.after.as_ref();
@@ -366,29 +371,29 @@ impl Shape {
         })
     }
 
-    /// Says whether its steps come one after the other, from a start on, as routes lead: then each is given the state of
-    /// the one before.
+    /// Returns whether routes order the steps, beginning at a start step. Each step then receives the
+    /// predecessor's state.
     pub fn is_routed(&self) -> bool {
         self.start.is_some()
     }
 
-    /// Says whether there are steps that must not be repeated blindly, on branches of its steps too.
+    /// Returns whether this shape, or the branches of its steps, have non-idempotent steps.
     pub fn is_careful(&self) -> bool {
         self.steps.iter().any(|step| !step.idempotent || step.opens_careful())
     }
 
-    /// Says whether a person must be asked before a step that has been started is done once more: it must not be repeated
-    /// blindly, or was done before something that it needs was done again and has such steps on its branches.
+    /// Returns whether a person must confirm before a started step runs again. This is so if the step is not
+    /// idempotent, or if `position` marks the step for confirmation after an upstream rerun.
     pub fn must_ask(&self, position: &Position, step: &StepId) -> bool {
         position.asks_about(step) || self.step(step.as_str()).is_some_and(|step| !step.idempotent)
     }
 
-    /// Returns how many steps may run at once.
+    /// Returns the limit of steps that run at once.
     pub fn parallel_max(&self) -> usize {
         self.parallel_max
     }
 
-    /// Returns the graph that a branch walks: this one for `main`, a step's children for a branch that it opened.
+    /// Returns the graph of a branch: this shape for `main`, else the children's shape of the opening step.
     pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
         let Some((step, _)) = branch.opened_by() else { return Some(self) };
         let parent = self.of_branch(&branch.parent()?)?;
@@ -400,7 +405,7 @@ impl Shape {
         self.children_named(name).map(|(place, _)| place)
     }
 
-    /// Returns the children that are named after `name`, and the place of the step that opens them.
+    /// Returns the children named after `name`, and the place of the opening step.
     pub fn children_named(&self, name: &StepId) -> Option<(usize, &Children)> {
         let all = self.steps.iter().enumerate();
         let mut all =
@@ -408,7 +413,7 @@ impl Shape {
         all.find(|(_, children)| children.name == *name)
     }
 
-    /// Adds `by` to the numbers of this shape and of all below it: for one that becomes a part of another.
+    /// Adds `by` to the level of this shape and of all nested shapes: for embedding in another program.
     pub fn raise_levels(&mut self, by: usize) {
         self.level += by;
         for children in self.steps.iter_mut().flat_map(|step| step.children.iter_mut().chain(&mut step.after))
@@ -417,7 +422,7 @@ impl Shape {
         }
     }
 
-    /// Returns what each step means, for the run record.
+    /// Returns the definition of each step, for the run record.
     pub fn definition(&self, text: Option<String>) -> Definition {
         let print = |step: &Step| StepPrint {
             id: step.id.clone(),
@@ -428,12 +433,12 @@ impl Shape {
         Definition { text, path: None, steps, accepted: std::collections::BTreeMap::new() }
     }
 
-    /// Returns the places of the steps that a step waits for.
+    /// Returns the places of a step's needs.
     pub fn needs(&self, place: usize) -> &[usize] {
         &self.needs[place]
     }
 
-    /// Says, by place, which steps a step needs, directly or not; itself included.
+    /// Returns, by place, whether a step is the given step or is upstream of it.
     pub fn with_needs(&self, place: usize) -> Vec<bool> {
         let mut wanted = vec![false; self.steps.len()];
         let mut walk = vec![place];
@@ -445,12 +450,12 @@ impl Shape {
         wanted
     }
 
-    /// Returns the places of the steps that wait for a step.
+    /// Returns the places of the direct dependents of a step.
     pub fn followers(&self, place: usize) -> &[usize] {
         &self.followers[place]
     }
 
-    /// Returns the places of the steps downstream of some steps, over any number of steps between.
+    /// Returns the places of all steps downstream of the given steps, transitively.
     pub fn downstream(&self, places: &[usize]) -> BTreeSet<usize> {
         let mut found = BTreeSet::new();
         let mut open: Vec<usize> = places.to_vec();
@@ -461,8 +466,7 @@ impl Shape {
         found
     }
 
-    /// Returns all places in an order in which every step comes after what it needs; steps that are free of each other
-    /// stay in the order in which they were given.
+    /// Returns all places in topological order. Independent steps keep the given order.
     pub fn order(&self) -> Vec<usize> {
         let mut missing: Vec<usize> = self.needs.iter().map(Vec::len).collect();
         let free = |(place, missing): (usize, &usize)| (*missing == 0).then_some(Reverse(place));
@@ -480,29 +484,30 @@ impl Shape {
         order
     }
 
-    /// Returns the steps that a step may lead to by choice.
+    /// Returns the route targets of a step.
     pub fn routes(&self, place: usize) -> &[usize] {
         &self.routes[place]
     }
 
-    /// Says whether both steps lie on one loop.
+    /// Returns whether both steps lie on one loop.
     pub fn share_loop(&self, one: usize, other: usize) -> bool {
         self.loops.share(one, other)
     }
 
-    /// Returns the place in loops of a step that is reached from another one.
+    /// Returns the iteration of a step reached from another step.
     ///
-    /// `iteration`: that of the step before; its first `around` counts belong to loops around the whole branch.
+    /// `iteration`: the predecessor's iteration; the first `around` counts belong to loops around the whole
+    /// branch.
     pub fn iteration(&self, from: usize, to: usize, iteration: &[u32], around: usize) -> Vec<u32> {
         self.loops.passes(from, to, iteration, around)
     }
 
-    /// Returns the place in loops of a step that a branch begins with; `around` is that of the branch.
+    /// Returns the first iteration of a step; `around` is the iteration of the branch.
     pub fn first_iteration(&self, place: usize, around: &[u32]) -> Vec<u32> {
         self.loops.first_passes(place, around)
     }
 
-    /// Says whether a branch lies within passes of something whose branches have steps that must not be repeated blindly.
+    /// Returns whether a branch lies inside a loop whose branches have non-idempotent steps.
     pub(crate) fn has_careful_passes(&self, branch: &BranchPath) -> bool {
         let mut up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         up.any(|branch| {
@@ -517,7 +522,7 @@ impl Shape {
         })
     }
 
-    /// Returns the passes of the loops around a branch that walks this graph, as the steps that it stands at have them.
+    /// Returns the passes of the loops around a branch of this graph, taken from a frontier entry.
     pub fn passes_around<'p>(&self, position: &'p Position) -> &'p [u32] {
         let passes = position.frontier.iter().find_map(|entry| {
             let own = self.first_iteration(self.place(entry.step.as_str())?, &[]).len();
@@ -526,7 +531,7 @@ impl Shape {
         passes.unwrap_or_default()
     }
 
-    /// Returns how many loops are around the steps of a branch: their passes stand first in each of their iterations.
+    /// Returns the number of loops around a branch. Their passes are the first counts of each iteration.
     pub fn loops_around(&self, branch: &BranchPath) -> usize {
         let up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         let opened = up.filter_map(|branch| {
@@ -537,15 +542,15 @@ impl Shape {
         opened.sum()
     }
 
-    /// Returns the steps that can start when nothing is finished: the one chosen as start; else those without needs that
-    /// no route leads to; if all are led to, the first.
+    /// Returns the steps that can start first: the start step, if set; else the steps without needs and
+    /// without incoming routes; if all have incoming routes, the first step.
     pub fn roots(&self) -> Vec<usize> {
         if let Some(start) = self.start {
             return vec![start];
         }
         let mut led_to = vec![false; self.steps.len()];
         for (from, routes) in self.routes.iter().enumerate() {
-            // One that may lead to itself begins all the same.
+            // A route of a step to itself does not keep the step from starting.
             routes.iter().filter(|place| **place != from).for_each(|place| led_to[*place] = true);
         }
         let free = |place: &usize| self.needs[*place].is_empty() && !led_to[*place];

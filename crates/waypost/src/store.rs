@@ -1,8 +1,7 @@
-//! Where records live: the trait that every store fulfils, and its contract.
+//! Stores: the trait for all stores, and its contract.
 //!
-//! A store keeps bytes and their order; it decides nothing. It knows headers, since it looks records up by them and
-//! keeps a summary of each run, and it never looks into a state. What to do next is the plan's business
-//! ([`crate::plan`]), doing it the engine's ([`crate::engine`]).
+//! A store keeps bytes and their order; it decides nothing. It knows headers, for lookups and run summaries,
+//! and never reads a state. The plan decides ([`crate::plan`]), the engine executes ([`crate::engine`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
@@ -30,123 +29,131 @@ pub use query::{
 
 /// Keeps runs and their records.
 ///
-/// Object-safe, without default bodies: what a store must do is what stands here. Conveniences are in [`StoreExt`].
+/// Object-safe, without default bodies: the trait lists everything that a store must do. Conveniences are in
+/// [`StoreExt`].
 ///
 /// # Contract
 ///
 /// Each clause has a test of the same name in `waypost-testing`, run against every store.
 ///
-/// - `create_is_all_or_nothing`: after [`create`](Self::create) the run, its frozen record and its first batch are
-///   there, or nothing is. That batch may have records of several branches, ended ones among them.
-/// - `create_refuses_an_existing_run`: and changes nothing of it.
-/// - `acknowledged_is_durable`: what `create` or [`append`](Self::append) acknowledged is read back by a store opened
-///   afterwards.
-/// - `append_is_all_or_nothing`: of a batch that is refused, nothing is there.
-/// - `append_continues_the_chain`: a record whose `seq` is not the next of its branch, or whose `prev` is not the
-///   digest of the record before, is refused with [`StoreError::Conflict`]. Only a record with reason `repair` may
-///   leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
-/// - `append_is_answered_once`: a batch repeated with the same id is answered [`Appended::Before`] and not applied
-///   again, even if it gave the lease back.
-/// - `append_needs_the_lease`: a token that is not the newest of its run is refused with [`StoreError::Fenced`], for
-///   good.
-/// - `acquire_excludes`: while one holds the lease, another gets [`StoreError::Held`] that names the holder.
-/// - `acquire_raises_the_token`: every lease has a greater token than all before it.
-/// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease can be acquired at once,
-///   and the old one is refused.
-/// - `renew_tells_of_stop_requests`: a pending stop, cancel or wish for a checkpoint is answered by [`renew`](Self::renew) until it is
-///   consumed; a lost lease is told as lost.
-/// - `heads_are_the_newest_of_open_branches`: in the order in which the branches were opened; a branch whose newest
-///   header has `end` is not among them.
-/// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound one that has
-///   a body, and what was passed over is listed. No seq is given twice, not even that of a record in quarantine.
-/// - `run_returns_exact_bytes`: the frozen record is the one given to `create`, to the byte; a damaged one is
-///   [`StoreError::Damaged`] with seq 0, and hinders neither its own checkpoints nor other runs.
-/// - `load_returns_exact_bytes`: header and body are those appended, to the byte.
+/// - `create_is_all_or_nothing`: after [`create`](Self::create), the store has the run with its run record
+///   and first batch, or nothing. The batch may have records of several branches, including ended branches.
+/// - `create_refuses_an_existing_run`: the existing run does not change.
+/// - `acknowledged_is_durable`: a store opened later reads everything that `create` or
+///   [`append`](Self::append) has acknowledged.
+/// - `append_is_all_or_nothing`: a refused batch leaves no records.
+/// - `append_continues_the_chain`: [`StoreError::Conflict`] refuses a record with another `seq` than the next
+///   of the branch, or another `prev` than the digest of the previous record. Only a record with reason
+///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the
+///   branch.
+/// - `append_is_answered_once`: a repeated batch with the same id returns [`Appended::Before`] and is not
+///   applied again, even if the batch released the lease.
+/// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the run,
+///   permanently.
+/// - `acquire_excludes`: while the lease is held, others get [`StoreError::Held`] with the holder.
+/// - `acquire_raises_the_token`: every lease has a greater token than all leases before.
+/// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease can be acquired
+///   at once, and the old lease is refused.
+/// - `renew_tells_of_stop_requests`: [`renew`](Self::renew) returns each pending stop, cancel or checkpoint
+///   request until it is consumed; a lost lease is reported as lost.
+/// - `heads_are_the_newest_of_open_branches`: in order of opening; without branches whose newest header has
+///   `end`.
+/// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound
+///   record with a body, and lists the damaged records above. No seq is reused, not even the seq of a record
+///   in quarantine.
+/// - `run_returns_exact_bytes`: the run record has the exact bytes given to `create`; a damaged one is
+///   [`StoreError::Damaged`] with seq 0, and affects neither its own checkpoints nor other runs.
+/// - `load_returns_exact_bytes`: header and body have the exact bytes appended.
 /// - `load_names_the_older_sound_one`: a damaged record is [`StoreError::Damaged`], never returned.
-/// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in either
-///   direction; a page ends with a cursor from which the next one goes on; damaged headers are listed, not returned.
+/// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in
+///   either direction. A page has a cursor for the next page. Damaged headers are listed, not returned.
 /// - `runs_come_newest_first`: in order of creation, by count and not by clock.
-/// - `runs_tell_the_truth`: a run whose holder is dead is `interrupted`, or `in_doubt`, whatever was last written.
-/// - `remarks_make_no_run_younger`: a batch with [`updated_at`](Batch::updated_at) leaves the run that old, also for
-///   [`RunQuery::since`]; the next without makes it as old as its last record.
-/// - `signal_is_unique`: the same id twice is answered [`Signalled::Before`]; a consumed id stays known.
-/// - `quarantine_keeps_the_bytes`: a damaged record is moved aside, never deleted, and nothing there is overwritten;
-///   only the holder may.
-/// - `trim_drops_states_never_headers`: the newest `keep` sound step boundaries, never fewer than 2, keep their body.
-/// - `trim_spares_what_a_resume_needs`: however many tries failed since, the newest state whose evidence held keeps its
-///   body, and so do the others that [`retention::kept`] names; what it does not name goes.
-/// - `delete_removes_everything`: and only while nobody holds the lease.
+/// - `runs_tell_the_truth`: a run with a dead holder is `interrupted` or `in_doubt`, whatever its last
+///   written status.
+/// - `remarks_make_no_run_younger`: a batch with [`updated_at`](Batch::updated_at) sets the run's age to this
+///   time, also for [`RunQuery::since`]; after a batch without, the age is the time of its last record.
+/// - `signal_is_unique`: a repeated id returns [`Signalled::Before`]; a consumed id stays known.
+/// - `quarantine_keeps_the_bytes`: a damaged record is moved, never deleted, and overwrites nothing in
+///   quarantine; only the holder may move it.
+/// - `trim_drops_states_never_headers`: the newest `keep` sound step boundaries, at least 2, keep their body.
+/// - `trim_spares_what_a_resume_needs`: after any number of failed attempts, the newest state with valid
+///   evidence keeps its body, and so do the others named by [`retention::kept`]. All other bodies are
+///   dropped.
+/// - `delete_removes_everything`: only while the lease is free.
 /// - `reading_needs_no_lease`: and changes nothing.
-/// - `blobs_are_fenced_and_appended`: a chunk is read back at its place; a stale token is refused; a missing blob is
-///   empty, not damage.
-/// - `closed_refuses`: after [`close`](Self::close) every call is [`StoreError::Closed`].
+/// - `blobs_are_fenced_and_appended`: a chunk is read back at its offset; a stale token is refused; a missing
+///   blob is empty, not damage.
+/// - `closed_refuses`: after [`close`](Self::close), every call returns [`StoreError::Closed`].
 #[async_trait]
 pub trait Store: Debug + Display + Send + Sync {
-    /// Makes a run and takes its lease: frozen record and first batch in one transaction.
+    /// Creates a run and takes its lease: writes run record and first batch in one transaction.
     ///
     /// The records of `first` carry token [`FIRST_TOKEN`].
     ///
     /// # Errors
-    /// - [`StoreError::Exists`]: there is such a run. Nothing changed; resume it or choose another id.
-    /// - [`StoreError::Held`]: somebody is making or deleting it right now. Nothing changed.
+    /// - [`StoreError::Exists`]: the run exists. Nothing changed; resume the run or choose another id.
+    /// - [`StoreError::Held`]: another process is creating or deleting the run right now. Nothing changed.
     /// - Others as for [`append`](Self::append).
     async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError>;
 
-    /// Returns the frozen record of a run and its summary.
+    /// Returns the run record and the summary of a run.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: no such run.
-    /// - [`StoreError::Damaged`]: its frozen record is not what was written; its checkpoints may still be sound.
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`StoreError::Damaged`]: the run record is damaged; its checkpoints may still be sound.
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError>;
 
-    /// Takes the lease of a branch, unless another holds it. A local store leases the whole run at once.
+    /// Takes the lease of a branch, unless another process holds it. A local store leases the whole run at
+    /// once.
     ///
     /// # Errors
-    /// - [`StoreError::Held`]: by whom and since when. Nothing changed; wait, or stop that run.
-    /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::Held`]: by this holder, since this time. Nothing changed; wait, or stop the other
+    ///   process.
+    /// - [`StoreError::NotFound`]: the run does not exist.
     async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError>;
 
-    /// Extends leases that run out, and answers what was asked of their runs meanwhile; one answer for each lease.
+    /// Renews leases that expire, and returns for each lease the pending requests to its run.
     ///
     /// # Errors
-    /// Those of the store's medium; the leases then hold until their time.
+    /// Those of the store's medium; the leases stay valid until they expire.
     async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError>;
 
-    /// Gives a lease back. With `wake_at`, the run is due again at that time.
+    /// Releases a lease. With `wake_at`, the run is due again at this time.
     ///
     /// # Errors
-    /// [`StoreError::Fenced`]: it was lost before; nothing changed.
+    /// [`StoreError::Fenced`]: the lease was lost before; nothing changed.
     async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError>;
 
-    /// Appends a batch, all or nothing, and returns when it is as durable as the run asks.
+    /// Appends a batch, all or nothing, and returns when it is as durable as the run's setting requires.
     ///
     /// # Errors
-    /// - [`StoreError::Fenced`]: another took the lease. Nothing was written; stop all work of this run.
+    /// - [`StoreError::Fenced`]: another process took the lease. Nothing was written; stop all work of this
+    ///   run.
     /// - [`StoreError::Conflict`]: not the next record. Nothing was written; a bug of the caller, or damage.
-    /// - [`StoreError::Full`], [`StoreError::Io`]: nothing of the batch is acknowledged, and what was acknowledged
-    ///   before is untouched. After a failed sync the store refuses further appends ([`StoreError::Poisoned`]) until
-    ///   it is opened again.
+    /// - [`StoreError::Full`], [`StoreError::Io`]: the batch is not acknowledged, and earlier acknowledged
+    ///   data is intact. After a failed sync the store refuses further appends ([`StoreError::Poisoned`])
+    ///   until it is opened again.
     /// - [`StoreError::Unknown`]: the answer was lost; send the same batch again with the same id.
     async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError>;
 
-    /// Returns the newest sound record of each open branch, with its body, a page at a time.
+    /// Returns the newest sound record of each open branch, with its body, by pages.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: no such run.
-    /// - [`StoreError::Damaged`]: a branch has records and none is sound; `older` is `None`.
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`StoreError::Damaged`]: a branch has records, none of them sound; `older` is `None`.
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError>;
 
-    /// Returns one record with its body, as far as retention kept it, verified.
+    /// Returns a verified record, with its body if retention kept it.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: no such run, branch or seq.
-    /// - [`StoreError::Damaged`]: not what was written; names the next older sound record.
+    /// - [`StoreError::NotFound`]: run, branch or seq does not exist.
+    /// - [`StoreError::Damaged`]: the record is damaged; names the next older sound record.
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError>;
 
-    /// Returns records without bodies, verified, as asked.
+    /// Returns the verified records that match a scan, without bodies.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]: no such run.
+    /// [`StoreError::NotFound`]: the run does not exist.
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError>;
 
     /// Returns summaries of runs, newest first.
@@ -155,46 +162,48 @@ pub trait Store: Debug + Display + Send + Sync {
     /// Those of the store's medium.
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError>;
 
-    /// Leaves a durable message for a run; needs no lease.
+    /// Adds a durable signal for a run; needs no lease.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]: no such run.
+    /// [`StoreError::NotFound`]: the run does not exist.
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError>;
 
-    /// Returns the messages not yet consumed, oldest first.
+    /// Returns the pending signals, oldest first.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]: no such run.
+    /// [`StoreError::NotFound`]: the run does not exist.
     async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError>;
 
-    /// Moves a damaged record aside.
+    /// Moves a damaged record to quarantine.
     ///
     /// # Errors
     /// - [`StoreError::Fenced`]: the lease was lost.
     /// - [`StoreError::Invalid`]: the record is sound; nothing changed.
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError>;
 
-    /// Drops the bodies of all checkpoints of each branch but those that [`retention::kept`] names: the newest `keep` sound
-    /// step boundaries (at least 2), and what is needed to go on from or back to.
+    /// Drops the bodies of all checkpoints except those named by [`retention::kept`]: on each branch the
+    /// newest `keep` sound step boundaries (at least 2), and the states required by a resume or rollback.
     ///
-    /// What a store let go by itself under this lease, since a run says how many states it keeps, counts in the answer.
+    /// The answer includes bodies that the store dropped automatically under this lease, because of the run's
+    /// retention limit.
     ///
-    /// A dry run changes nothing, so it asks for no right to: the lease only names the run then, and it works where
-    /// nothing can be written, and beside whoever writes. See [`StoreExt::would_trim`].
+    /// A dry run changes nothing and needs no rights: the lease only names the run. It works on read-only
+    /// media, and next to a writer. See [`StoreExt::would_trim`].
     ///
     /// # Errors
     /// [`StoreError::Fenced`]: the lease was lost.
     async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError>;
 
-    /// Removes a run with everything that belongs to it.
+    /// Removes a run with all its data.
     ///
     /// A deletion that was cut short is ended by the next call, or by the next [`create`](Self::create) or
     /// [`acquire`](Self::acquire) of any run.
     ///
     /// # Errors
-    /// - [`StoreError::Held`]: it is running. Nothing changed.
-    /// - [`StoreError::NotFound`]: no such run.
-    /// - [`StoreError::Version`]: a newer version wrote its record, which tells what belongs to it. Nothing changed.
+    /// - [`StoreError::Held`]: the run is running. Nothing changed.
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`StoreError::Version`]: a newer version wrote the run record, which names the run's data. Nothing
+    ///   changed.
     async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
 
     /// Returns the runs whose deletion was cut short: not there any more, with files that are.
@@ -207,75 +216,76 @@ pub trait Store: Debug + Display + Send + Sync {
     /// run, or of the store as a whole. That records are sound, [`scan`](Self::scan) and [`load`](Self::load) tell.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: no such run.
+    /// - [`StoreError::NotFound`]: the run does not exist.
     /// - Those of the store's medium.
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError>;
 
     /// Closes the store; leases end.
     ///
     /// # Errors
-    /// Those of the store's medium, for what was acknowledged as `async`.
+    /// Those of the store's medium, for data acknowledged as `async`.
     async fn close(&self) -> Result<(), StoreError>;
 
-    /// Returns the place for logs and other large things that are not records.
+    /// Returns the blobs: logs and other large data outside the records.
     fn blobs(&self) -> &dyn Blobs;
 
-    /// Returns the folder in which a person finds `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
+    /// Returns the folder with `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
     fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 
-    /// Returns how many branches a run may have beside the main one; none where only the disk limits them.
+    /// Returns how many branches a run may have besides the main branch; `None` if only the disk limits them.
     fn branches_max(&self) -> Option<u64>;
 
-    /// Returns the folder that holds the store; paths in run records are relative to it.
+    /// Returns the folder that holds the store; paths in run records are relative to this folder.
     fn home(&self) -> Option<&Path>;
 }
 
-/// How long [`StoreExt::wait_while_dying`] waits: killing every process of a run takes tens of milliseconds; beyond
-/// this one is stuck in the kernel, and a person must know.
+/// Longest wait of [`StoreExt::wait_while_dying`]. Killing all processes of a run takes tens of milliseconds;
+/// after this time a process is stuck in the kernel, and a person must know.
 pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
-/// How often it looks.
+/// The poll interval.
 const LET_GO_POLL: std::time::Duration = std::time::Duration::from_millis(5);
 
-/// How many records [`StoreExt::find_back`] reads at first: what is looked for is most often near the end.
+/// Records in the first page of [`StoreExt::find_back`]: the wanted record is usually near the end.
 const FIND_FIRST_ITEMS: usize = 16;
-/// By how much each of its pages is larger than the one before.
+/// The growth factor of its pages.
 const FIND_GROWTH: usize = 4;
 
-/// Records that lie no further apart are read together: what stands between them costs less than asking once more.
+/// Most records between two wanted ones in a common read: reading them costs less than a second query.
 const RECORDS_APART: u64 = 8;
 
-/// The token of the lease that [`Store::create`] gives.
+/// The token of the lease from [`Store::create`].
 pub const FIRST_TOKEN: u64 = 1;
 
-/// Keeps logs and large lists, in order, beside the records. Losing one is not damage to a run.
+/// Keeps logs and large lists, in order, next to the records. A lost blob is not damage to a run.
 #[async_trait]
 pub trait Blobs: Debug + Send + Sync {
-    /// Appends `bytes`, at most [`BLOB_CHUNK_BYTES`], to the blob `name` of the lease's run. Not on disk before [`sync`](Self::sync).
+    /// Appends `bytes`, at most [`BLOB_CHUNK_BYTES`], to the blob `name` of the lease's run. Durable only
+    /// after [`sync`](Self::sync).
     ///
-    /// `name` is one or more path segments of letters, digits, `.`, `_`, `-`, joined by `/`, such as
-    /// `logs/fetch.1.log`.
+    /// `name` has path segments of letters, digits, `.`, `_`, `-`, joined by `/`, such as `logs/fetch.1.log`.
     ///
     /// # Errors
-    /// [`StoreError::Fenced`]: the lease was lost; nothing was written. [`StoreError::Invalid`]: not such a name.
+    /// [`StoreError::Fenced`]: the lease was lost; nothing was written. [`StoreError::Invalid`]: the name is invalid.
     async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Returns once all that was appended to the blob is on disk, for what records rely on: frozen items.
+    /// Returns when the whole blob is on disk, for data that records refer to: frozen items.
     ///
     /// # Errors
-    /// Those of the store's medium; the blob must not be relied on.
+    /// Those of the store's medium; do not refer to the blob.
     async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError>;
 
-    /// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; empty at the end and for a blob that is not there.
+    /// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; empty at the end and for a missing blob.
     ///
     /// # Errors
     /// Those of the store's medium.
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError>;
 }
 
-/// Checks the name of a blob, as [`Blobs::append`] says. No segment is `.` or `..`, so that none leaves its folder.
+/// Checks the name of a blob against the rules of [`Blobs::append`]. Segments `.` and `..` are refused, so
+/// that a blob never leaves its folder.
 ///
 /// # Errors
-/// [`StoreError::Invalid`]: it is no such name.
+/// [`StoreError::Invalid`]: the name is invalid.
 pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let sound = |segment: &str| {
@@ -284,7 +294,7 @@ pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
     if name.len() <= BLOB_NAME_BYTES_MAX && name.split('/').all(sound) {
         return Ok(());
     }
-    // The name may be anything: enough of it to recognise it.
+    // Clipped, as the name is arbitrary.
     let name: String = name.chars().take(80).collect();
     Err(StoreError::Invalid(format!("`{name}` is not the name of a blob: it looks like `logs/fetch.1.log`")))
 }
@@ -292,7 +302,7 @@ pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
 /// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
 pub const BLOB_NAME_BYTES_MAX: usize = 512;
 
-/// Size of a chunk: a log line arrives soon, and a row of a database stays small.
+/// Size of a chunk: a log line arrives soon, and a database row stays small.
 pub const BLOB_CHUNK_BYTES: usize = 64 << 10;
 
 /// The right to append to a run.
@@ -305,21 +315,22 @@ pub struct Lease {
     guard: Option<Arc<dyn Guard>>,
 }
 
-/// What a lease keeps alive: a store that has no kernel lock learns by its drop that the holder is gone.
+/// A resource held by a lease: its drop informs a store without kernel locks of the holder's end.
 pub trait Guard: Debug + Send + Sync {}
 
 impl Lease {
-    /// Makes a lease; for stores. Local stores pass the kernel lock that stands behind it.
+    /// Creates a lease; for stores. A local store passes its kernel lock.
     pub fn new(run: RunId, token: u64, lock: Option<RunLock>) -> Self {
         Self { run, token, lock: lock.map(Arc::new), guard: None }
     }
 
-    /// Names a run and holds nothing: no store gives the token 0. For what needs no right, as a dry run.
+    /// Creates a lease that names a run and holds nothing: stores never issue token 0. For calls without
+    /// rights, such as a dry run.
     pub fn of_nobody(run: &RunId) -> Self {
         Self::new(run.clone(), 0, None)
     }
 
-    /// Keeps `guard` for as long as this lease or a clone of it is there; for stores.
+    /// Keeps `guard` as long as this lease or a clone exists; for stores.
     #[must_use]
     pub fn guarded_by(self, guard: Arc<dyn Guard>) -> Self {
         Self { guard: Some(guard), ..self }
@@ -330,12 +341,12 @@ impl Lease {
         &self.run
     }
 
-    /// Returns the fencing token; every record appended under this lease carries it.
+    /// Returns the fencing token; every record appended under this lease carries the token.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Returns the kernel lock behind the lease, if the store is local.
+    /// Returns the kernel lock of the lease, if the store is local.
     pub fn lock(&self) -> Option<&RunLock> {
         self.lock.as_deref()
     }
@@ -344,9 +355,9 @@ impl Lease {
 /// The answer to a renewal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Renewal {
-    /// The lease holds. With what was asked of the run and is not consumed yet, oldest first.
+    /// The lease holds. Includes pending requests to the run, oldest first.
     Held(Vec<Signal>),
-    /// Another has the lease: stop all work of this run.
+    /// Another process has the lease: stop all work of this run.
     Lost,
 }
 
@@ -355,32 +366,32 @@ pub enum Renewal {
 pub enum Appended {
     /// Applied by this call.
     Now,
-    /// Applied before by the same batch id.
+    /// Applied before, under the same batch id.
     Before,
 }
 
 /// Whether a signal is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signalled {
-    /// It is.
+    /// The signal is new.
     Now,
-    /// One with this id was left before; nothing changed.
+    /// A signal with this id exists; nothing changed.
     Before,
 }
 
-/// Whether [`Store::trim`] does it or only says what it would do.
+/// Whether [`Store::trim`] drops bodies or only counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrimMode {
     /// Drop the bodies.
     Apply,
-    /// Only count, whoever holds the run.
+    /// Only count, also while another process holds the run.
     DryRun,
 }
 
 /// Conveniences over any store.
 #[async_trait]
 pub trait StoreExt: Store {
-    /// Returns the newest sound record of a branch, whether it is open or not; with its body if it has one.
+    /// Returns the newest sound record of an open or ended branch, with its body if present.
     ///
     /// # Errors
     /// As [`Store::scan`] and [`Store::load`]; [`StoreError::NotFound`] if the branch has no record.
@@ -392,7 +403,8 @@ pub trait StoreExt: Store {
         self.load(run, branch, record.header().seq).await
     }
 
-    /// Returns the sound records of the [`effective_history`](Self::effective_history) of a branch from `seq` back.
+    /// Returns the sound records of the [`effective_history`](Self::effective_history) of a branch from `seq`
+    /// back.
     ///
     /// # Errors
     /// As [`Store::scan`].
@@ -400,9 +412,10 @@ pub trait StoreExt: Store {
         Ok(self.effective_history(run, branch, seq).await?.records)
     }
 
-    /// Returns the effective history of a branch from `seq` back: the walk of `basis`, and the damage on it.
+    /// Returns the effective history of a branch from `seq` back: the records along `basis`, and the damage
+    /// on the way.
     ///
-    /// What a rollback undid is not on it. Reads the branch's headers once, a page at a time.
+    /// Excludes records undone by a rollback. Reads the branch's headers once, by pages.
     ///
     /// # Errors
     /// As [`Store::scan`].
@@ -413,7 +426,7 @@ pub trait StoreExt: Store {
         seq: u64,
     ) -> Result<History, StoreError> {
         let mut history = History { records: Vec::new(), damaged: Vec::new() };
-        // What should be there and is not: from behind the first seq to the second.
+        // Missing ranges: after the first seq, up to the second.
         let mut gaps = Vec::new();
         let mut next = Some(seq);
         let mut scan = Scan {
@@ -428,7 +441,7 @@ pub trait StoreExt: Store {
             for record in page.records {
                 let found = record.header().seq;
                 let Some(wanted) = next.filter(|wanted| *wanted >= found) else { continue };
-                // Where the record meant is damaged or in quarantine, the next sound one below is gone on with.
+                // If the wanted record is damaged or quarantined, continue with the next sound record below.
                 gaps.extend((wanted > found).then_some((found, wanted)));
                 next = record.header().basis();
                 history.records.push(record);
@@ -445,10 +458,10 @@ pub trait StoreExt: Store {
         Ok(history)
     }
 
-    /// Returns records of a branch, without bodies, by their seqs: those that lie near each other are read together.
+    /// Returns the records of a branch with these seqs, without bodies; nearby records are read together.
     ///
     /// # Errors
-    /// As [`Store::load`], of one that is not there or not sound.
+    /// As [`Store::load`], for a missing or damaged record.
     async fn records(
         &self,
         run: &RunId,
@@ -475,14 +488,14 @@ pub trait StoreExt: Store {
             }
         }
         for seq in seqs.iter().filter(|seq| !found.contains_key(seq)).copied().collect::<Vec<_>>() {
-            // It says what is wrong with it.
+            // The load returns the precise error.
             found.insert(seq, self.load(run, branch, seq).await?);
         }
         Ok(found)
     }
 
-    /// Returns the seq of the record that carries the body of the batch which a record is of: its own, or that of a later
-    /// one. What a batch opened is named after that record.
+    /// Returns the seq of the record with the body of `header`'s batch: its own, or that of a later record.
+    /// Children opened by the batch name this record as their origin.
     ///
     /// # Errors
     /// As [`Store::scan`].
@@ -500,9 +513,9 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Finds the newest record of the effective history of a branch from `seq` back that is `wanted`.
+    /// Finds the newest `wanted` record of a branch's effective history from `seq` back.
     ///
-    /// Reads no further than it must: what stands near the end is found at the same cost however long the history is.
+    /// Reads growing pages from the end: the cost depends on the distance, not on the length of the history.
     ///
     /// # Errors
     /// As [`Store::scan`].
@@ -524,7 +537,8 @@ pub trait StoreExt: Store {
         loop {
             let page = self.scan(&scan).await?;
             for record in page.records {
-                // Where the record meant is damaged or in quarantine, the walk goes on with the next sound one below.
+                // If the wanted record is damaged or quarantined, the walk continues with the next sound
+                // record below.
                 if next.is_some_and(|seq| seq >= record.header().seq) {
                     next = record.header().basis();
                     if wanted(&record) {
@@ -540,7 +554,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Says what [`Store::trim`] would drop now; takes and changes nothing.
+    /// Returns how much [`Store::trim`] would drop now; needs no lease and changes nothing.
     ///
     /// # Errors
     /// As [`Store::scan`].
@@ -548,15 +562,15 @@ pub trait StoreExt: Store {
         self.trim(&Lease::of_nobody(run), keep, TrimMode::DryRun).await
     }
 
-    /// Waits, at most [`LET_GO_MAX`], while the run's lock is held on behalf of a process that is gone: its supervisor
-    /// is ending what it left. Returns at once if it is free or its holder lives.
+    /// Waits, at most [`LET_GO_MAX`], while a supervisor holds the run's lock for a dead process and ends its
+    /// children. Returns at once if the lock is free or its holder is alive.
     ///
     /// # Errors
-    /// [`StoreError::Held`] if it took too long.
+    /// [`StoreError::Held`]: the wait took too long.
     async fn wait_while_dying(&self, run: &RunId) -> Result<(), StoreError> {
         let begun = std::time::Instant::now();
         loop {
-            // What is wrong with the run itself, the caller's next call says better.
+            // The caller's next call reports errors of the run itself.
             let Ok(entry) = self.run(run).await else { return Ok(()) };
             match entry.summary.holder {
                 Some(holder) if holder.is_gone() => {
@@ -570,7 +584,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Returns the names of all branches of a run that have records, open or not.
+    /// Returns the names of all branches of a run with records, open or ended.
     ///
     /// # Errors
     /// As [`Store::scan`].

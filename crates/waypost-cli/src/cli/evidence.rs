@@ -1,4 +1,4 @@
-//! What can be asked about the evidence of a step.
+//! Arguments of the commands about evidence.
 
 use clap::{Args, Subcommand};
 

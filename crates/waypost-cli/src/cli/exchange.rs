@@ -1,4 +1,4 @@
-//! What is carried out of a store, and into it.
+//! Arguments of the commands that export from a store or import into a store.
 
 use std::path::PathBuf;
 use std::time::Duration;

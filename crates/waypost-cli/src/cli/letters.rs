@@ -1,4 +1,4 @@
-//! What can be asked about items that failed for good.
+//! Arguments of the commands about dead letters.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Options of the commands that are about scripts, and of those that show something to a person.
+//! Arguments of the commands for scripts, and of commands that show something to a person.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What steps ask.
+//! Arguments of the commands for use inside a step.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! What can be asked about going back, and about other runs that begin there.
+//! Arguments of the commands that roll back, fork and compare.
 
 use std::path::PathBuf;
 use std::time::Duration;

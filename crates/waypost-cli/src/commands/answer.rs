@@ -1,4 +1,4 @@
-//! `waypost answer` and `waypost signal`: what a run waits for, given from outside.
+//! `waypost answer` and `waypost signal`: input from outside for open waits of a run.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::reference::{Default, find, here_first, only, step_on};
 use crate::surroundings;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
-/// How many commands a hint gives.
+/// Most commands in a hint.
 const COMMANDS_MAX: usize = 10;
 
 pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, Error> {
@@ -102,7 +102,7 @@ async fn asking(engine: &Engine) -> Result<Vec<RunId>, Error> {
     Ok(asking)
 }
 
-/// Says what was given, and what comes of it.
+/// Prints the input given, and its effect.
 async fn told(
     context: &Context,
     store: &dyn Store,
@@ -121,8 +121,8 @@ async fn told(
     Ok(Exit::Done)
 }
 
-/// Returns the questions to a person that a run waits for: those that are open, and those whose answer no session has
-/// taken in yet.
+/// Returns the run's questions to a person: open questions, and answered questions not yet processed by a
+/// session.
 async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Waiting>), Error> {
     let given = engine.store().signals(run).await?;
     let is_open = |waiting: &Waiting| {
@@ -133,7 +133,7 @@ async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Wa
     Ok(asked.partition(is_open))
 }
 
-/// Returns the question that is meant: by the beginning of its id, by its step, or because there is no other.
+/// Selects a question: by prefix of the id, by step, or as the only question.
 fn meant<'q>(
     run: &RunId,
     open: &'q [Waiting],
@@ -142,7 +142,7 @@ fn meant<'q>(
 ) -> Result<&'q Waiting, Error> {
     let Some(given) = given else {
         return match (open, answered) {
-            // That it is answered already, the engine says.
+            // For an answered question, the engine returns the error.
             ([one], _) | ([], [one]) => Ok(one),
             ([], []) => Err(Error::usage(
                 format!("run {run} asks nothing"),
@@ -166,7 +166,7 @@ fn meant<'q>(
         given == step || given == step_on(&waiting.branch, step)
     };
     let begins = |waiting: &&Waiting| !given.is_empty() && waiting.wait.id.starts_with(given);
-    // What has its answer is meant only where nothing else is: then the engine says so.
+    // Answered questions are selected only if no open one matches; the engine then returns the error.
     let steps = [open, answered].map(|asked| asked.iter().filter(is_meant).collect::<Vec<_>>());
     let ids = [open, answered].map(|asked| asked.iter().filter(begins).collect::<Vec<_>>());
     let found = steps.into_iter().chain(ids).find(|found| !found.is_empty()).unwrap_or_default();
@@ -197,7 +197,7 @@ fn listed(questions: &[&Waiting]) -> String {
     questions.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives the commands that answer these questions, one each.
+/// Returns the commands to answer these questions, one each.
 fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
     let one = |waiting: &&Waiting| {
         let step = step_on(&waiting.branch, waiting.step.as_str());
@@ -210,14 +210,14 @@ fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
     format!("answer one of them: {}", commands.join(", "))
 }
 
-/// Takes an answer as what the step wants.
+/// Converts an answer to the type required by the step.
 async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -> Result<Value, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot).map(|chosen| chosen.workflow);
     let asking = |workflow| step_of(workflow, &question.branch, question.step.as_str());
     let step = workflow.as_ref().ok().and_then(asking);
     let Some(Work::Approve(approval)) = step.map(|step| &step.work) else {
-        // A run of a program: it knows what it asked.
+        // In a run of a program, the program validates answers.
         return Ok(json_or_text(text));
     };
     let given = match approval.answer {
@@ -238,10 +238,10 @@ async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -
     })
 }
 
-/// Refuses to record a secret of the run's workflow, as far as it is set here.
+/// Refuses text with a secret of the run's workflow, as far as the secrets are set here.
 pub(super) async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) -> Result<(), Error> {
     let snapshot = Snapshot::read(store, run).await?;
-    // A run of a program has no workflow that would name secrets.
+    // A run of a program has no workflow with declared secrets.
     let Ok(Chosen { workflow, .. }) = Chosen::in_force(store, &snapshot) else { return Ok(()) };
     let value = |name: &String| surroundings::secret(&workflow, name).filter(|value| !value.is_empty());
     let secrets = workflow.secrets().iter().filter_map(|name| Some((name.as_str(), value(name)?)));

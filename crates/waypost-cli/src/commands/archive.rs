@@ -1,17 +1,18 @@
-//! `waypost archive`: everything of a run in one file, which can be read without Waypost and without its store.
+//! `waypost archive`: all data of a run in one file, readable without Waypost and without the store.
 //!
 //! ```text
 //!   RUN.tar.zst
-//!     run.json                  the frozen record, to the byte
+//!     run.json                  the run record, exact bytes
 //!     checkpoints/000001.jsonl  every checkpoint, branch by branch, oldest first: digest, header, body
-//!     checkpoint.json           the newest one, as `export` writes it: what `import` goes on from
+//!     checkpoint.json           the newest checkpoint, in the format of `export`: the input of `import`
 //!     workflow.yaml             the definition in force
-//!     signals.jsonl             answers and signals that no session has taken in, if there are any
+//!     signals.jsonl             pending answers and signals, if any
 //!     files/                    events.jsonl, report.md, logs/, blobs/
-//!     manifest.json             what the run is, size and SHA-256 of all of these, and what is missing
+//!     manifest.json             facts about the run, size and SHA-256 of each member, and missing files
 //! ```
 //!
-//! It is written beside its name, read back and compared with its manifest, and only then named: what is there is whole.
+//! The file is written under a temporary name, read back, compared with its manifest, and then renamed: an
+//! existing archive is complete.
 
 use std::io;
 use std::path::Path;
@@ -47,9 +48,9 @@ mod named;
 
 pub(super) use self::contents::{Archived, checkpoint_in};
 
-/// How many bytes of checkpoints go into a file of them, about.
+/// Approximate bytes of checkpoints per member.
 const CHUNK_BYTES: usize = 8 << 20;
-/// What is taken of the folder of a run: what is for people, and what records rely on.
+/// The archived parts of a run's folder: files for people, and data that records refer to.
 const FILES: [&str; 4] = ["events.jsonl", REPORT, "logs", "blobs"];
 
 pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit, Error> {
@@ -72,7 +73,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     let (manifest, why_not) = pack(store.as_ref(), &run, writer, context.now(), &args.file).await?;
     let after = store.run(&run).await?.summary;
     if after.holder.is_some() || after.checkpoints != entry.summary.checkpoints {
-        // What was read is of several moments.
+        // The run changed during the read.
         return Err(StoreError::Held { run, holder: after.holder }.into());
     }
     temp.as_file().sync_all().map_err(failed)?;
@@ -111,7 +112,7 @@ fn not_written(path: &Path, source: io::Error) -> Error {
     StoreError::of_write("write", path.display().to_string(), source).into()
 }
 
-/// Writes all of a run; returns what it said of it, and why no run can begin with it, if none can.
+/// Writes all data of a run; returns the manifest, and why the archive cannot be imported, if so.
 async fn pack(
     store: &dyn Store,
     run: &RunId,
@@ -209,8 +210,8 @@ async fn pack_checkpoints(
     }
 }
 
-/// A checkpoint as a line of JSON: its header and, where it carries one, its body, which is position, newline, state. What
-/// is no JSON on one line is in Base64, so that the digests can be checked on the very bytes.
+/// Formats a checkpoint as a line of JSON: the header and, if present, the body, which is position, newline,
+/// state. Other parts than JSON on a single line are in Base64, to keep the exact bytes for the digests.
 fn line_of(record: &Record) -> Vec<u8> {
     let json = |bytes: &[u8]| -> Option<String> {
         let text = serde_json::from_slice::<&RawValue>(bytes).ok().filter(|_| !bytes.contains(&b'\n'))?;

@@ -1,8 +1,9 @@
-//! `waypost export --attest`: an in-toto statement of what a run made, by the files that its steps are believed by.
+//! `waypost export --attest`: an in-toto statement about the results of a run: the files in the evidence of
+//! its steps.
 //!
-//! The statement is version 1 of <https://github.com/in-toto/attestation/tree/main/spec>, its predicate the link of that
-//! specification, version 0.3: subjects are what was made, materials what it was made from. It is not signed: tools that
-//! sign take it as it is.
+//! The statement is version 1 of <https://github.com/in-toto/attestation/tree/main/spec>, with a link
+//! predicate, version 0.3: subjects are the results, materials the inputs. The statement is not signed:
+//! signing tools take it as is.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -27,23 +28,23 @@ use crate::place;
 use crate::size;
 use crate::view::{ExportedView, StepView, VERSION};
 
-/// What the statement is.
+/// The type of the statement.
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
-/// What it says of its subjects.
+/// The type of the predicate.
 const PREDICATE: &str = "https://in-toto.io/attestation/link/v0.3";
-/// How the digest of a folder, or of all files of a pattern, begins in a claim.
+/// The prefix of a tree digest in a claim.
 const TREE: &str = "tree:";
-/// The names of the two kinds of digests. In-toto leaves names of others than the usual ones to whoever makes them.
+/// The names of the two digests. In-toto allows custom names for unusual digests.
 const DIGESTS: [&str; 2] = ["sha256", "waypostTree"];
 
-/// Something, and its digest.
+/// A resource with its digest.
 #[derive(Debug, Serialize)]
 struct Descriptor {
     name: String,
     digest: BTreeMap<&'static str, String>,
 }
 
-/// Writes the statement about a run as it stands: everything of it is verified before.
+/// Writes the statement about the present state of a run, after a full verification.
 pub(super) async fn attest(
     context: &Context,
     store: &Arc<dyn Store>,
@@ -89,7 +90,7 @@ pub(super) async fn attest(
         ));
     }
     let shown = show::view_of(store.as_ref(), run).await?;
-    // Named as what was made is: from the base folder of the run.
+    // Paths are relative to the run's base folder, as for subjects.
     let base = snapshot.entry.record.record().base.as_deref().unwrap_or(".");
     let base = place::from_home(store.home(), base);
     let path = shown.path.clone().unwrap_or_else(|| shown.workflow.clone());
@@ -126,12 +127,12 @@ pub(super) async fn attest(
     Ok(Exit::Done)
 }
 
-/// Names what was made, each thing once, with its digests as they were found just now.
+/// Returns the subjects, without duplicates, with the digests found just now.
 fn subjects<'c>(claims: impl Iterator<Item = &'c Claim>) -> Vec<Descriptor> {
     let mut found: BTreeMap<String, BTreeMap<&'static str, String>> = BTreeMap::new();
     let [of_file, of_tree] = DIGESTS;
     for claim in claims.filter(|claim| claim.kind == FILE_SHA256 && claim.verdict == Verdict::Ok) {
-        // One that is sensitive says neither what is expected nor what was found.
+        // A sensitive claim has neither expectation nor finding.
         let Some(digest) = claim.expect.as_str().filter(|_| !claim.terms.not) else { continue };
         let (kind, digest) = match digest.strip_prefix(TREE) {
             Some(digest) => (of_tree, digest),
@@ -142,7 +143,7 @@ fn subjects<'c>(claims: impl Iterator<Item = &'c Claim>) -> Vec<Descriptor> {
     found.into_iter().map(|(name, digest)| Descriptor { name, digest }).collect()
 }
 
-/// Names the workflow file, and those that are named in it, as the run keeps them.
+/// Returns the workflow file and all included files, from the run's copy.
 fn materials(path: &Path, text: &str) -> Vec<Descriptor> {
     let (own, others) = separated(text);
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -159,7 +160,7 @@ fn sha256(digest: String) -> BTreeMap<&'static str, String> {
     BTreeMap::from([(DIGESTS[0], digest)])
 }
 
-/// What became of a step, and what it ran: as the workflow says it, where the record does not say it otherwise.
+/// Returns the outcome and command of a step; the workflow's text unless the record differs.
 fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
     let is_main = step.branch == BranchPath::main().to_string();
     let written = workflow.filter(|_| is_main).and_then(|workflow| workflow.step(&step.id));
@@ -176,7 +177,7 @@ fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
     })
 }
 
-/// Writes a file as a whole, or not at all.
+/// Writes a file atomically.
 fn write(path: &Path, replace: bool, bytes: &[u8]) -> Result<(), Error> {
     let failed =
         |source: io::Error| Error::from(StoreError::of_write("write", path.display().to_string(), source));

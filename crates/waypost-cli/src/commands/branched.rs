@@ -1,4 +1,4 @@
-//! A run that begins where another one stood: what `fork` and `import` share.
+//! A run that begins at a checkpoint of another run: common parts of `fork` and `import`.
 
 use serde_json::{Map, Value};
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
@@ -14,14 +14,14 @@ use crate::error::Error;
 use crate::output::shown;
 use crate::{params, reference, surroundings};
 
-/// The params of such a run: those of the other one, and what was given instead.
+/// The params of the new run: the params of the other run, and the changes.
 pub(super) struct Params {
     before: Map<String, Value>,
     now: Map<String, Value>,
 }
 
 impl Params {
-    /// Puts what was given as text in the place of what stood in a checkpoint.
+    /// Applies params given as text to the params of a checkpoint.
     pub(super) fn resolve(
         workflow: &Workflow,
         checkpoint: &Record,
@@ -29,7 +29,7 @@ impl Params {
         text: &[(String, String)],
     ) -> Result<Self, Error> {
         let mut before = params::of_record(checkpoint).unwrap_or_else(|| frozen.params.clone());
-        // What nobody gave, and what this workflow does not have.
+        // Drop params without a value, and params that this workflow does not declare.
         let declared = |name: &str| workflow.params().iter().any(|param| param.name == name);
         before.retain(|name, value| !value.is_null() && declared(name));
         let given = GivenParams { file: before.clone(), text: text.to_vec() };
@@ -47,7 +47,7 @@ impl Params {
         &self.now
     }
 
-    /// Returns how the run begins; refuses secrets in params and record, as for any run.
+    /// Returns the start options of the run; refuses secrets in params and record, as for any run.
     pub(super) fn start(
         self,
         program: &WorkflowProgram,
@@ -66,20 +66,19 @@ impl Params {
     }
 }
 
-/// Tells of answers and signals that were given to a run and that no session of it has taken in: they are for that run, and
-/// do not come along into another one.
+/// Warns of pending answers and signals of a run: the new run does not inherit them.
 pub(super) async fn tell_of_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
     tell_of_given(context, run, &pending(store, run).await?);
     Ok(())
 }
 
-/// Returns the answers and signals that were given to a run and that no session of it has taken in.
+/// Returns the pending answers and signals of a run.
 pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal>, Error> {
     let is_given = |one: &Signal| matches!(one.kind, SignalKind::Answer { .. } | SignalKind::Named { .. });
     Ok(store.signals(run).await?.into_iter().filter(is_given).collect())
 }
 
-/// Tells that these, which were given to a run, do not come along into another one.
+/// Warns that the new run does not inherit these answers and signals.
 pub(super) fn tell_of_given(context: &Context, run: &RunId, given: &[Signal]) {
     let named = |one: &Signal| match &one.kind {
         SignalKind::Answer { wait, value } => Some(format!("the answer {value} to `{wait}`")),
@@ -95,7 +94,7 @@ pub(super) fn tell_of_given(context: &Context, run: &RunId, given: &[Signal]) {
     }
 }
 
-/// Returns the name that was given, if it is free, or makes one.
+/// Returns the given id, if free, or generates one.
 pub(super) async fn id_of(
     store: &dyn Store,
     given: Option<RunId>,

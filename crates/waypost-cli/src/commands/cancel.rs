@@ -1,4 +1,4 @@
-//! `waypost cancel`: stops a run if it is under way, and ends it for good.
+//! `waypost cancel`: stops a running run, and ends it for good.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,9 +20,9 @@ use crate::reference::{find_unasked, unfinished_statuses};
 use crate::staying::who_stays;
 use crate::view::{CancelledView, UndoneView, VERSION};
 
-/// Who cancels, as records and messages name it.
+/// The requester name in records and messages.
 pub(crate) const BY: &str = "waypost cancel";
-/// How long is waited before a run that another has taken meanwhile is asked for again.
+/// Pause before the next stop request to a run taken by another process meanwhile.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, Error> {
@@ -42,7 +42,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     }
     let store = context.store(None, Access::Write)?;
     let (mut lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
-    // What a supervisor left that was killed together with its engine: none is at work under this lease.
+    // Kill leftovers of a supervisor killed together with its engine; under this lease, no engine is active.
     if let Err(error) = kill_processes_of(store.as_ref(), &run) {
         store.release(lease, None).await?;
         return Err(RunError::Begin(BeginError(error.into())).into());
@@ -58,7 +58,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     told(context, &run, (cancelled, stopped), undone)
 }
 
-/// Takes the lease of a run, after whoever has it was asked to stop; says whether somebody was.
+/// Takes the lease of a run, after stopping its holder; returns whether there was a holder.
 async fn stopped_lease(
     context: &Context,
     store: &Arc<dyn Store>,
@@ -86,7 +86,7 @@ async fn stopped_lease(
         })?;
         match store.acquire(run, &BranchPath::main(), &here).await {
             Ok(lease) => return Ok((lease, stopped)),
-            // Somebody has resumed it in between: that is stopped too.
+            // The run was resumed in between: stop it again.
             Err(StoreError::Held { .. }) if began.elapsed() < wait => tokio::time::sleep(AGAIN_AFTER).await,
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! `waypost check`: what is wrong with a workflow file, and in which order its steps would run.
+//! `waypost check`: the problems of a workflow file, and the order of its steps.
 
 use waypost_workflow::file::{Mode, Step, Warning, Workflow};
 
@@ -35,7 +35,7 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
     Ok(Exit::Done)
 }
 
-/// Shows warnings with their snippets, one below the other.
+/// Formats warnings with their snippets.
 pub(super) fn rendered(warnings: &[Warning<'_>]) -> String {
     warnings.iter().map(Warning::render).collect::<Vec<_>>().join("\n\n")
 }
@@ -47,7 +47,7 @@ fn mode(workflow: &Workflow) -> &'static str {
     }
 }
 
-/// Prints what may stand in a workflow file, for editors; with `--json` or without, it is the same document.
+/// Prints the schema of workflow files, for editors; the same document with and without `--json`.
 pub(crate) fn print_schema(context: &Context) -> Result<Exit, Error> {
     context.output.document(&waypost_workflow::file::schema())?;
     Ok(Exit::Done)

@@ -1,4 +1,4 @@
-//! `waypost checkpoint`: a checkpoint of where a run stands, with a name that a person gives it.
+//! `waypost checkpoint`: writes a checkpoint of the present position, with an optional label.
 
 use waypost::engine::Engine;
 

@@ -21,7 +21,7 @@ pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) ->
         let what = format!("branch `{name}` in run {run}");
         Error::not_found(what, format!("see its branches: `waypost checkpoints {run}`"))
     };
-    // A name that no branch can have is the name of none.
+    // An invalid branch name cannot exist.
     let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_branch(name));
     let branch = args.branch.as_deref().map(parsed).transpose()?;
     let scan =
@@ -46,7 +46,7 @@ pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) ->
     Ok(Exit::Done)
 }
 
-/// Shows a record, after its body was read and checked too.
+/// Returns the view of a record, after its body was read and checked, too.
 pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<CheckpointView, Error> {
     let header = record.header();
     let mut view = of_record(record);
@@ -65,12 +65,12 @@ pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<Checkp
     Ok(view)
 }
 
-/// Says whether a record that was read with its body has let go of it.
+/// Returns whether the state of a fully read record was dropped.
 pub(crate) fn has_lost_state(record: &Record) -> bool {
     record.header().body.is_some() && record.body_bytes().is_none()
 }
 
-/// Shows a record whose header is sound.
+/// Returns the view of a record with a sound header.
 pub(crate) fn of_record(record: &Record) -> CheckpointView {
     let header = record.header();
     CheckpointView {
@@ -120,12 +120,12 @@ fn of_damage(damage: &Damage) -> CheckpointView {
     }
 }
 
-/// Names where damage was found.
+/// Returns the reference of a damaged record.
 pub(crate) fn reference_of(run: &RunId, damage: &Damage) -> CheckpointRef {
     CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
 }
 
-/// Puts damaged records where they belong by branch and seq.
+/// Inserts damaged records by branch and seq.
 fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
     for damage in damaged {
         let view = of_damage(damage);
@@ -136,7 +136,7 @@ fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
     }
 }
 
-/// Lays out checkpoints.
+/// Formats checkpoints as a table.
 pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
     let row = |view: &CheckpointView| {
         let attempt = view.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!(" ({attempt})"));

@@ -1,4 +1,4 @@
-//! Deleting from a store, also on a full disk: first goes what needs no room for that.
+//! Deletion from a store, also on a full disk: files that can be removed without a write go first.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use super::delete::refuse_newer;
 use crate::error::Error;
 use crate::place::{Access, StoreUrl};
 
-/// A store to delete runs from.
+/// A store, opened to delete runs.
 pub(super) struct Deleting {
     store: Arc<dyn Store>,
-    /// It could only be opened to read it: there is no room.
+    /// The store could only be opened for reading: the disk is full.
     is_full: bool,
 }
 
 impl Deleting {
-    /// Opens the store; where there is no room to write, to see at least what is to be deleted.
+    /// Opens the store; on a full disk, for reading, to select the runs to delete.
     pub(super) fn open(context: &Context) -> Result<Self, Error> {
         match context.store(None, Access::Write) {
             Err(Error::Store(full @ StoreError::Full { .. })) => match context.store(None, Access::Read) {
@@ -31,7 +31,7 @@ impl Deleting {
         }
     }
 
-    /// Only looks at a store, of which nothing is deleted.
+    /// Wraps a store for a dry run.
     pub(super) fn to_look(store: Arc<dyn Store>) -> Self {
         Self { store, is_full: false }
     }
@@ -40,11 +40,11 @@ impl Deleting {
         &self.store
     }
 
-    /// Sees to it that these runs can be deleted: where there is no room, their logs and other files go first. Those that
-    /// cannot be deleted keep them.
+    /// Makes these runs deletable: on a full disk, removes their logs and other files first. Runs that cannot
+    /// be deleted keep their files.
     ///
     /// # Errors
-    /// There is still none.
+    /// The disk is still full.
     pub(super) async fn make_room(
         &mut self,
         context: &Context,
@@ -63,7 +63,7 @@ impl Deleting {
                 Err(error) => return Err(error.into()),
             }
         }
-        // A reader without room may have the database to itself.
+        // A reader on a full disk may hold the database exclusively.
         self.store.close().await?;
         let place = place_of(self.store.as_ref());
         self.store = context.store(None, Access::Write).map_err(|error| match error {
@@ -74,7 +74,7 @@ impl Deleting {
         Ok(())
     }
 
-    /// Deletes a run; where there is no room for that, its files first.
+    /// Deletes a run; on a full disk, its files first.
     pub(super) async fn delete(&self, run: &RunId) -> Result<(), Error> {
         let store = self.store.as_ref();
         match store.delete(run).await {
@@ -90,12 +90,12 @@ impl Deleting {
     }
 }
 
-/// Removes the files of a run, of a store that has them beside its records.
+/// Removes the files of a run, for a store with files next to its records.
 fn clear(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
     database_of(store).map_or(Ok(()), |database| clear_files(&database, run))
 }
 
-/// Returns the database of a store; none of one that has its records in folders.
+/// Returns the database of a store; `None` for a store with records in folders.
 fn database_of(store: &dyn Store) -> Option<PathBuf> {
     match StoreUrl::parse(&store.to_string()) {
         Ok(StoreUrl::Sqlite(path)) => Some(path),

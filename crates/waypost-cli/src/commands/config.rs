@@ -1,4 +1,4 @@
-//! `waypost config`: every value of the configuration, and where it comes from.
+//! `waypost config`: every configured value, and its source.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::surroundings;
 use crate::time;
 use crate::view::{ConfigFileView, ConfigView, SettingView, VERSION};
 
-/// How long `run` and `resume` stay where nobody says otherwise, as their options say.
+/// Default wait of `run` and `resume`, as in their options.
 const WAIT: &str = "5m";
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]

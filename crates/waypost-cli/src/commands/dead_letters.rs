@@ -1,4 +1,4 @@
-//! `waypost dead-letters`: items whose work failed for good while the others went on.
+//! `waypost dead-letters`: items that failed for good while the others continued.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
     }
 }
 
-/// Finds the dead letters of a run.
+/// Returns the dead letters of a run.
 pub(crate) async fn letters(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
     dead::letters(store, run, &workflow_of(store, run).await?).await
 }
@@ -42,7 +42,7 @@ async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> 
     Ok(Chosen::in_force(store, &snapshot)?.workflow)
 }
 
-/// Says why a run has no dead letters.
+/// Returns why a run has no dead letters.
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot)?.workflow;
@@ -70,7 +70,7 @@ fn main_of(snapshot: &Snapshot) -> Option<&Record> {
     heads.find(|record| record.header().branch.is_main())
 }
 
-/// Says how many items had failed in passes of a loop that has gone on since, which nobody can work on again.
+/// Returns how many items failed in earlier passes of a loop, if any; these cannot be retried.
 fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     match main_of(snapshot)?.position().ok()?.failed_children() {
         0 => None,
@@ -79,13 +79,13 @@ fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     }
 }
 
-/// Says how many items had failed where the run that this one began from stood, if it has none of them itself.
+/// Returns how many items had failed in the parent run, if this run has no failed items.
 fn failed_before(snapshot: &Snapshot) -> Option<String> {
     let parent = snapshot.entry.record.record().parent.as_ref()?;
     let main = main_of(snapshot);
     let state = main.and_then(|main| serde_json::from_slice::<WorkflowState>(main.state_bytes()?).ok());
     let count = match state.map_or(0, |state| state.items_failed()) {
-        // Those of a `foreach` within a step are in the states of branches.
+        // Failures of a nested `foreach` are in the states of branches.
         0 => main.and_then(|main| main.position().ok()).map_or(0, |position| position.failed_children()),
         count => count,
     };
@@ -234,7 +234,7 @@ fn nothing(context: &Context, run: &RunId, why: &str) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// An item that a person gives: JSON, or else a text.
+/// Parses an item given by a person: JSON, else text.
 fn parsed(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|error| {
         let help = format!("a text stands in quotes: `--item '\"{}\"'`", shown(text));

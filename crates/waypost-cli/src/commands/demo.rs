@@ -1,4 +1,4 @@
-//! `waypost demo`: a small workflow in a folder of its own, killed in the middle and resumed, by the real program.
+//! `waypost demo`: kills and resumes a small workflow in a temporary folder, with the real program.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -20,17 +20,17 @@ use crate::view::{DemoCommandView, DemoStepView, DemoView, VERSION};
 /// The workflow file and its run.
 const FILE: &str = "demo.yaml";
 const RUN: &str = "demo";
-/// The steps; the second is cut.
+/// The steps; the second is interrupted.
 const STEPS: [&str; 4] = ["fetch", "load", "report", "publish"];
 const CUT: &str = "load";
-/// How long a step takes: so that a person can follow, and so that a test need not wait.
+/// Duration of a step: slow enough for a person, or fast for tests.
 const STEP_SECONDS: &str = "1.5";
 const STEP_SECONDS_FAST: &str = "0.3";
-/// How often is looked at what the run does.
+/// The poll interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a command of the demo may take: far more than it does.
+/// Time limit of a command of the demo: far more than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a command may take to end after a signal, which a terminal gives to it, too.
+/// Time limit for a command to end after a signal, which a terminal sends to it, too.
 const END_MAX: Duration = Duration::from_secs(15);
 
 pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Error> {
@@ -39,7 +39,7 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
     let mut demo = Demo { context, folder: folder.clone(), told: Vec::new(), stop };
     let shown = demo.show(&args).await;
     if !args.keep {
-        // What is left of it is in the folder for such things, and the system's to remove.
+        // Leftovers are in the temporary folder, and the system removes them.
         let _ = fs::remove_dir_all(&folder);
     }
     match shown {
@@ -53,7 +53,7 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
     }
 }
 
-/// Why it did not come to its end.
+/// Why the demo ended early.
 enum Ended {
     Stopped(&'static str),
     Error(Error),
@@ -71,7 +71,7 @@ impl From<std::io::Error> for Ended {
     }
 }
 
-/// The signals that end it.
+/// The signals that end the demo.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
@@ -166,7 +166,7 @@ impl Demo<'_> {
         })
     }
 
-    /// Says something, unless the answer is a document.
+    /// Prints text, unless the answer is a document.
     fn say(&self, text: &str) -> Result<(), Ended> {
         if !self.context.output.json {
             self.context.output.answer(text)?;
@@ -174,7 +174,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Starts the program as a user would, and says so.
+    /// Starts the program as a user would, and prints the command line.
     fn start(&mut self, args: &[&str]) -> Result<Child, Ended> {
         let line = format!("waypost {}", args.join(" "));
         self.say(&self.context.output.paint.bold(&format!("$ {line}")))?;
@@ -183,7 +183,7 @@ impl Demo<'_> {
             if cfg!(target_os = "linux") { PathBuf::from("/proc/self/exe") } else { this_program()? };
         let mut command = Command::new(program);
         command.args(args).current_dir(&self.folder).stdin(Stdio::null());
-        // Its store is in the folder, whatever is used elsewhere: that of a folder above it, too.
+        // The store is in the demo's folder, despite other stores in the environment or above.
         command.env("WAYPOST_STORE", "sqlite:demo.db");
         if self.context.output.json {
             command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -204,7 +204,7 @@ impl Demo<'_> {
     fn kill(&mut self, running: &mut Child) -> Result<(), Ended> {
         let line = format!("kill -9 {}", running.id());
         if self.context.output.live {
-            // Its screen stays as it was, in the middle of a line.
+            // The killed process left the cursor in the middle of a line.
             self.say("\n")?;
         }
         self.say(&self.context.output.paint.bold(&format!("$ {line}")))?;
@@ -214,7 +214,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Waits until the trace of the steps is as wished, or the program has ended; then it gives how.
+    /// Waits until the trace satisfies `is`; if the program ends first, returns its exit status.
     async fn wait_for(
         &mut self,
         child: &mut Child,
@@ -233,7 +233,7 @@ impl Demo<'_> {
                 by = self.stop.next() => {
                     let end = Instant::now() + END_MAX;
                     while child.try_wait()?.is_none() && Instant::now() < end {
-                        // A terminal has told it already; from elsewhere, nobody has.
+                        // A terminal has already sent the signal; another sender has not.
                         let pid = rustix::process::Pid::from_child(child);
                         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
                         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -252,7 +252,7 @@ fn this_program() -> Result<PathBuf, Error> {
     std::env::current_exe().map_err(Error::Runtime)
 }
 
-/// Makes a folder that was not there.
+/// Creates a new folder.
 fn make_folder() -> Result<PathBuf, Error> {
     let folder = std::env::temp_dir().join(RunId::random("waypost-demo").as_str());
     let made = fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -260,7 +260,7 @@ fn make_folder() -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// Writes the workflow.
+/// Returns the workflow text.
 fn workflow(seconds: &str) -> String {
     let steps = STEPS.map(|step| format!("  - id: {step}\n    run: echo {step} >> trace; sleep {seconds}\n"));
     format!("version: 1\nsteps:\n{}", steps.concat())

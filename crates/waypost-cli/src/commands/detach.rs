@@ -1,7 +1,7 @@
-//! `waypost run --detach`: the run goes on in a process of its own, which this one does not wait for.
+//! `waypost run --detach`: the run continues in a separate process, without a wait.
 //!
-//! That process gives its answer as JSON to this one, as long as this one listens: an event of its run comes first if
-//! it has made the run, an error if it has not. That there is a run of this name does not say whose it is.
+//! The new process sends JSON output to this process. The first line is an event if the new process created
+//! the run, else an error. The existence of a run with this name does not prove its creator.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,23 +20,23 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::view::{DetachedView, VERSION};
 
-/// Says to a process that it is that of a detached run.
+/// The internal option of a detached process.
 pub(super) const OPTION: &str = "--detached";
-/// How long a run that somebody else is making may take until it is there, and how often is looked.
+/// How long to wait for a run being created by another process, and the poll interval.
 const MADE_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(20);
-/// How much of the first line is read: far more than an error has.
+/// Most bytes read of the first line: far more than an error has.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// What is told of a process that did not begin.
+/// Most bytes shown from a process that failed to start.
 const SAID_BYTES_MAX: u64 = 4 << 10;
 
-/// The first line of the answer of that process.
+/// The first output line of the new process.
 #[derive(Debug, Deserialize)]
 struct FirstLine {
     error: Option<ErrorLine>,
 }
 
-/// The error in it.
+/// The error in the line.
 #[derive(Debug, Deserialize)]
 struct ErrorLine {
     code: String,
@@ -44,16 +44,16 @@ struct ErrorLine {
     causes: Vec<String>,
 }
 
-/// Leaves the session of the terminal, so that neither its end nor Ctrl-C reaches the run.
+/// Leaves the terminal's session, so that neither its end nor Ctrl-C reaches the run.
 pub(super) fn leave_terminal() {
-    // It leads a group already where somebody else saw to it.
+    // Fails if the process already leads a group.
     let _ = rustix::process::setsid();
 }
 
-/// Starts the process of a run, waits until the run is recorded, and says how it is looked at.
+/// Starts the process of a run, waits until the run is recorded, and prints how to follow it.
 ///
 /// # Errors
-/// The process cannot be started, or ended before there was a run.
+/// The process cannot be started, or ended before the run existed.
 pub(super) async fn begin(
     context: &Context,
     store: &dyn Store,
@@ -64,7 +64,7 @@ pub(super) async fn begin(
         let message = "a store in memory ends with its process, so that nothing can be done beside it";
         return Err(Error::usage(message.to_owned(), "keep the run in a store on the disk"));
     }
-    // Nobody reads what it says once it has begun; the store has all of that.
+    // The later output has no reader; the store has its content.
     let said = rustix::fs::memfd_create("waypost", MemfdFlags::CLOEXEC);
     let said = File::from(said.map_err(|error| Error::Runtime(error.into()))?);
     let mut child = start(run, args.id.is_some(), &said).map_err(Error::Runtime)?;
@@ -84,7 +84,7 @@ pub(super) async fn begin(
     Ok(Exit::Done)
 }
 
-/// Waits until the process has made its run, or gives what it says of why it has not.
+/// Waits until the process has created its run; returns the error if it failed.
 fn refused(child: &mut Child) -> std::io::Result<Option<ErrorLine>> {
     let nothing = || ErrorLine { code: String::new(), message: String::new(), causes: Vec::new() };
     let mut line = String::new();
@@ -94,14 +94,14 @@ fn refused(child: &mut Child) -> std::io::Result<Option<ErrorLine>> {
     if line.is_empty() {
         return Ok(Some(nothing()));
     }
-    // Whatever is no error is of a run.
+    // A line that is not an error is an event of the run.
     Ok(serde_json::from_str::<FirstLine>(&line).ok().and_then(|line| line.error))
 }
 
-/// Says why the process did not begin the run.
+/// Returns why the process did not begin the run.
 async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: File, or_resume: bool) -> Error {
     let begun = Instant::now();
-    // Another may be just making it.
+    // Another process may be creating the run.
     while why.code == "locked" && store.run(run).await.is_err() && begun.elapsed() < MADE_WITHIN {
         tokio::time::sleep(LOOK).await;
     }
@@ -114,7 +114,7 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
     }
     let mut text = [vec![why.message], why.causes].concat().join(": ");
     if text.is_empty() {
-        // What cannot be read is not told.
+        // Unreadable output is omitted.
         let _ =
             said.seek(SeekFrom::Start(0)).and_then(|_| said.take(SAID_BYTES_MAX).read_to_string(&mut text));
     }
@@ -127,11 +127,11 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
 
 fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {
     let given = std::env::args_os().skip(1).map(|word| match word.to_str() {
-        // What follows `--` is no option, but a file may be called so only behind it.
+        // Words after `--` are not options, but a file of this name can only be given there.
         Some("--detach") => OsString::from(OPTION),
         _ => word,
     });
-    // How much is said, and how, is for who listens.
+    // Output options apply to this process only.
     let said_by = ["-q", "--quiet", "-v", "--verbose", "--json"];
     let says = |word: &OsString| said_by.iter().any(|option| word == option);
     let mut words: Vec<OsString> = given.filter(|word| !says(word)).collect();

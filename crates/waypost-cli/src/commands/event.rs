@@ -1,4 +1,4 @@
-//! `waypost event`: an event of the run, from inside one of its steps.
+//! `waypost event`: adds an event to the run, from inside one of its steps.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) async fn event(context: &Context, args: EventArgs) -> Result<Exit, Er
         }
     }
     add_event(&file, &args.name, data.clone()).map_err(|error| not_added(error, file))?;
-    // Nothing to read otherwise: what a step prints may be its output.
+    // No other output: the printed text of a step may be its output.
     if context.output.json {
         context.output.document(&EventAddedView { v: VERSION, event: args.name, data })?;
     }

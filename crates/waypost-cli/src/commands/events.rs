@@ -1,4 +1,4 @@
-//! `waypost events`: what happened, one line each, derived from the records.
+//! `waypost events`: the events of a run, a line each, derived from the records.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -18,10 +18,11 @@ use crate::exit::Exit;
 use crate::output::{Output, shown};
 use crate::time;
 
-/// How often a run that is followed is looked at: soon for a person, rarely enough to cost nothing.
+/// Poll interval of a followed run: fast for a person, and cheap.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Records that are kept in memory while they are sorted; of more, only their places are, and each is read once more.
+/// Most records kept in memory during sorting; beyond this limit only their places are kept, and records are
+/// read again.
 const KEPT_MAX: usize = 20_000;
 
 pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, Error> {
@@ -32,7 +33,7 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
         reader.begin_after(after).await?;
     }
     loop {
-        // Asked first: what is written between the two questions belongs to a run that still works.
+        // Query the status first: records written in between then belong to a running run.
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let follows = args.follow && working;
         let told = reader.read(context, follows).await?;
@@ -52,39 +53,39 @@ fn cursor(text: &str) -> Result<Cursor, Error> {
     text.parse().map_err(wrong)
 }
 
-/// Where a record stands among those of its run: in the order in which they were written. Those of one commit have one time;
-/// of them, those of branches further up come first.
+/// The sort key of a record in its run: order of writing. Records of one commit share a time; records of
+/// outer branches come first.
 type Place = (Timestamp, usize, Rank, u64);
 
-/// Where a branch stands among others of its depth, within a commit.
+/// The order of branches of equal depth within a commit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// It was opened by that commit, as so many before it.
+    /// Opened by this commit, after this number of others.
     Opened(usize),
-    /// It was there before.
+    /// Opened before.
     Known(BranchPath),
 }
 
-/// Reads on where it stopped, in the order in which records were written.
+/// Reads records incrementally, in order of writing.
 ///
-/// Branches are read one after the other, while others may be written to. So who follows a run prints only what is no newer
-/// than what the look before has seen: of those commits all records are there.
+/// Branches are read one after the other, while others may grow. A follower therefore prints only records not
+/// newer than those of the previous poll: their commits are complete.
 struct Reader<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
-    /// The newest record printed of each branch.
+    /// The newest printed record of each branch.
     printed: HashMap<BranchPath, u64>,
-    /// Checkpoints whose events cannot be told, and that was said.
+    /// Damaged checkpoints already reported.
     damaged: BTreeSet<(BranchPath, u64)>,
-    /// Records up to this one were printed by whoever gives the cursor, and so many events of it.
+    /// The place of the cursor, and how many events of its record to skip.
     begin: Option<(Place, u32)>,
-    /// The newest record that a look has seen.
+    /// The time of the newest record seen in a poll.
     seen: Timestamp,
-    /// When each branch was opened, and as which.
+    /// The opening time and ordinal of each branch.
     opened: HashMap<BranchPath, (Timestamp, usize)>,
 }
 
-/// A record that was not printed; of very many, only where it stands.
+/// An unprinted record; beyond the memory limit only its place.
 struct Found {
     place: Place,
     branch: BranchPath,
@@ -107,7 +108,8 @@ impl<'a> Reader<'a> {
         (header.created_at, header.branch.depth(), rank, header.seq)
     }
 
-    /// Passes over all up to an event. Where its record is damaged by now, the next one of the branch tells the time.
+    /// Skips events up to a cursor. If the cursor's record is damaged now, the time comes from the next
+    /// record of the branch.
     async fn begin_after(&mut self, cursor: Cursor) -> Result<(), Error> {
         let Cursor { branch, seq, index } = cursor;
         let branches = self.branches().await?;
@@ -128,7 +130,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Prints what is new, and says whether anything was.
+    /// Prints new events; returns whether there were any.
     async fn read(&mut self, context: &Context, follows: bool) -> Result<bool, Error> {
         let horizon = if follows { self.seen } else { Timestamp::MAX };
         let mut found = self.find_new(context).await?;
@@ -156,7 +158,7 @@ impl<'a> Reader<'a> {
         Ok(told)
     }
 
-    /// Finds the records that were not printed, with their places; of very many, the places only.
+    /// Returns the unprinted records with their places; beyond the memory limit only the places.
     async fn find_new(&mut self, context: &Context) -> Result<Vec<Found>, Error> {
         let mut new = Vec::new();
         for branch in self.branches().await? {
@@ -164,7 +166,7 @@ impl<'a> Reader<'a> {
             let mut scan = Scan { branch: Some(branch), seq_min, ..Scan::of(self.run) };
             loop {
                 let page = self.store.scan(&scan).await?;
-                // One that is damaged in one place and sound in another is told.
+                // A record damaged in one copy and sound in another is printed.
                 let is_told =
                     |damage: &&Damage| page.records.iter().any(|record| record.header().seq == damage.seq);
                 let gaps = page.damaged.iter().filter(|damage| !is_told(damage));
@@ -191,7 +193,7 @@ impl<'a> Reader<'a> {
         Ok(self.store.scan(&scan).await?.records.pop())
     }
 
-    /// Warns, once, of a checkpoint whose events cannot be told.
+    /// Warns once of a checkpoint without printable events.
     fn tell_of_gap(&mut self, context: &Context, damage: &Damage) {
         let at = checkpoints::reference_of(self.run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
@@ -204,7 +206,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the branches in the order in which they were opened.
+    /// Returns the branches in order of opening.
     async fn branches(&mut self) -> Result<Vec<BranchPath>, Error> {
         let mut names = Vec::new();
         let mut scan = Scan { seq_max: Some(1), ..Scan::of(self.run) };
@@ -220,7 +222,7 @@ impl<'a> Reader<'a> {
                 None => break,
             }
         }
-        // A main branch whose first record is damaged or in quarantine is there all the same.
+        // A main branch with a damaged or quarantined first record still exists.
         let main = BranchPath::main();
         if !names.contains(&main) && self.store.newest(self.run, &main).await.is_ok() {
             names.insert(0, main);
@@ -238,8 +240,7 @@ fn print(output: &Output, event: &Event) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes an event as one line for people: time, place, name, and what is particular to it. The place has the run where
-/// the lines of several follow each other.
+/// Formats an event as a line: time, place, name, and fields. With several runs, the place includes the run.
 pub(crate) fn line(event: &Event, of_many: bool) -> String {
     let run = if of_many { event.run.as_str() } else { "" };
     let at = if of_many && !event.branch.is_main() { "/" } else { "" };
@@ -259,7 +260,7 @@ pub(crate) fn line(event: &Event, of_many: bool) -> String {
     }
     for (key, value) in &rest {
         match value {
-            // What users named keeps its name, whatever it is.
+            // Names chosen by users stay unchanged.
             Value::Object(members) if key == "outputs" => {
                 members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
             }
@@ -269,13 +270,13 @@ pub(crate) fn line(event: &Event, of_many: bool) -> String {
     text
 }
 
-/// Adds an output to a line: a text as it is, anything else as JSON.
+/// Appends an output to a line: text as is, other values as JSON.
 fn tell_output(text: &mut String, name: &str, value: &Value) {
     let told = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
     let _ = write!(text, " {}={}", shown(name), shown(&told));
 }
 
-/// Adds a member to a line as `key=value`; what is not so, or not there, is left out.
+/// Appends a member as `key=value`; false and missing values are omitted.
 fn tell(text: &mut String, key: &str, value: &Value) {
     let told = match value {
         Value::Null | Value::Bool(false) => return,
@@ -283,7 +284,7 @@ fn tell(text: &mut String, key: &str, value: &Value) {
         Value::Array(items) if items.iter().all(Value::is_string) => {
             items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")
         }
-        // A map speaks for itself.
+        // The members of a map are appended without a prefix.
         Value::Object(members) => return members.iter().for_each(|(key, value)| tell(text, key, value)),
         value => value.to_string(),
     };

@@ -1,4 +1,4 @@
-//! `waypost evidence`: what a step can be believed by, and a person's word that it may be as it is.
+//! `waypost evidence`: suggests claims for a step, and accepts evidence on a person's word.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,11 +23,11 @@ use crate::reference::{Default, StepRef, encoded, find, step_on};
 use crate::size;
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 
-/// How many files are suggested at most.
+/// Most suggested files.
 const SUGGESTED_MAX: usize = 20;
-/// How many files and folders are looked at at most.
+/// Most inspected files and folders.
 const LOOKED_AT_MAX: usize = 100_000;
-/// Times of files are not finer than this everywhere.
+/// Tolerance for coarse file timestamps.
 const TIMES_DIFFER: Duration = Duration::from_millis(5);
 
 pub(crate) async fn evidence(context: &Context, command: Evidence) -> Result<Exit, Error> {
@@ -71,7 +71,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let mask = looking::mask(&store, &snapshot, &chosen)?;
     let kept = kept_by(store.as_ref(), &run, &base);
     let written = written_between(&base, &kept, (begun, ended)).into_iter();
-    // A claim about one would not be made: its path would be recorded.
+    // A claim would record the path, so paths with secrets are left out.
     let (secret, mut written): (Vec<_>, Vec<_>) =
         written.partition(|file| mask.contains(file.path.as_bytes()));
     let secret = secret.len();
@@ -89,11 +89,11 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// Writes claims about files as they would stand in the workflow file; none if nothing was written.
+/// Formats claims in the syntax of the workflow file; `None` without files.
 fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> {
     let mut lines = Vec::new();
     for file in written {
-        // A text of JSON is one of YAML.
+        // JSON text is valid YAML.
         let path = json!(file.subject());
         lines.push(format!("  - {}: {path}  # {}", file.key(), size::shown(file.bytes)));
     }
@@ -106,7 +106,7 @@ fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> 
     (!lines.is_empty()).then(|| format!("evidence:\n{}", lines.join("\n")))
 }
 
-/// A step whose evidence is meant: on one branch, or on whatever branch it stands.
+/// A step named by the user, on one branch or on any.
 #[derive(Debug)]
 struct Named {
     branch: Option<BranchPath>,
@@ -122,7 +122,7 @@ impl fmt::Display for Named {
     }
 }
 
-/// Reads which step is meant: `STEP`, or `BRANCH/STEP` of a branch of the run.
+/// Parses a step: `STEP`, or `BRANCH/STEP` of a branch of the run.
 async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) -> Result<Named, Error> {
     let text = encoded(store, run, text).await?;
     let StepRef { branch, step } = StepRef::parse(&text);
@@ -143,7 +143,7 @@ async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) 
     }
 }
 
-/// Returns when a step last began and ended, on its branch or on whatever branch.
+/// Returns the last begin and end of a step, on its branch or on any.
 async fn times(store: &dyn Store, run: &RunId, named: &Named) -> Result<(SystemTime, SystemTime), Error> {
     let Named { branch, step } = named;
     let mut found = None;
@@ -174,7 +174,7 @@ async fn times(store: &dyn Store, run: &RunId, named: &Named) -> Result<(SystemT
     Ok((SystemTime::from(begun) - TIMES_DIFFER, SystemTime::from(ended) + TIMES_DIFFER))
 }
 
-/// A file as a step left it.
+/// A file written by a step.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Written {
     path: String,
@@ -186,7 +186,7 @@ impl Written {
         json!({ (self.key()): self.subject() })
     }
 
-    /// Writes its path so that it means just that where it stands in a workflow file: no pattern, and no expression.
+    /// Escapes the path for a workflow file: neither a pattern nor an expression.
     fn subject(&self) -> String {
         literal_path(&self.path).replace("${{", "${{ '${{' }}")
     }
@@ -196,8 +196,7 @@ impl Written {
     }
 }
 
-/// Returns what the store itself keeps, wherever that is: its folder, or what it has in one that is not its own, and its
-/// database.
+/// Returns the store's paths: its own folder, or its parts of a shared folder, and the database.
 fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
     let mut kept = Vec::new();
     let folder = store.folder(run).map(|folder| place::from_home(Some(&folder), "../.."));
@@ -215,15 +214,15 @@ fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
     kept
 }
 
-/// Finds the files below a folder that were last written in a span of time, in the order of their paths. Links are not
-/// followed; what Waypost and Git keep for themselves is passed over, and so is what is no text as a path.
+/// Returns the files below a folder last written in a time span, in order of path. Links are not followed.
+/// The files of Waypost and Git, and paths that are not UTF-8, are skipped.
 ///
-/// `kept`: paths that are passed over, too.
+/// `kept`: further paths to skip.
 fn written_between(base: &Path, kept: &[PathBuf], (begun, ended): (SystemTime, SystemTime)) -> Vec<Written> {
     let mut open: Vec<PathBuf> = vec![base.to_owned()];
     let (mut found, mut looked_at) = (Vec::new(), 0);
     while let Some(folder) = open.pop() {
-        // What cannot be read was not written by a step that ran as the same user.
+        // An unreadable folder was not written by a step of this user.
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         for entry in entries.flatten() {
             looked_at += 1;

@@ -1,4 +1,4 @@
-//! The executions of a step, from the records of the branch: runs, reuses and skips, with causes.
+//! The executions of a step, from the records of its branch: runs, reuses and skips, with causes.
 
 use serde_json::Value;
 use waypost::StepId;
@@ -7,19 +7,19 @@ use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause};
 
 use crate::view::{CauseView, ExecutionView};
 
-/// What is known of the step so far.
+/// Facts about the step so far.
 #[derive(Debug, Default)]
 struct Seen {
     has_run: bool,
     /// A start has no end yet.
     is_open: bool,
     has_failed: bool,
-    /// The cause of the next start, from an event, and the person who asked.
+    /// The cause of the next start, from an event, and the person who requested it.
     cause: Option<CauseView>,
     by: Option<String>,
 }
 
-/// Lists the executions of a step, oldest first. `records`: all of the branch, oldest first.
+/// Lists the executions of a step, oldest first. `records`: all records of the branch, oldest first.
 pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     let mut seen = Seen::default();
     let mut found = Vec::new();
@@ -66,7 +66,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             }
             _ => {}
         }
-        // A join executes nothing of its own.
+        // A join is not an execution of its own.
         let is_join = header.reason == Reason::Join;
         if !is_join && header.started.iter().any(|start| start.step == *step) {
             let by = seen.by.take();
@@ -78,7 +78,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
 }
 
 impl Seen {
-    /// Takes in a start; returns the action and the cause.
+    /// Processes a start; returns the action and the cause.
     fn start(&mut self) -> (&'static str, CauseView) {
         let told = self.cause.take();
         let decided = match told {
@@ -138,7 +138,7 @@ fn skipped(cause: &SkipCause) -> CauseView {
     }
 }
 
-/// Makes a cause from a code and an upstream step.
+/// Creates a cause from a code and an upstream step.
 fn named(code: &'static str, step: Option<String>) -> CauseView {
     let text = match (code, &step) {
         ("first", _) => "first execution".to_owned(),

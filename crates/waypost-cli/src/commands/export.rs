@@ -1,4 +1,4 @@
-//! `waypost export`: one checkpoint, with all that a run needs to go on from it, as one file that vouches for itself.
+//! `waypost export`: a checkpoint with all dependencies of a new run, as one self-verifying file.
 
 use std::io;
 

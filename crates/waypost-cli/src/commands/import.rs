@@ -1,7 +1,7 @@
-//! `waypost import`: a new run that begins with an exported checkpoint.
+//! `waypost import`: a new run from an exported checkpoint.
 //!
-//! What is in such a file comes from elsewhere: its hash tells damage, not malice. So its commands run only on a person's word,
-//! and until then nothing is made of it.
+//! The file is foreign: its hash detects damage, not malice. Its commands run only after a person's approval,
+//! and no run is created before.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let base = base_folder(&args)?;
     let store = context.store(None, Access::Create)?;
     let run = id_of(store.as_ref(), id, &workflow).await?;
-    // Whether there is a bash is asked anew: it is another machine.
+    // The bash setting is determined again, on this machine.
     let local = Local::look()?;
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
@@ -86,7 +86,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let record = RunRecord {
         run: run.clone(),
         definition: shape.definition(Some(workflow.text().to_owned())),
-        // Where the file is that it once was is of another machine.
+        // The path of the workflow file belongs to the other machine.
         path: None,
         base: kept(store.as_ref(), &base)?,
         params: params.now().clone(),
@@ -144,7 +144,7 @@ fn show(context: &Context, portable: &Portable, workflow: &Workflow) -> Result<E
         })?;
         return Ok(Exit::Done);
     }
-    // As it is, but for what could drive a terminal.
+    // Unchanged, except for terminal control characters.
     context.output.answer(&crate::output::shown_lines(workflow.text()))?;
     context.output.note(&format!("This is the workflow at checkpoint {}.", portable.reference()));
     Ok(Exit::Done)

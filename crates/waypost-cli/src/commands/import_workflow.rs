@@ -1,4 +1,4 @@
-//! `waypost import workflow`: a workflow of Prodigy as one of Waypost, and what could not be carried over.
+//! `waypost import workflow`: converts a Prodigy workflow, and reports the parts that could not be converted.
 
 use std::fs;
 use std::io;
@@ -87,7 +87,7 @@ fn is_there(file: &Path) -> Error {
     )
 }
 
-/// Writes a file in the place of one that may be there: all of it, or nothing.
+/// Writes a file atomically, replacing an existing one.
 fn replace(file: &Path, text: &str) -> Result<(), Error> {
     place::refuse_no_folder(file)?;
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
@@ -95,7 +95,7 @@ fn replace(file: &Path, text: &str) -> Result<(), Error> {
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = Path::new(&beside);
     fs::write(beside, text).and_then(|()| fs::rename(beside, file)).map_err(|source| {
-        // Half of it is no workflow; if it cannot be removed either, that is no worse.
+        // Remove the partial file; a failed removal is harmless.
         let _ = fs::remove_file(beside);
         failed(source)
     })

@@ -1,4 +1,4 @@
-//! `waypost list`: the runs of the store, newest first. Opens the newest record of each, and no other.
+//! `waypost list`: the runs of the store, newest first. Reads only the newest record of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     };
     let query = query(context, store.as_ref(), &args);
     let Found { runs, unreadable, next } = found(context, store.as_ref(), &query, None).await?;
-    // Where others could be listed, those that could not are told beside them.
+    // If other runs can be listed, unreadable ones only cause warnings.
     let exit = match (&runs[..], &unreadable[..]) {
         ([], [_, ..]) => exit_of(store.as_ref(), &unreadable).await,
         _ => Exit::Done,
@@ -57,10 +57,10 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     Ok(Exit::Done)
 }
 
-/// Lists the runs of all stores that are known here; one that cannot be read is told, and the others are listed.
+/// Lists the runs of all known stores; an unreadable store causes a warning.
 async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Error> {
     let mut addresses = everywhere::remembered();
-    // That of here may never have been written to by this user.
+    // This user may never have written to the local store.
     let here = context.store(None, Access::Read).ok().and_then(|store| everywhere::address(store.as_ref()));
     addresses.extend(here.filter(|here| !addresses.contains(here)));
     let (mut runs, mut damaged, mut more, mut asked) = (Vec::new(), Vec::new(), false, false);
@@ -115,14 +115,14 @@ fn tell_of(context: &Context, unreadable: Vec<UnreadableRun>, of: Option<&str>) 
     unreadable.into_iter().map(view).collect()
 }
 
-/// What a store has of what was asked for.
+/// The answer of a store.
 struct Found {
     runs: Vec<RunView>,
     unreadable: Vec<UnreadableRun>,
     next: Option<String>,
 }
 
-/// Asks a store; `of` names it where there are several.
+/// Queries a store; `of` is its name if there are several.
 async fn found(
     context: &Context,
     store: &dyn Store,
@@ -151,13 +151,13 @@ async fn found(
         }
         listed.push(run);
     }
-    // One that is not as was asked for after all.
+    // After the correction, some runs may not match the query any more.
     listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
     let runs = listed.into_iter().map(|run| view(store.home(), run, of)).collect();
     Ok(Found { runs, unreadable: found.damaged, next: found.next })
 }
 
-/// Says what it means that no run can be listed: they are damaged, or all of a newer version.
+/// Returns the exit code if no run can be listed: damaged, or all of a newer version.
 async fn exit_of(store: &dyn Store, unreadable: &[UnreadableRun]) -> Exit {
     for found in unreadable {
         match standing::unlisted(store, &found.run).await {
@@ -182,7 +182,7 @@ fn nothing(context: &Context, why: &str) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// Refuses to look for runs whose one label has two values: there is none.
+/// Refuses a query for two values of the same label: no run matches.
 fn refuse_two_values(args: &ListArgs) -> Result<(), Error> {
     let mut values = BTreeMap::new();
     for (name, value) in &args.labels {

@@ -1,4 +1,4 @@
-//! `waypost logs`: what steps printed, read from the store chunk by chunk, so that its size does not matter.
+//! `waypost logs`: the printed text of steps, read by chunks, for any size.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::reference::{StepRef, encode};
 use crate::size;
 use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 
-/// How many logs that are not here are named.
+/// Most missing logs named in a warning.
 const LOST_MAX: usize = 5;
 
 pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, Error> {
@@ -67,12 +67,12 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
     }
 }
 
-/// Says whether one step of one branch is asked for.
+/// Returns whether a single step of a single branch is requested.
 fn is_one_step(named: Option<&str>) -> bool {
     named.map(StepRef::parse).is_some_and(|named| named.step.is_some())
 }
 
-/// Says that nothing was printed, by a step or by all.
+/// Prints that the step, or all steps, printed nothing.
 async fn tell_of_nothing(
     context: &Context,
     store: &dyn Store,
@@ -91,7 +91,7 @@ async fn tell_of_nothing(
     Ok(())
 }
 
-/// Returns the run in which a step was done that came along into this one, finished.
+/// Returns the parent run, if this run inherited the finished step from it.
 async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str) -> Option<RunId> {
     let snapshot = Snapshot::read(store, run).await.ok()?;
     let parent = snapshot.entry.record.record().parent.as_ref()?.run.clone();
@@ -104,7 +104,7 @@ async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str
     plan.decisions.iter().any(is_done).then_some(parent)
 }
 
-/// Says why there is nothing: the step was not started, or there is no such step.
+/// Prints why there are no logs: the step was not started, or does not exist.
 async fn no_tries(
     store: &dyn Store,
     context: &Context,
@@ -148,7 +148,7 @@ async fn no_tries(
     Ok(Exit::Done)
 }
 
-/// Says which logs are not here, although the steps have printed something; says whether there are any.
+/// Warns of missing logs of steps that printed text; returns whether there are any.
 async fn tell_of_lost(
     context: &Context,
     store: &dyn Store,
@@ -177,12 +177,12 @@ async fn tell_of_lost(
     Ok(true)
 }
 
-/// One try of a step on a branch.
+/// An attempt of a step on a branch.
 #[derive(Debug, Clone)]
 struct Attempt {
     branch: BranchPath,
     start: Start,
-    /// How many bytes it has printed, by the record of its end.
+    /// Bytes printed, by the record of the end.
     printed: u64,
 }
 
@@ -210,7 +210,7 @@ impl Attempt {
     }
 }
 
-/// Lists the tries whose start is recorded, in order.
+/// Lists the attempts with a recorded start, in order.
 async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
     let named = args.step.as_deref().map(StepRef::parse);
     let mut tries: Vec<Attempt> = Vec::new();
@@ -220,7 +220,7 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
         let page = store.scan(&scan).await?;
         for record in &page.records {
             let header = record.header();
-            // A start that was in a record now damaged is known from the end of that try.
+            // If the record of a start is damaged, the end of the attempt replaces it.
             let ended = header.step.clone().filter(|_| header.at.attempt > 0);
             let ended = ended.map(|step| Start { step, at: header.at.clone(), joins: false });
             let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
@@ -263,20 +263,20 @@ struct Printer<'a> {
     context: &'a Context,
     store: &'a dyn Store,
     run: &'a RunId,
-    /// How much of each log was printed.
+    /// Printed bytes of each log.
     offsets: HashMap<String, u64>,
-    /// The log printed last, under whose heading the terminal stands.
+    /// The last printed log, under the current heading.
     last: Option<String>,
-    /// What was printed last did not end its line.
+    /// The last printed text did not end its line.
     torn: bool,
-    /// More may come of each log.
+    /// The logs may still grow.
     grows: bool,
-    /// Each log has a heading: other steps may start while the logs are followed.
+    /// Each log has a heading, as other steps may start while the logs are followed.
     headed: bool,
 }
 
 impl Printer<'_> {
-    /// Prints what is new of these logs, and says whether anything was.
+    /// Prints new text of these logs; returns whether there was any.
     async fn print(&mut self, tries: &[Attempt]) -> Result<bool, Error> {
         let headed = self.headed || tries.len() > 1;
         let mut printed = false;
@@ -322,13 +322,13 @@ impl Printer<'_> {
         Ok(printed)
     }
 
-    /// Prints a piece of a log as one line of JSON.
+    /// Prints a piece of a log as a line of JSON.
     fn piece(&self, attempt: &Attempt, offset: u64, bytes: &[u8], missing: bool) -> Result<(), Error> {
         let log = attempt.view(bytes, missing);
         Ok(self.context.output.line(&LogPieceView { v: VERSION, run: self.run.to_string(), offset, log })?)
     }
 
-    /// Says in the same form which logs are not here, although the steps have printed something.
+    /// Reports missing logs in the same form.
     async fn tell_of_lost(&self, tries: &[Attempt]) -> Result<(), Error> {
         for attempt in tries.iter().filter(|attempt| attempt.printed > 0) {
             if self.store.blobs().read(self.run, &attempt.blob(), 0).await?.is_empty() {
@@ -339,7 +339,7 @@ impl Printer<'_> {
     }
 }
 
-/// Writes the JSON document one log at a time: together they may be larger than memory.
+/// Writes the JSON document log by log: together they may exceed memory.
 async fn documents(
     context: &Context,
     store: &dyn Store,

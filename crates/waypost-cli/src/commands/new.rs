@@ -1,4 +1,4 @@
-//! `waypost new`: a first workflow file, from a few answers.
+//! `waypost new`: creates a first workflow file from a few answers.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -14,7 +14,7 @@ use crate::output::shown;
 use crate::place::{self, quoted};
 use crate::view::{NewView, VERSION};
 
-/// Most commands that are asked for: who has more writes them into the file.
+/// Most commands in the dialogue; more can be added to the file.
 const COMMANDS_MAX: usize = 20;
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
@@ -31,7 +31,7 @@ pub(crate) async fn new(context: &Context, args: NewArgs) -> Result<Exit, Error>
     let (name, commands) =
         if asks && args.name.is_none() { ask(context, &name)? } else { (name, Vec::new()) };
     let text = begun(&args.file, &name, &commands);
-    // What `check` says of it is said now, and before anything is written.
+    // Run `check` before anything is written.
     let workflow = Workflow::parse(&text, &args.file).map_err(|error| Error::File(Box::new(error)))?;
     write_new(&args.file, &text)?;
     tell(context, &args, &workflow)?;
@@ -72,7 +72,7 @@ pub(super) fn write_new(file: &Path, text: &str) -> Result<(), Error> {
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
     match made {
         Ok(mut made) => made.write_all(text.as_bytes()).map_err(|source| {
-            // Half of it is no workflow; if it cannot be removed either, that is no worse.
+            // Remove the partial file; a failed removal is harmless.
             let _ = fs::remove_file(file);
             failed(source)
         }),
@@ -97,7 +97,7 @@ fn ask(context: &Context, name: &str) -> Result<(String, Vec<String>), Error> {
     Ok((name, commands))
 }
 
-/// Writes a file to begin with.
+/// Returns the text of an initial workflow file.
 fn begun(file: &Path, name: &str, commands: &[String]) -> String {
     let file: PathBuf = file.file_name().map_or_else(|| file.to_owned(), PathBuf::from);
     let file = quoted(&shown(&file.to_string_lossy()));

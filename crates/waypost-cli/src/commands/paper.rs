@@ -1,4 +1,4 @@
-//! `waypost completions` and `waypost man`: what is made of the command line itself, without a store.
+//! `waypost completions` and `waypost man`: generated from the command line definition, without a store.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::view::{ManFilesView, ManPageView, ScriptView, VERSION};
 
-/// The name of the program, as it is called and as its pages are called.
+/// The name of the program and of its pages.
 const PROGRAM: &str = "waypost";
 
-/// Has bash take `RUN@SEQ` for one word, as the other shells do.
+/// Makes bash treat `RUN@SEQ` as one word, as other shells do.
 const WHOLE_REFERENCES: &str = "COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n";
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
@@ -41,7 +41,7 @@ pub(crate) async fn completions(context: &Context, args: CompletionsArgs) -> Res
     Ok(Exit::Done)
 }
 
-/// Names this program as the shell is to call it: by its name where it was found by that, else by its whole path.
+/// Returns this program as the shell should call it: by name if found by name, else by absolute path.
 fn this_program() -> String {
     let called = std::env::args_os().next().unwrap_or_else(|| PROGRAM.into());
     let path = Path::new(&called);
@@ -99,7 +99,7 @@ fn write_pages(context: &Context, root: &clap::Command, folder: &Path) -> Result
     Ok(Exit::Done)
 }
 
-/// The commands that people call.
+/// Returns the visible commands.
 fn shown(root: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     root.get_subcommands().filter(|command| !command.is_hide_set())
 }
@@ -112,7 +112,7 @@ fn page_name(root: &clap::Command, command: &clap::Command) -> String {
     }
 }
 
-/// Lists the commands within one, which have no pages of their own.
+/// Formats the subcommands of a command, which have no pages of their own.
 fn subcommands(name: &str, command: &clap::Command) -> String {
     let plain = |text: &str| text.replace('\\', "\\e").replace('-', "\\-");
     let mut section = String::new();
@@ -127,7 +127,7 @@ fn subcommands(name: &str, command: &clap::Command) -> String {
     section
 }
 
-/// Makes the page of a command. The exit codes, whose table is laid out, stand as they are.
+/// Generates the page of a command. The table of exit codes keeps its layout.
 fn page(root: &clap::Command, command: clap::Command) -> Result<Vec<u8>, Error> {
     let name = page_name(root, &command);
     let version = concat!("waypost ", env!("CARGO_PKG_VERSION"));

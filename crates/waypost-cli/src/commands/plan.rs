@@ -1,4 +1,4 @@
-//! `waypost plan` and `waypost why`: what a resume would do, and from which records that follows.
+//! `waypost plan` and `waypost why`: the decisions of a resume, and the records they are based on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
                 }
             }
         }
-        // What a person must decide stops all else.
+        // A decision for a person comes first.
         None => {
             match plan.questions().next().or(plan.decisions.iter().find(open)).or(plan.decisions.last()) {
                 Some(decision) => decision,
@@ -122,7 +122,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     Ok(Exit::Done)
 }
 
-/// Reads all records of a branch, oldest first, rolled back ones too.
+/// Reads all records of a branch, oldest first, including undone ones.
 async fn all_of(store: &dyn Store, newest: &Header) -> Result<Vec<Record>, Error> {
     let mut records = Vec::new();
     let mut scan = Scan { branch: Some(newest.branch.clone()), ..Scan::of(&newest.run) };
@@ -136,7 +136,7 @@ async fn all_of(store: &dyn Store, newest: &Header) -> Result<Vec<Record>, Error
     }
 }
 
-/// Finds the dead letter that a branch is of, if it has ended as one.
+/// Returns the dead letter of a branch, if the branch ended as one.
 async fn dead_letter(
     store: &dyn Store,
     run: &RunId,
@@ -149,7 +149,7 @@ async fn dead_letter(
     Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
 }
 
-/// Says what became of a step on a branch that has ended, about which nothing is decided any more.
+/// Returns the outcome of a step on an ended branch, which has no further decisions.
 async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Result<Decision, Error> {
     let run = &snapshot.entry.summary.run;
     let there = match &named.branch {
@@ -184,7 +184,8 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
     Ok(Decision { step, branch, action, cause })
 }
 
-/// Says whether a branch, and each above it, is of an item, a group or another file, and of no hook.
+/// Returns whether a branch and all its ancestors belong to an item, a group or an included file, and not to
+/// a hook.
 fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
     let Some(workflow) = super::show::workflow_in_force(snapshot) else { return false };
     let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
@@ -197,7 +198,7 @@ fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
     })
 }
 
-/// Warns of damage where it may be what a finished step has no record for.
+/// Warns of damage that may be the reason for a finished step without a record.
 async fn tell_of_unnamed(
     context: &Context,
     store: &dyn Store,
@@ -236,8 +237,8 @@ fn sentence(decision: &Decision) -> String {
     format!("step {step}{on}: {would}, because {cause}")
 }
 
-/// Says what stops a resume with this workflow before it does anything: that the run is under way, was cancelled, or has used
-/// more than it may, and checkpoints that were there and are not any more.
+/// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and
+/// missing checkpoints.
 pub(crate) async fn stops(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -263,7 +264,7 @@ pub(crate) async fn stops(
     Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 
-/// Plans what a resume does, with what stops it before, which is told.
+/// Plans a resume, and prints the obstacles.
 pub(super) async fn planned(
     context: &Context,
     shared: &Arc<dyn Store>,
@@ -288,7 +289,7 @@ pub(super) async fn planned(
     Ok((plan, stops))
 }
 
-/// Prints a plan, and says so if there is nothing to be done.
+/// Prints a plan, with a note if nothing is to be done.
 pub(crate) fn print(
     context: &Context,
     run: Option<&str>,
@@ -303,7 +304,7 @@ pub(crate) fn print(
     Ok(())
 }
 
-/// Shows a plan, as JSON with what stops a resume; in text that was said before.
+/// Prints a plan; in JSON, with the obstacles, which text output has printed before.
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,

@@ -1,7 +1,7 @@
-//! `waypost prune`: lets go of old states, and of whole runs that are finished, and says what that frees.
+//! `waypost prune`: drops old states and deletes finished runs, and reports the freed space.
 //!
-//! Nothing unfinished is ever deleted here: a run that is running or can be resumed stays, whatever its age. `delete`
-//! is for that, by name.
+//! Unfinished runs are never deleted: a running or resumable run stays, at any age. Only `delete`, by name,
+//! removes an unfinished run.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -60,7 +60,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     if let Some(keep) = args.keep {
         let runs = match &args.run {
             Some(name) => vec![find_to_decide(store.as_ref(), name, BTreeSet::new()).await?],
-            // A run with no more checkpoints than that has no more states.
+            // A run with at most `keep` checkpoints has at most `keep` states.
             None => all(store.as_ref(), &RunQuery::default())
                 .await?
                 .into_iter()
@@ -72,13 +72,13 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
             trim(context, &store, &run, (keep, args.dry_run), &mut view).await?;
         }
     }
-    // Free pages go back to the file system now.
+    // Closing returns free pages to the file system.
     store.close().await?;
     view.bytes = view.deleted.iter().chain(&view.trimmed).map(|pruned| pruned.bytes).sum();
     tell(context, &args, &view)
 }
 
-/// Returns the finished runs that are to be deleted, newest first: those that every given option lets go.
+/// Returns the finished runs to delete, newest first: runs that match every given option.
 async fn doomed(context: &Context, store: &dyn Store, args: &PruneArgs) -> Result<Vec<RunSummary>, Error> {
     if args.keep_runs.is_none() && args.older_than.is_none() {
         return Ok(Vec::new());
@@ -95,7 +95,7 @@ async fn doomed(context: &Context, store: &dyn Store, args: &PruneArgs) -> Resul
     Ok(older.filter(|run| before.is_none_or(|before| run.updated_at < before)).collect())
 }
 
-/// Returns every run that is asked for, newest first.
+/// Returns all matching runs, newest first.
 async fn all(store: &dyn Store, query: &RunQuery) -> Result<Vec<RunSummary>, Error> {
     let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..query.clone() };
     let mut runs = Vec::new();
@@ -130,7 +130,7 @@ async fn delete(
     Ok(())
 }
 
-/// Drops states of a run, or says what would be dropped, which only looks.
+/// Drops states of a run; in a dry run only counts them.
 async fn trim(
     context: &Context,
     store: &Arc<dyn Store>,
@@ -160,7 +160,7 @@ async fn trim(
     Ok(())
 }
 
-/// Says what would be dropped, unless somebody holds the run, who would keep us from it.
+/// Counts the states to drop, unless the run is held, which would prevent the drop.
 async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Pruned, StoreError> {
     if let Some(holder) = store.run(run).await?.summary.holder {
         return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
@@ -168,27 +168,27 @@ async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Pruned,
     Ok(Pruned { trimmed: store.would_trim(run, kept).await?, unsaid: None })
 }
 
-/// Takes note that a run stays as it is, since somebody works on it or a newer version wrote it; anything else is an error.
+/// Notes a run kept because of its holder or a newer version; other errors are returned.
 fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Error> {
     match error {
         StoreError::Held { .. } | StoreError::Version { .. } => {
             view.kept.push(KeptView { run: run.to_string(), why: error.to_string() });
             Ok(())
         }
-        // Somebody else has deleted it.
+        // The run was deleted by another process.
         StoreError::NotFound { .. } => Ok(()),
         error => Err(error.into()),
     }
 }
 
-/// Returns what a run takes on the disk: its records, and its folder.
+/// Returns the disk usage of a run: records and folder.
 fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
     let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
     if place::keeps_records_in_folders(store) { folder } else { folder + run.bytes }
 }
 
-/// Returns the bytes of all files beneath a folder, each once however many names it has. What cannot be read does not
-/// count: it is only told.
+/// Returns the bytes of all files beneath a folder, each inode once. Unreadable files are ignored, as the
+/// number is only informative.
 fn bytes_in(folder: &Path, seen: &mut HashSet<(u64, u64)>) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let bytes = entries.flatten().map(|entry| match entry.metadata() {

@@ -1,5 +1,5 @@
-//! `waypost report`: what a run came to, as Markdown or as one page of HTML. Derived from records; nothing is written but
-//! the file that was asked for.
+//! `waypost report`: the results of a run, as Markdown or an HTML page. Derived from records; writes only the
+//! requested file.
 
 use std::collections::HashMap;
 use std::fs;
@@ -67,18 +67,18 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// One try of a step, for people: the order is that of the records.
+/// An attempt of a step, in order of records.
 struct Bar {
     branch: BranchPath,
     step: StepId,
     at: Try,
     begin: Timestamp,
-    /// None if its end is not recorded.
+    /// `None` if the end is not recorded.
     end: Option<Timestamp>,
     outcome: &'static str,
 }
 
-/// What a step came to last, on a branch and in a pass.
+/// The last outcome of a step, on a branch and in a pass.
 struct Ended {
     key: SectionKey,
     text: String,
@@ -89,7 +89,7 @@ struct Ended {
     notes: Vec<Note>,
 }
 
-/// What the records of a run tell.
+/// The content of a run's records.
 #[derive(Default)]
 struct Told {
     bars: Vec<Bar>,
@@ -138,7 +138,7 @@ impl Told {
         }
         for start in &header.started {
             let key = (header.branch.clone(), start.step.clone(), start.at.clone());
-            // A try that waited goes on: for an answer, or for the items that it opened.
+            // An attempt continues after a wait for an answer or for items.
             if self.open.contains_key(&key) {
                 continue;
             }
@@ -186,7 +186,7 @@ fn markdown(snapshot: &Snapshot, told: &Told) -> String {
     text
 }
 
-/// Returns which steps of the workflow come right before which, by the definition in force; none for other programs.
+/// Returns the direct upstream steps of each step, by the definition in force; empty for other programs.
 fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
     let Some(text) = snapshot.definition.text.as_deref() else { return Vec::new() };
     let frozen = snapshot.entry.record.record();
@@ -197,7 +197,7 @@ fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
     workflow.steps().iter().map(|step| (step.id.clone(), before(step))).collect()
 }
 
-/// Returns the word for a status of a step, as it stands on screens.
+/// Returns the displayed status of a step.
 fn status_of(show: &ShowView, step: &str) -> &'static str {
     let found = show.steps.iter().find(|view| view.id == step && view.branch == "main");
     found.map_or("pending", |view| view.status.name())

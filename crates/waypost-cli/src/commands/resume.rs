@@ -1,4 +1,4 @@
-//! `waypost resume`: goes on with a run where it stood.
+//! `waypost resume`: continues a run from its newest checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, 
     resume_in(context, store, args).await
 }
 
-/// Goes on in a store that is open already.
+/// Resumes a run in an open store.
 pub(crate) async fn resume_in(
     context: &Context,
     store: Arc<dyn Store>,
@@ -82,7 +82,7 @@ pub(crate) async fn resume_in(
     prepared.go_on(context, store, &session, &args).await
 }
 
-/// Refuses to go on from a branch that the run never had.
+/// Refuses `--from` with an unknown branch.
 async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str>) -> Result<(), Error> {
     let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
     match named {
@@ -94,7 +94,7 @@ async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str
     }
 }
 
-/// Goes on with a run in a session that has begun already.
+/// Resumes a run in an existing session.
 pub(crate) async fn resume_within(
     context: &Context,
     store: Arc<dyn Store>,
@@ -105,8 +105,7 @@ pub(crate) async fn resume_within(
     Prepared::of(context, &store, run, args).await?.go_on(context, store, session, args).await
 }
 
-/// Finds the run that is meant: without a name the newest that can be resumed; if there is none, the newest of all,
-/// about which there is something to say.
+/// Selects the run: by name, else the newest resumable run; without any, the newest of all, for its message.
 async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
     if name.is_some() {
         return find(store, name, Meant::Newest).await;
@@ -117,7 +116,7 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
     }
 }
 
-/// Goes on with every run that was interrupted, or whose time has come, oldest first.
+/// Resumes every interrupted or due run, oldest first.
 async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
     let Due { runs: found, unreadable } = due(context, store.as_ref()).await?;
     let mut runs = Vec::with_capacity(found.len());
@@ -142,7 +141,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         if session.stop.asked().is_some() {
             break;
         }
-        // Also of what is said of it beside its events.
+        // Heading for the messages besides its events, too.
         context.output.note(&format!("Run {run}:"));
         let ended = if args.dry_run {
             dry_run(context, &store, &run, args).await
@@ -172,13 +171,13 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
 }
 
-/// Says whether a run is made by `once`: calling its script again is what goes on with it.
+/// Returns whether a run was created by `once`: only the script continues the run.
 async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     let entry = store.run(run).await;
     entry.is_ok_and(|entry| entry.record.record().settings.contains_key(super::SCRIPT))
 }
 
-/// Says of a run in doubt that it is left as it is, and who decides.
+/// Prints that a run in doubt is not resumed, and that a person must decide.
 fn tell_of_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
         let run = Some((run.as_str(), RunStatus::InDoubt));
@@ -192,7 +191,7 @@ fn tell_of_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<()
     Ok(())
 }
 
-/// Returns the runs that wait for somebody to decide about a step, oldest first.
+/// Returns the runs in doubt, oldest first.
 async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
     let mut query = RunQuery { statuses: [RunStatus::InDoubt].into(), ..RunQuery::default() };
     let mut runs = Vec::new();
@@ -208,11 +207,11 @@ async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
     Ok(runs)
 }
 
-/// What there is to go on with.
+/// The runs to resume.
 struct Due {
     /// Newest first.
     runs: Vec<RunId>,
-    /// Why others cannot be gone on with, of which not even that can be told whether they are due.
+    /// Errors of unreadable runs with an unknown status.
     unreadable: Vec<Error>,
 }
 
@@ -249,12 +248,12 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
     Ok(Due { runs, unreadable })
 }
 
-/// Where a run goes on from, if not from where it stands, and whether it does.
+/// The start of a resume, if not the newest position, and whether steps run.
 #[derive(Debug, Clone, Default)]
 struct Going {
     from: Option<ResumeFrom>,
     then: Then,
-    /// Branches that have failed and are worked on again, with another item where one is given.
+    /// Failed branches to retry, with a replacement item if given.
     again: Vec<(BranchPath, Option<Value>)>,
 }
 
@@ -268,7 +267,7 @@ impl Going {
     }
 }
 
-/// A run, ready to go on.
+/// A run, prepared for a resume.
 #[derive(Debug, Clone)]
 pub(super) struct Prepared {
     run: RunId,
@@ -276,11 +275,11 @@ pub(super) struct Prepared {
     chosen: Chosen,
     local: Local,
     timeout: Option<std::time::Duration>,
-    /// What the params become, if a person says so.
+    /// The new params, if a person changed any.
     params: Option<Map<String, Value>>,
-    /// What a person chose about unfinished steps.
+    /// Choices of a person about unfinished steps.
     choices: BTreeMap<StepId, SettlementChoice>,
-    /// What a person decides is written before finished steps are looked at: some of them are to be done again.
+    /// The person's decision is written before finished steps are checked, as some must rerun.
     decides_first: bool,
 }
 
@@ -308,7 +307,7 @@ impl Prepared {
                 if !args.dry_run {
                     refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 }
-                // What is in doubt on items that are tried again is found on the way.
+                // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
                 if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
                     asked = decide(context, store, &snapshot, &chosen, treat_as).await?;
@@ -331,7 +330,7 @@ impl Prepared {
                 }
                 chosen
             }
-            // Nothing sound is left to go on from; starting over needs only the frozen record.
+            // All checkpoints are damaged; a restart needs only the run record.
             Err(StoreError::Damaged { .. }) if args.restart => Chosen::frozen(store.as_ref(), &frozen)?,
             Err(error) => return Err(error.into()),
         };
@@ -375,7 +374,7 @@ impl Prepared {
         session.conclude(&engine, &program, &outcome, &told).await
     }
 
-    /// Writes where the run goes on from, and runs nothing.
+    /// Writes the start of the resume, and runs nothing.
     pub(super) async fn only_write(
         self,
         store: Arc<dyn Store>,
@@ -389,7 +388,7 @@ impl Prepared {
         Ok(engine.resume_program(&program, &run, options).await?)
     }
 
-    /// Makes the program alone.
+    /// Creates the program alone.
     pub(super) fn program(self, store: &Arc<dyn Store>, args: &ResumeArgs) -> Result<WorkflowProgram, Error> {
         let going = Going { from: None, then: Then::Stop, again: Vec::new() };
         self.make(store, StopHandle::default(), args, going).map(|(program, _)| program)
@@ -428,7 +427,7 @@ impl Prepared {
         };
         let program = WorkflowProgram::new(chosen.workflow, local.of_run(run, base, Arc::clone(store)))?;
         if let Some(params) = &params {
-            // Refuses secrets among them, as for a new run.
+            // Refuses secrets in params, as for a new run.
             program.initial_state(params.clone())?;
         }
         let (mut restart, mut edit) = (None, None);
@@ -459,7 +458,7 @@ impl Prepared {
     }
 }
 
-/// Has a branch go on with another item, if one is given: what has read the one before is done again.
+/// Returns the edit of a branch with a replacement item, if given; readers of the old item rerun.
 fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowState> {
     let edit = move |state: &mut WorkflowState| {
         if let Some(item) = item {
@@ -470,7 +469,7 @@ fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowStat
     EditBranch { edit: Box::new(edit), again }
 }
 
-/// Refuses to go on with a run whose steps have used more than they may, before anything is written.
+/// Refuses to resume a run over its budget, before anything is written.
 async fn refuse_beyond_budget(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -482,7 +481,7 @@ async fn refuse_beyond_budget(
     }
 }
 
-/// Says what the steps of a run that has not ended have used, and of how much, if that is more than they may.
+/// Returns the usage of an unfinished run over its budget, with the limit.
 pub(super) async fn passed_budget(
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -492,14 +491,14 @@ pub(super) async fn passed_budget(
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }
 
-/// Refuses to go on from less than the run has told: what was finished since would be done again unasked.
+/// Refuses to resume if the log proves lost checkpoints: finished steps would rerun unasked.
 async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
     let Some(told) = standing::told_and_lost(store, snapshot).await else { return Ok(()) };
     let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
     Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
 }
 
-/// Says why an item cannot be tried again: what changed has its step begin anew.
+/// Returns why an item cannot be retried: its step restarts after a change.
 fn begun_anew(branch: &BranchPath) -> Error {
     let opener = branch.opened_by().map_or_else(|| branch.to_string(), |(step, _)| step.to_string());
     let message = format!(
@@ -508,7 +507,7 @@ fn begun_anew(branch: &BranchPath) -> Error {
     Error::usage(message, "leave `--retry-failed` out: what failed is done again with the others")
 }
 
-/// Names declared variables whose values differ from when the run was made.
+/// Warns of declared variables with other values than at the creation of the run.
 fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow, local: &Local) {
     let now = declared_env(workflow, &local.environment);
     let differs = |(name, digest): (&String, &Option<_>)| {
@@ -523,13 +522,13 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
     }
 }
 
-/// Shows a path relative to the current folder where it is below it.
+/// Returns a path relative to the current folder, if below it.
 pub(crate) fn near_here(path: &Path) -> std::path::PathBuf {
     let here = std::env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
 }
 
-/// Reads where a resume goes on from: `STEP` of the main branch, or `BRANCH/STEP`.
+/// Parses the start of a resume: `STEP` of the main branch, or `BRANCH/STEP`.
 fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
     let StepRef { branch, step } = StepRef::parse(text);
     let Some(step) = step else {
@@ -537,7 +536,7 @@ fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
         return Err(Error::usage(format!("`{text}` names a branch, and no step of it"), hint));
     };
     match branch.filter(|branch| !branch.is_main()) {
-        // A step of another file is known to the run only.
+        // Only the run knows the steps of included files.
         Some(branch) => Ok(ResumeFrom::StepOn(branch, StepId::new(&step).map_err(Error::from_name)?)),
         None => {
             surroundings::refuse_unknown_step(workflow, Some(&step))?;

@@ -1,4 +1,4 @@
-//! `waypost run`: makes a run of a workflow file and works on it.
+//! `waypost run`: creates a run of a workflow file and executes it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::place::{self, Access, kept, relative};
 use crate::reference::{self, resumable_statuses};
 use crate::surroundings::{self, Local};
 
-/// How often another random end is tried when the id is taken: each collides once in a million runs of one name.
+/// Most attempts at a free id: each collides once in a million runs of one name.
 const IDS_MAX: usize = 8;
-/// Runs of the same file that are looked at for the hint to resume instead.
+/// Most runs of the same file considered for the hint to resume.
 const BESIDE_MAX: usize = 20;
 
 pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error> {
@@ -54,7 +54,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         if reference::is_there(store.as_ref(), id).await? {
             return beside_existing(context, store, id, &params, &args).await;
         }
-        // What looks like a resume would do finished work again.
+        // After a loss, a new run of this name would repeat finished work.
         if let Some(lost) = reference::lost(store.as_ref(), id.as_str()).await {
             return Err(lost);
         }
@@ -66,7 +66,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     begin(context, store, Beginning { workflow, params, id, base, args }).await
 }
 
-/// Puts what is given over the params of the run that is gone on with, if there is one: what is not given stays as it is.
+/// Merges the given params over the params of an existing run to resume, if any; others stay.
 async fn over_those_of_run(
     context: &Context,
     workflow: &Workflow,
@@ -76,7 +76,7 @@ async fn over_those_of_run(
     let Some(id) = args.id.as_deref().filter(|_| args.or_resume).and_then(|id| RunId::new(id).ok()) else {
         return given;
     };
-    // Where nothing can be read, a run is made, or what goes on with it says why not.
+    // Without a readable run, a new one is created, or the resume reports the error.
     let Ok(store) = context.store(Some(&args.file), Access::Read) else { return given };
     let Ok(snapshot) = Snapshot::read(store.as_ref(), &id).await else { return given };
     let declared = |name: &str| workflow.params().iter().any(|param| param.name == name);
@@ -87,7 +87,7 @@ async fn over_those_of_run(
     given
 }
 
-/// Reads a params file, of which everything that is wrong is a wrong param.
+/// Reads a params file; its problems are reported as params errors.
 fn params_of(file: &Path) -> Result<Map<String, Value>, Error> {
     read_params_file(file).map_err(|error| match error {
         ReadError::File(error) => Error::ParamsFile(Box::new(error)),
@@ -95,7 +95,7 @@ fn params_of(file: &Path) -> Result<Map<String, Value>, Error> {
     })
 }
 
-/// Shows what is wrong with params in the file that they stand in, if all of them do.
+/// Shows params problems in the params file, if all of them are from there.
 fn wrong_params(error: ParamsError, given: &GivenParams, args: &RunArgs) -> Error {
     let is_of_file = |name: &String| {
         given.file.contains_key(name) && given.text.iter().all(|(on_line, _)| on_line != name)
@@ -104,7 +104,7 @@ fn wrong_params(error: ParamsError, given: &GivenParams, args: &RunArgs) -> Erro
     if !error.problems().iter().all(|problem| is_of_file(&problem.name)) {
         return Error::Params(error);
     }
-    // It was read a moment ago.
+    // The file was read just before.
     let document = std::fs::read(file).ok().and_then(|bytes| Document::parse(&bytes, file).ok());
     let wrong = error.problems().iter();
     let wrong = wrong.map(|one| (one.name.as_str(), one.message.as_str(), one.hint.as_deref()));
@@ -114,7 +114,7 @@ fn wrong_params(error: ParamsError, given: &GivenParams, args: &RunArgs) -> Erro
     }
 }
 
-/// All that a run is made of.
+/// The input of a new run.
 struct Beginning {
     workflow: Workflow,
     params: Map<String, Value>,
@@ -166,7 +166,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
             let outcome = session.wait_out(&engine, &program, outcome, &kept, args.wait).await?;
             session.conclude(&engine, &program, &outcome, &told).await
         }
-        // Another process has made it since this one looked.
+        // Another process has created the run since the check.
         Err(error) if args.or_resume && is_taken(&error) => {
             refuse_other(store.as_ref(), &told.run, &params, &args).await?;
             resume::resume_within(context, store, &told.run, &resume_args(&told.run, &args), &session).await
@@ -178,7 +178,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     }
 }
 
-/// Refuses to record a secret that somebody wrote where it is neither masked nor needed.
+/// Refuses to record a secret written in a place that is neither masked nor needed.
 pub(super) fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> Result<(), Error> {
     const FILE: &str = "the workflow file";
     let holds = |text: &str| program.mask().contains(text.as_bytes());
@@ -210,7 +210,7 @@ pub(super) fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> R
     }
 }
 
-/// Says whether a run was not made because one of that name is there.
+/// Returns whether a run was not created because its name exists.
 fn is_taken(error: &Error) -> bool {
     matches!(
         error,
@@ -221,14 +221,14 @@ fn is_taken(error: &Error) -> bool {
     )
 }
 
-/// Says of an error that nothing of the run is there, if that is what it means.
+/// Converts an error to "not created", if the run has no data.
 fn run_not_made(run: &RunId, error: Error) -> Error {
     let what = || format!("run {run}");
     match error {
         Error::Run(RunError::Store(source)) if is_of_medium(&source) => {
             Error::NotMade { what: what(), source }
         }
-        // That of a later one means that the run is gone again.
+        // At a later checkpoint, the run was deleted meanwhile.
         Error::Run(RunError::Checkpoint { at, source })
             if at == format!("{run}@1") && is_of_medium(&source) =>
         {
@@ -238,7 +238,7 @@ fn run_not_made(run: &RunId, error: Error) -> Error {
     }
 }
 
-/// Says of an error that there is no store to make a run in, if that is what it means.
+/// Converts an error to "not created", if the store could not be created.
 fn not_made(error: Error) -> Error {
     match error {
         Error::Store(source) if is_of_medium(&source) => {
@@ -248,7 +248,7 @@ fn not_made(error: Error) -> Error {
     }
 }
 
-/// Says whether a write failed because of the disk.
+/// Returns whether a write failed because of the disk.
 fn is_of_medium(error: &StoreError) -> bool {
     match error {
         StoreError::Full { .. } | StoreError::Poisoned { .. } => true,
@@ -257,7 +257,7 @@ fn is_of_medium(error: &StoreError) -> bool {
     }
 }
 
-/// Says what would run, in which order.
+/// Prints the steps in order of execution.
 fn dry_run(
     context: &Context,
     workflow: &Workflow,
@@ -304,7 +304,7 @@ async fn beside_existing(
     if !args.detach || !goes_on {
         return resume::resume_in(context, store, resume).await;
     }
-    // What keeps it from going on is told here, with its own exit code.
+    // Errors that prevent the resume are reported here, with their exit code.
     Prepared::of(context, &store, id, &resume).await?;
     detach::begin(context, store.as_ref(), id, args).await
 }
@@ -318,7 +318,7 @@ fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {
     }
 }
 
-/// Refuses a run that was made otherwise than is asked for here.
+/// Refuses an existing run that was created with other settings than requested.
 async fn refuse_other(
     store: &dyn Store,
     id: &RunId,
@@ -327,7 +327,7 @@ async fn refuse_other(
 ) -> Result<(), Error> {
     let entry = store.run(id).await?;
     let mut made = entry.record.record().clone();
-    // Where it cannot be read, the resume says so.
+    // If the run is not readable, the resume reports the error.
     if let Ok(snapshot) = Snapshot::read(store, id).await {
         made.path = path_in_force(&made, &snapshot.definition).map(ToOwned::to_owned);
         made.params = current(&snapshot);
@@ -342,7 +342,7 @@ async fn refuse_other(
     ))
 }
 
-/// Says in what a run differs from what was asked for here; what was not given is taken as the run has it.
+/// Returns the differences between a run and the requested settings; settings not given match.
 fn differences(
     store: &dyn Store,
     made: &RunRecord,
@@ -434,7 +434,7 @@ fn record(
     })
 }
 
-/// Makes an id that no run has: the workflow's name and a random end.
+/// Generates a free id: the workflow's name and a random suffix.
 pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, Error> {
     for _ in 0..IDS_MAX {
         let id = RunId::random(workflow);
@@ -445,7 +445,7 @@ pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, 
     Err(Error::usage(format!("cannot find a free name for a run of `{workflow}`"), "name it with `--id`"))
 }
 
-/// Returns the name of a store that was found by search and is not beside the workflow file.
+/// Returns the name of a store found by search and not next to the workflow file.
 fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String> {
     let folder = place::start_of_search(Some(file)).ok()?;
     let home = store.home()?.canonicalize().ok()?;
@@ -453,7 +453,7 @@ fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String
     is_elsewhere.then(|| crate::output::shown(&store.to_string()).into_owned())
 }
 
-/// Names live runs of the same file, since both use the same files; and a run with the same params to resume instead.
+/// Warns of live runs of the same file, with shared files; names a run with the same params, for a resume.
 async fn tell_of_others(
     context: &Context,
     store: &dyn Store,

@@ -1,4 +1,5 @@
-//! `waypost show`: how a run stands, or stood at a checkpoint. Read from one position and the effective history.
+//! `waypost show`: the state of a run, now or at a checkpoint. Derived from one position and the effective
+//! history.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,7 +34,7 @@ use steps::Branch;
 mod steps;
 pub(crate) mod waits;
 
-/// Longest value of an output or param in a table; all of it is in the JSON and with `--step`.
+/// Longest value of an output or param in a table; JSON and `--step` show the full value.
 const VALUE_CHARACTERS_MAX: usize = 40;
 
 pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, Error> {
@@ -56,7 +57,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         }
     }
     if context.output.json {
-        // Screens say of a question that it has its answer.
+        // Screens mark answered questions.
         view.waiting
             .retain(|wait| shown.at.is_some() || wait.on != WaitKind::Answer || !shown.is_given(wait));
         context.output.document(&view)?;
@@ -91,12 +92,12 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// Returns how a run stands now.
+/// Returns the present state of a run.
 pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, Error> {
     Shown::read(store, run, None, None).await?.view(store).await
 }
 
-/// Warns of a checkpoint of a history that is told without it.
+/// Warns of a checkpoint missing from the shown history.
 pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
     let at = checkpoints::reference_of(&damage.run, damage);
     let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
@@ -107,17 +108,17 @@ pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
     context.output.warn(&context.with_store(&text));
 }
 
-/// What is shown: one position, and how it came about.
+/// The shown position, and its history.
 struct Shown {
     snapshot: Snapshot,
     branches: Vec<Branch>,
-    /// The checkpoint asked for; none for how the run stands now.
+    /// The requested checkpoint; `None` for the present state.
     at: Option<Record>,
     /// Damaged records of child scopes that are not among `snapshot`.
     damaged_items: Vec<Damage>,
     /// The last checkpoint that the log tells of, if the store has lost it.
     lost: Option<CheckpointRef>,
-    /// What was given to it, and no session has taken in.
+    /// Pending signals of the run.
     given: Vec<Signal>,
 }
 
@@ -130,7 +131,7 @@ fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
     shape_of(&workflow_in_force(snapshot)?, surroundings::cores()).ok()
 }
 
-/// Finds the first item that failed of a step that failed as too many of them did.
+/// Returns the first failed item of a step beyond its failure limits.
 async fn failed_item(
     store: &dyn Store,
     run: &RunId,
@@ -146,7 +147,7 @@ async fn failed_item(
     }
 }
 
-/// Returns the newest records of the hooks that have ended and that came after the last try of a step that is shown.
+/// Returns the newest records of ended hooks after the last attempt of a shown step.
 async fn hooks_of(
     store: &dyn Store,
     run: &RunId,
@@ -177,7 +178,7 @@ async fn hooks_of(
 }
 
 impl Shown {
-    /// Reads it; `also` names a branch that is shown although it has ended.
+    /// Reads the data; `also` names an ended branch to show.
     async fn read(
         store: &dyn Store,
         run: &RunId,
@@ -213,7 +214,7 @@ impl Shown {
             for record in ended {
                 branches.push(Branch { is_hook: true, ..Branch::read(store, record, also).await? });
             }
-            // First the main branch, whose steps say why a run does not go on.
+            // The main branch comes first: its steps show why a run stopped.
             branches.sort_by_key(|branch| !branch.name.is_main());
         }
         let damaged_items = match asked {
@@ -225,32 +226,33 @@ impl Shown {
         Ok(Self { snapshot, branches, at: asked, damaged_items, lost, given })
     }
 
-    /// Returns the params that steps read there.
+    /// Returns the params at the shown position.
     fn params(&self) -> Map<String, Value> {
         let at =
             self.at.as_ref().filter(|record| record.header().branch.is_main()).and_then(params::of_record);
         at.unwrap_or_else(|| params::current(&self.snapshot))
     }
 
-    /// Returns what is damaged of the history, but for what is newer than the records shown.
+    /// Returns the damage in the shown history, without newer records.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
         let of_branches = self.branches.iter().flat_map(|branch| &branch.history.damaged);
         let is_other = |damage: &&Damage| self.at.is_some() || damage.branch.is_main();
         of_branches.filter(is_other).chain(&self.damaged_items)
     }
 
-    /// Says whether a resume would go on with the run.
+    /// Returns whether a resume would continue the run.
     fn goes_on(&self) -> bool {
         let missing = self.snapshot.damaged().any(|damage| damage.flaw == Flaw::Missing);
         self.at.is_none() && !missing && self.lost.is_none() && self.snapshot.status().is_resumable()
     }
 
-    /// Returns the shape of the run's copy of the workflow, where it has one.
+    /// Returns the shape of the run's copy of the workflow, if any.
     fn shape(&self) -> Option<Shape> {
         shape_in_force(&self.snapshot)
     }
 
-    /// Returns how the run stands, or stood at the checkpoint that was asked for, as if it had ended there.
+    /// Returns the status of the run, or its status at the requested checkpoint as if the run had ended
+    /// there.
     fn status(&self) -> RunStatus {
         match &self.at {
             Some(record) => record.header().status.unwrap_or(RunStatus::Interrupted),
@@ -258,7 +260,8 @@ impl Shown {
         }
     }
 
-    /// Returns how far the run is, or was at the checkpoint that was asked for; `steps` are shown as they stood there.
+    /// Returns the progress of the run, or its progress at the requested checkpoint; `steps` are shown as of
+    /// then.
     fn progress(&self, steps: &[StepView]) -> Progress {
         let at = self.at.as_ref().filter(|record| record.header().branch.is_main());
         let Some((shape, record)) = self.shape().zip(at) else {
@@ -270,7 +273,7 @@ impl Shown {
                 let open = Unfinished::of(&shape, &position).count() + position.unsuccessful_count();
                 total.saturating_sub(open as u64)
             }
-            // Its state is not kept any more.
+            // Retention dropped the state.
             Err(_) => {
                 steps.iter().filter(|step| shape.step(&step.id).is_some() && step.is_finished()).count()
                     as u64
@@ -279,8 +282,8 @@ impl Shown {
         Progress { done, total }
     }
 
-    /// Returns the step whose failure keeps the run from going on, of several the one that `list` names. A failure that
-    /// the workflow tolerates is none of them.
+    /// Returns the step whose failure stops the run; of several, the one shown by `list`. Tolerated failures
+    /// are excluded.
     fn failed<'a>(&self, steps: &'a [StepView]) -> Option<&'a StepView> {
         let listed = self.snapshot.entry.summary.summary.step.as_deref().filter(|_| self.at.is_none());
         let mut failed = steps.iter().filter(|step| step.holds_up);
@@ -315,7 +318,7 @@ impl Shown {
             None => None,
         };
         let usage = match self.at {
-            // Also that of branches that have ended, and of what was gone back from, which are not among the steps shown.
+            // Includes ended branches and undone steps, which are not among the shown steps.
             None => Some(spent(store, &frozen.run).await?).filter(|usage| *usage != Usage::default()),
             Some(_) => sum(steps.iter().filter_map(|step| step.usage.as_ref())),
         };
@@ -361,7 +364,7 @@ impl From<&Failure> for FailureView {
     }
 }
 
-/// Adds up what the steps used that are shown.
+/// Sums the usage of the shown steps.
 fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     usages.fold(None, |sum: Option<Usage>, usage| {
         let mut sum = sum.unwrap_or_default();
@@ -370,7 +373,7 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     })
 }
 
-/// Says what was used, in a few words.
+/// Formats usage as short text.
 fn used(usage: &Usage) -> String {
     let mut parts = Vec::new();
     if usage.tokens_in > 0 || usage.tokens_out > 0 {
@@ -447,7 +450,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text
 }
 
-/// Says what came out of a claim; of one that does not hold, what was expected and found.
+/// Formats a claim with its verdict; a failed one with expectation and finding.
 fn claim_told(claim: &ClaimView) -> String {
     let title = claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject));
     let mut text = format!("{} {title}", super::verify::verdict_word(claim.verdict));
@@ -516,7 +519,7 @@ fn clipped(text: &str) -> String {
     clipped
 }
 
-/// Shows why a step failed: the error with its causes, and the end of its log.
+/// Formats why a step failed: the error with causes, and the end of the log.
 fn failure(context: &Context, run: &str, step: &StepView) -> String {
     let output = &context.output;
     let Some(error) = &step.error else { return String::new() };

@@ -1,4 +1,4 @@
-//! `waypost stats`: what the store has, counted from the summaries that it keeps of its runs. No record is read.
+//! `waypost stats`: counts over the store, from the stored summaries of runs. Reads no records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -112,7 +112,8 @@ fn count(view: &mut StatsView, run: &RunSummary) {
     view.last_changed_at = view.last_changed_at.max(Some(run.updated_at));
 }
 
-/// From the begin of a run to its last checkpoint; the clock may have been set back, which counts as no time.
+/// Returns the time from the begin of a run to its last checkpoint; negative time, after a clock change,
+/// counts as zero.
 fn elapsed_ms(run: &RunSummary) -> u64 {
     u64::try_from(run.updated_at.duration_since(run.created_at).as_millis()).unwrap_or(0)
 }
@@ -144,7 +145,7 @@ impl Counted {
     }
 }
 
-/// Returns what the files of an SQLite database take, its log included.
+/// Returns the bytes of an SQLite database's files, including its log.
 fn database_bytes(store: &dyn Store) -> Option<u64> {
     let StoreUrl::Sqlite(path) = StoreUrl::parse(&store.to_string()).ok()? else { return None };
     let bytes = ["", "-wal"].map(|suffix| {

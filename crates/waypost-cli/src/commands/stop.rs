@@ -1,4 +1,4 @@
-//! `waypost stop`: leaves a durable message, and waits until the run has written its last checkpoint.
+//! `waypost stop`: sends a durable stop request, and waits until the run has written its last checkpoint.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::staying::who_stays;
 use crate::time;
 use crate::view::{StoppedView, VERSION};
 
-/// How often is looked whether the run has stopped.
+/// The poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Error> {
@@ -47,7 +47,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     told(context, &run, status, true)
 }
 
-/// Waits until nobody has the run any more, or stays for it, and says how it then stands.
+/// Waits until the run has neither a holder nor a waiting process; returns its status then.
 pub(super) async fn freed(
     store: &dyn Store,
     run: &RunId,
@@ -70,13 +70,12 @@ pub(super) async fn freed(
     }
 }
 
-/// Returns the processes of a run that somebody has stopped by SIGSTOP, as far as the system tells: the one that has the
-/// run, and its supervisor.
+/// Returns the processes of a run suspended by SIGSTOP, as far as known: the holder and its supervisor.
 fn halted(holder: &Holder) -> Vec<u32> {
     let children = |pid: u32| fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let is_halted = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name before it stands in parentheses, and may hold anything.
+        // The name before it is in parentheses, and arbitrary.
         status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
     };
     if !holder.is_of_here() {
@@ -94,7 +93,7 @@ pub(super) fn first_upper(text: &str) -> String {
 
 pub(super) fn message(context: &Context, sender: &str) -> Signal {
     let now = context.now();
-    // Unique: one process makes one message.
+    // Unique: each process sends one message.
     let id = format!("stop-{}-{}", now.as_nanosecond(), std::process::id());
     Signal { id, kind: SignalKind::Stop, branch: None, sender: sender.to_owned(), created_at: now }
 }

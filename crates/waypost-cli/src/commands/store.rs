@@ -1,4 +1,4 @@
-//! `waypost store init`, `upgrade` and `check`: the store itself, whatever runs it has.
+//! `waypost store init`, `upgrade` and `check`: the store as a whole.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ async fn init(context: &Context) -> Result<Exit, Error> {
 }
 
 async fn upgrade(context: &Context) -> Result<Exit, Error> {
-    // Opening it to read upgrades nothing, and tells whether there is one.
+    // Opening for reading upgrades nothing, and checks that the store exists.
     let store = context.store(None, Access::Read)?;
     let name = store.to_string();
     store.close().await?;

@@ -1,4 +1,5 @@
-//! `waypost rollback`, `waypost fork` and `waypost diff`: going back in a run, from one into another, and looking at both.
+//! `waypost rollback`, `waypost fork` and `waypost diff`: rolls back a run, forks a new run, and compares
+//! checkpoints.
 
 use std::sync::Arc;
 
@@ -51,7 +52,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         }
     };
     on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "goes back on")?;
-    // Whether it is there is asked before anything is taken.
+    // Check that the checkpoint exists before anything is locked.
     let target = store.load(&run, &branch, seq).await?;
     refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
@@ -83,7 +84,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// Says that a run stands at a checkpoint whose evidence holds.
+/// Prints that a run is at a checkpoint with valid evidence.
 async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
     let newest = store.newest(run, &BranchPath::main()).await?;
     let (at, status) = (newest.header().reference().to_string(), store.run(run).await?.summary.status);
@@ -96,11 +97,11 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
     Ok(Exit::Done)
 }
 
-/// Finds the newest checkpoint of the main branch whose evidence holds, and whose state is kept; none if that is where the run
-/// stands.
+/// Returns the newest checkpoint of the main branch with valid evidence and a kept state; `None` if it is the
+/// run's present position.
 ///
 /// # Errors
-/// Evidence could not be checked; or there is none.
+/// Evidence could not be checked, or no such checkpoint exists.
 async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Error> {
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
     let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
@@ -133,7 +134,8 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
     ))
 }
 
-/// Refuses to go back to where finished steps are not to be believed, unless they are to run again.
+/// Refuses a rollback to a checkpoint whose finished steps have failed evidence, unless these steps are to
+/// rerun.
 async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) -> Result<(), Error> {
     let snapshot = Snapshot::read(store.as_ref(), &target.header().run).await?;
     if target.body_bytes().is_none() {
@@ -168,7 +170,7 @@ fn not_verified(at: &Record, claims: &[String], how: &str, hint: &str) -> Error 
     }
 }
 
-/// Tells of evidence that does not hold where a fork would begin: nobody is asked about that in the run it is of.
+/// Converts a question about failed evidence at the fork point to an error: the parent run cannot answer it.
 fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
     let Error::Run(RunError::InDoubt { questions, .. }) = &error else { return error };
     let is_of_evidence =
@@ -184,7 +186,7 @@ fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
     Error::Unverified { at: from.to_string(), why, hint }
 }
 
-/// Says that a run went back to this checkpoint last, and nothing has come since.
+/// Prints that a run was already rolled back to this checkpoint, without progress since.
 async fn stands_there(
     context: &Context,
     store: &Arc<dyn Store>,
@@ -217,7 +219,7 @@ async fn stands_there(
     Ok(Exit::Done)
 }
 
-/// Refuses a checkpoint whose state was let go, before anything else is said of it.
+/// Refuses a checkpoint without a state, before any other message.
 fn refuse_without_state(record: &Record) -> Result<(), RunError> {
     if !has_lost_state(record) {
         return Ok(());
@@ -230,7 +232,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     on_main(&from, "is forked from")?;
-    // Whether it is there is asked before anything is said.
+    // Check that the checkpoint exists before any message.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
     refuse_without_state(&begin)?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
@@ -299,7 +301,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     session.conclude(&engine, &program, &outcome, &told).await
 }
 
-/// Returns the first step of a fork: one of the workflow's own list.
+/// Returns the first step of a fork: a top-level step of the workflow.
 fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
     let StepRef { branch, step } = StepRef::parse(text);
     let opener = branch.filter(|branch| !branch.is_main()).and_then(|branch| {
@@ -346,7 +348,7 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
     Ok(Exit::Done)
 }
 
-/// Finds a checkpoint; of a run alone, the newest one of its main branch.
+/// Finds a checkpoint; for a run alone, the newest one of its main branch.
 pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
     let (run, checkpoint) = Reference::parse(text)?.locate(store, Meant::Newest).await?;
     let (branch, seq) = match checkpoint {
@@ -359,7 +361,7 @@ pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<Checkpoi
     Ok(CheckpointRef { run, branch, seq })
 }
 
-/// Sees that a checkpoint is one of the main branch, where nothing can be begun with another.
+/// Refuses a checkpoint off the main branch.
 pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
     let CheckpointRef { run, branch, .. } = at;
     if branch.is_main() {

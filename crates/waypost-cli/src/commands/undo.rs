@@ -1,4 +1,4 @@
-//! Undoing what the steps of a run did, for `waypost rollback --undo-steps` and `waypost cancel --undo-steps`.
+//! Undo commands of a run's steps, for `waypost rollback --undo-steps` and `waypost cancel --undo-steps`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::output::shown;
 use crate::view::UndoneView;
 
-/// The command that finishes what was begun.
+/// Returns the command that finishes a begun undo.
 pub(crate) fn line(run: &RunId, to: u64) -> String {
     match to {
         0 => format!("waypost cancel {run} --undo-steps"),
@@ -23,7 +23,7 @@ pub(crate) fn line(run: &RunId, to: u64) -> String {
     }
 }
 
-/// Returns the command that finishes what was begun; none if nothing is being undone.
+/// Returns the command that finishes a begun undo; `None` if no undo is in progress.
 pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
     let newest = snapshot.newest();
     let is_cancelled = newest.header().end == Some(End::Cancelled);
@@ -31,20 +31,21 @@ pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
     Some(line(&snapshot.entry.summary.run, to))
 }
 
-/// Says that what the steps of a run did is being undone, and how that is finished; none if it is not.
+/// Returns a message about an undo in progress, with the command to finish it; `None` without one.
 pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
     let line = to_finish(snapshot)?;
     Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
 }
 
-/// What can be done where a step cannot be undone.
+/// Returns the options if a step cannot be undone.
 pub(crate) fn way_out(run: &RunId, to: u64) -> String {
     let line = line(run, to);
     let plain = line.strip_suffix(" --undo-steps").unwrap_or(&line);
     format!("mend that, then: `{line}`; `{plain}` leaves the rest as it is")
 }
 
-/// Undoes the steps that finished after record `to` of the main branch, newest first, and says so of each.
+/// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and
+/// prints each.
 pub(super) async fn undo_behind(
     context: &Context,
     store: &Arc<dyn Store>,

@@ -1,5 +1,5 @@
-//! `waypost verify`: every byte of a run against its digest, every record against the one before it, and what the store
-//! keeps beside them against itself.
+//! `waypost verify`: checks every byte of a run against its digest, every record against its predecessor, and
+//! the store's derived data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     Ok(exit)
 }
 
-/// Records what the evidence has come to; where a run is damaged, a resume has to mend it first.
+/// Records the verdicts; a damaged run must first be repaired by a resume.
 async fn record(
     store: &Arc<dyn Store>,
     run: &RunId,
@@ -72,13 +72,13 @@ async fn record(
         return Ok(None);
     }
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
-    // What is found may hold them, and nothing that does is recorded.
+    // Findings may contain secrets, and a text with a secret is not recorded.
     refuse_missing_secrets(&Chosen::in_force(store.as_ref(), &snapshot)?.workflow)?;
     let at = Engine::new(Arc::clone(store)).record_verdicts(run, claims).await?;
     Ok(Some(at.to_string()))
 }
 
-/// Verifies a run, or only one checkpoint of it.
+/// Verifies a run, or a single checkpoint of it.
 pub(super) async fn look_at(
     store: &Arc<dyn Store>,
     run: &RunId,
@@ -95,7 +95,7 @@ pub(super) async fn look_at(
     Ok(view)
 }
 
-/// Verifies again and again until it is interrupted, and tells whenever something comes out otherwise than before.
+/// Verifies repeatedly until interrupted, and prints each changed result.
 async fn watch(
     context: &Context,
     store: &Arc<dyn Store>,
@@ -119,7 +119,7 @@ async fn watch(
     }
 }
 
-/// What of a look is compared with the look before: what is wrong, and what became of each claim.
+/// Returns the comparable part of a result: errors, and the outcome of each claim.
 fn outcome_of(view: &VerifiedRunView) -> (Vec<String>, Vec<CheckpointOutcome>) {
     let claim = |claim: &Claim| (claim.subject.clone(), claim.verdict, claim.found.clone());
     let checkpoint = |found: &VerifiedView| CheckpointOutcome {
@@ -139,9 +139,9 @@ struct CheckpointOutcome {
     claims: Vec<(String, Verdict, Value)>,
 }
 
-/// Returns how a run comes out: damage weighs more than evidence that does not hold.
+/// Returns the exit code for a run: damage outweighs failed evidence.
 pub(super) fn exit_of(view: &VerifiedRunView) -> Exit {
-    // What was found another time and is kept in a checkpoint of its own says nothing of now.
+    // Verdicts recorded by earlier checks say nothing about the present.
     let is_doubted = |checkpoint: &VerifiedView| {
         !checkpoint.checked.is_empty()
             && matches!(checkpoint.verdict, Some(Verdict::Failed | Verdict::Unknown))
@@ -153,18 +153,17 @@ pub(super) fn exit_of(view: &VerifiedRunView) -> Exit {
     }
 }
 
-/// Checks the evidence that a run stands on, as far as its workflow can be read, and puts it in the place of what was
-/// found when the steps ended.
+/// Checks the effective evidence of a run, if its workflow is readable, and replaces the recorded verdicts.
 async fn check_evidence(
     store: &Arc<dyn Store>,
     run: &RunId,
     view: &mut VerifiedRunView,
 ) -> Result<(), Error> {
-    // What is wrong with it was found already.
+    // Its errors were already found.
     let Ok(snapshot) = Snapshot::read(store.as_ref(), run).await else { return Ok(()) };
     let Ok(chosen) = Chosen::in_force(store.as_ref(), &snapshot) else { return Ok(()) };
     let look = match looking::look(store, &snapshot, &chosen, Occasion::Verify).await {
-        // A record that is damaged was named by now.
+        // The damaged record was already reported.
         Err(Error::Run(RunError::Store(StoreError::Damaged { .. }))) => return Ok(()),
         look => look?,
     };
@@ -195,7 +194,7 @@ async fn verify_all(context: &Context, shared: &Arc<dyn Store>) -> Result<Exit, 
         }
         for summary in &page.runs {
             let view = match verify_run(store, &summary.run).await {
-                // Not damaged: somebody with a newer version can verify it. The others are none the worse for it.
+                // Not damaged: a newer version can verify it. The other runs are not affected.
                 Err(Error::Store(error @ StoreError::Version { .. })) => {
                     newer.push(unverified(context, &summary.run, &error)?);
                     continue;
@@ -217,7 +216,7 @@ async fn verify_all(context: &Context, shared: &Arc<dyn Store>) -> Result<Exit, 
     all_told(context, runs, newer, errors)
 }
 
-/// Tells of a run that only a newer version can verify.
+/// Reports a run that only a newer version can verify.
 fn unverified(context: &Context, run: &RunId, error: &StoreError) -> Result<UnreadableRunView, Error> {
     if !context.output.json {
         context.output.answer(&format!("{run}: not verified: {error}"))?;
@@ -250,7 +249,7 @@ fn all_told(
     Ok(exit)
 }
 
-/// Keeps one checkpoint of what was verified. What is wrong with the run elsewhere does not count then.
+/// Reduces the result to one checkpoint, without the run's other errors.
 fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
     let name = at.to_string();
     view.checkpoints.retain(|checkpoint| checkpoint.reference == name);
@@ -263,7 +262,7 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a run: its frozen record, every header and body, and the chain of each branch.
+/// Checks a run: its run record, every header and body, and the chain of each branch.
 pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
     let (root, mut errors) = match store.run(run).await {
         Ok(entry) => (Some(entry.record.digest()), Vec::new()),
@@ -291,7 +290,7 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
         }
     }
     errors.extend(store.inspect(Some(run)).await?);
-    // What more is wrong with it, was found above.
+    // Its other errors were found above.
     if let Ok(snapshot) = Snapshot::read(store, run).await {
         if let Some(told) = standing::told_and_lost(store, &snapshot).await {
             errors.push(format!("its log tells of checkpoint {told}, which is not there"));
@@ -307,7 +306,7 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
     }
     let mut checkpoints = Vec::new();
     for branch in &order {
-        // What has ended works on no items any more, and of what is damaged no items are known.
+        // An ended branch has no open items, and the items of a damaged record are unknown.
         if let Some(Chain { over: false, broken: false, .. }) = branches.get(branch)
             && let Ok(newest) = store.newest(run, branch).await
         {
@@ -327,7 +326,7 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
     Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
 }
 
-/// Says whether there is still no newer record on a branch than this one: the run may be under way.
+/// Returns whether a record is still the newest of its branch, as the run may be in progress.
 async fn is_newest(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Result<bool, Error> {
     let newest =
         Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
@@ -335,7 +334,7 @@ async fn is_newest(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64
     Ok(found.records.iter().all(|record| record.header().seq <= seq))
 }
 
-/// A place in a chain: a record whose header is sound, or damage.
+/// A link of a chain: a record with a sound header, or damage.
 enum Link {
     Record(Box<Record>),
     Damage(Damage),
@@ -357,11 +356,11 @@ impl Link {
     }
 }
 
-/// Puts damage where it belongs among the records of a page.
+/// Inserts damage among the records of a page.
 fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
     let mut links: Vec<Link> = records.into_iter().map(|record| Link::Record(Box::new(record))).collect();
     for damage in damaged {
-        // Behind a record that is there all the same, in a second place.
+        // After a record that also exists in a sound copy.
         let before = |link: &Link| *link.branch() == damage.branch && link.seq() <= damage.seq;
         let first = |link: &Link| *link.branch() == damage.branch;
         let place = links.iter().rposition(before).map(|place| place + 1);
@@ -371,17 +370,17 @@ fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
     links
 }
 
-/// A branch as far as it was walked.
+/// The state of a walk over a branch.
 #[derive(Default)]
 struct Chain {
     /// Seq and digest of the newest record with a sound header.
     last: Option<(u64, Digest)>,
-    /// Its newest record with a sound header ended it.
+    /// The newest record with a sound header ended the branch.
     over: bool,
-    /// Damage was met since then, so that a link to it cannot be checked.
+    /// The previous record is damaged, so that the next link cannot be checked.
     broken: bool,
     checkpoints: Vec<VerifiedView>,
-    /// Places of checkpoints that have a state by their header, whose state is not there: dropped, or lost.
+    /// Indexes of checkpoints whose state, named by their header, is dropped or lost.
     without_state: Vec<usize>,
 }
 
@@ -392,7 +391,7 @@ impl Chain {
                 let at = checkpoints::reference_of(&damage.run, &damage);
                 self.broken = true;
                 let error = match damage.flaw {
-                    // What is missing between others, nothing names.
+                    // A record missing in the middle is not named by others.
                     Flaw::Missing if damage.place.contains('/') => {
                         format!("{}: {}", damage.flaw, damage.place)
                     }
@@ -414,7 +413,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Says how a record does not continue the chain, if it does not.
+    /// Returns how a record breaks the chain, if it does.
     fn misplaced(&self, root: Option<Digest>, record: &Record) -> Option<String> {
         let header = record.header();
         let repair = header.reason == Reason::Repair;
@@ -457,13 +456,13 @@ impl Chain {
         }
     }
 
-    /// Returns the place of the newest checkpoint, if its state is not there.
+    /// Returns the index of the newest checkpoint, if its state is missing.
     fn newest_without_state(&self) -> Option<usize> {
         self.checkpoints.len().checked_sub(1).filter(|newest| self.without_state.contains(newest))
     }
 
-    /// Ends the walk. Retention drops old states and never the newest: what is `lost` is the place of one that is still
-    /// the newest, without its state.
+    /// Ends the walk. Retention never drops the newest state: `lost` is the index of the newest checkpoint,
+    /// if its state is missing.
     fn finish(mut self, lost: Option<usize>) -> Vec<VerifiedView> {
         if let Some(lost) = lost {
             let checkpoint = &mut self.checkpoints[lost];
@@ -474,8 +473,8 @@ impl Chain {
     }
 }
 
-/// Shows a checkpoint as it was written. The evidence of a step has no verdict before it is looked at now; that of a
-/// checkpoint which keeps what a look came to has that of its claims.
+/// Returns the view of a checkpoint as written. The evidence of a step has no verdict until it is checked
+/// now; a checkpoint with the verdicts of a check has them.
 fn verified(at: CheckpointRef, error: Option<String>, header: Option<&Header>) -> VerifiedView {
     let pack = header.and_then(|header| header.evidence.as_ref());
     let found =
@@ -507,7 +506,7 @@ pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Says what does not hold, and how much does.
+/// Returns the failed claims, and the count of claims that hold.
 fn told_of_evidence(output: &Output, view: &VerifiedRunView) -> String {
     let checked = view.checkpoints.iter().filter(|found| !found.checked.is_empty());
     let mut text = String::new();

@@ -1,7 +1,7 @@
-//! The meaning of a changed workflow file for the results of a run, and the choices of a person.
+//! The effect of a changed workflow file on the results of a run, and the choices of a person.
 //!
-//! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the table of results
-//! at stake.
+//! Input: the definition in force, the changed file and a choice. Output: the adoption for the engine, or the
+//! table of results at stake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -216,22 +216,22 @@ fn table(rows: &[Row], edit: Edit<'_>) -> Vec<String> {
     rows.iter().zip(&whats).map(line).collect()
 }
 
-/// A changed file, and the run to adopt the file.
+/// A changed file, and the run that adopts the file.
 pub(super) struct Changed<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) snapshot: &'a Snapshot,
     pub(super) position: &'a Position,
     pub(super) file: &'a Path,
     pub(super) choice: &'a Choice,
-    /// What `changed_within` found.
+    /// The result of `changed_within`.
     pub(super) within: BTreeMap<StepId, Vec<(BranchPath, StepId)>>,
 }
 
 /// Compares the definition in force with a changed file, and adopts the file as a person chose.
 ///
 /// # Errors
-/// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without a
-/// result at stake.
+/// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without
+/// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
     let Changed { store, snapshot, position, file, choice, within } = about;
     let shape = shape_of(&changed, surroundings::cores())?;
@@ -315,7 +315,7 @@ fn accepted<'r>(
     accepted
 }
 
-/// Says whether a graph has a step of this path.
+/// Returns whether a graph has a step with this path.
 fn has_step(shape: &Shape, path: &str) -> bool {
     let mut parts = path.split('/').peekable();
     let mut level = Some(shape);

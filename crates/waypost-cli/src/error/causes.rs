@@ -1,4 +1,4 @@
-//! What an error comes from, by the errors behind it.
+//! Root causes of errors, found along the source chain.
 
 use std::error::Error as StdError;
 use std::io;
@@ -7,7 +7,7 @@ use waypost::plan::{Cause, Decision};
 use waypost_workflow::program::ScratchError;
 use waypost_workflow::supervisor::SupervisorError;
 
-/// Says whether an error comes from a disk without room.
+/// Returns whether the cause is a full disk.
 pub(super) fn is_full(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -33,13 +33,13 @@ pub(super) fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
     chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))
 }
 
-/// Says whether the disk did not take the folder for what steps hand over.
+/// Returns whether the scratch folder could not be created on the disk.
 pub(super) fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |error| (*error).source()).any(|error| error.is::<ScratchError>())
 }
 
-/// Says whether what is asked is only about evidence that cannot be checked, or undone by another step: not whether a step
-/// took effect.
+/// Returns whether all questions are about evidence that cannot be checked or was undone by another step, not
+/// about effects of a step.
 pub(super) fn are_of_evidence(questions: &[Decision]) -> bool {
     let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
     questions.iter().all(|question| is_it(&question.cause))

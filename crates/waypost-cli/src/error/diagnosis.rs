@@ -1,22 +1,22 @@
-//! What is told of an error, on a screen or in JSON.
+//! The printable form of an error, for a screen or JSON.
 
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
-/// What is told of an error.
+/// The printable form of an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
-    /// A word that programs can match on.
+    /// A code word for programs.
     pub(crate) code: &'static str,
-    /// How the command ends.
+    /// The exit code of the command.
     pub(crate) exit: Exit,
-    /// What could not be done.
+    /// The failed action.
     pub(crate) message: String,
-    /// What to do next.
+    /// The next action.
     pub(crate) hint: Option<String>,
-    /// Why, outermost first.
+    /// The causes, outermost first.
     pub(crate) causes: Vec<String>,
-    /// The problems of a file with their places, shown instead of all of the above on a screen.
+    /// The problems of a file with their places; replaces all other fields on a screen.
     pub(crate) rendered: Option<Rendered>,
 }
 
@@ -27,8 +27,8 @@ pub(crate) struct Rendered {
     pub(crate) plain: String,
     /// With snippets and colour.
     pub(crate) styled: String,
-    /// One by one.
+    /// As separate objects.
     pub(crate) problems: Vec<ProblemView>,
-    /// The hint says what they do not, and is shown below them.
+    /// The hint adds to the problems, and is shown below them.
     pub(crate) with_hint: bool,
 }

@@ -1,4 +1,4 @@
-//! What errors of a store are called, how a command ends with them, and what to do next.
+//! Code words, exit codes and hints for errors of a store.
 
 use std::io;
 
@@ -87,7 +87,7 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Version { .. } => {
             ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
         }
-        // What a user can make senseless is a cursor, a label, or a file that is no store.
+        // Invalid input from a user: a cursor, a label, or a file that is not a store.
         StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
         StoreError::Full { .. } => {
             ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))

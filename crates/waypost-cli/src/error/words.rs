@@ -1,4 +1,4 @@
-//! Words for what errors are about.
+//! Words about the objects of errors.
 
 use std::io;
 use std::path::Path;
@@ -8,9 +8,9 @@ use waypost_workflow::file::FileError;
 
 use crate::place::quoted;
 
-/// Says which runs have left their logs.
+/// Returns which runs left their logs.
 pub(super) fn left_by(runs: &[RunId]) -> String {
-    /// A person knows by a few which runs they were.
+    /// A few names suffice to recognise the runs.
     const NAMED_MAX: usize = 5;
     let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match runs.len() {
@@ -20,7 +20,7 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
     }
 }
 
-/// Names the choices about finished results after a change of the file.
+/// Returns the choices about finished results after a change of the file.
 pub(super) fn choices_of_change(run: &RunId, file: &Path) -> String {
     format!(
         "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \
@@ -39,7 +39,7 @@ pub(super) fn first_problem(error: &FileError) -> String {
     format!("line {}, column {}: {}{more}", first.line, first.column, first.message)
 }
 
-/// Says how to find a checkpoint that has its state, where another of that run has none.
+/// Returns how to find a checkpoint of the run with a state.
 pub(super) fn other_states(at: &str) -> String {
     let run = at.strip_prefix("run ").or_else(|| at.split_once(['@', '/']).map(|(run, _)| run));
     let run = run.unwrap_or("RUN");
@@ -48,7 +48,7 @@ pub(super) fn other_states(at: &str) -> String {
     )
 }
 
-/// Says what helps where a file cannot be read.
+/// Returns a hint for an unreadable file.
 pub(super) fn unreadable(kind: io::ErrorKind) -> Option<String> {
     let text = match kind {
         io::ErrorKind::NotFound => "see whether its name is right; it is looked for from the current folder",
@@ -59,7 +59,7 @@ pub(super) fn unreadable(kind: io::ErrorKind) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Says what helps a run to stop.
+/// Returns how to make a run stop.
 pub(super) fn how_to_wake(halted: &[u32]) -> String {
     if halted.is_empty() {
         return "wait longer with `--wait`".to_owned();
@@ -71,7 +71,7 @@ pub(super) fn how_to_wake(halted: &[u32]) -> String {
     )
 }
 
-/// Says what may be removed by hand of a store that has no room: no record is in it.
+/// Returns which files may be removed by hand on a full disk: files without records.
 pub(super) fn by_hand(place: &Path) -> String {
     let runs = quoted(&place.display().to_string());
     format!(

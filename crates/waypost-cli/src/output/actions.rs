@@ -1,7 +1,7 @@
-//! What GitHub Actions understands in the log of a job: groups, annotations, and the summary of the job.
+//! GitHub Actions: groups, annotations, and the summary of a job.
 //!
-//! Commands are lines that begin with `::`. What a step printed is shown behind a mark, so that none of its lines is
-//! taken for one. Everything here was masked before it was recorded.
+//! Commands are lines that begin with `::`. Text from steps is printed after a mark, so that a line is never
+//! taken for a command. All text here was masked before it was recorded.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -13,29 +13,29 @@ use waypost_workflow::program::log_name;
 use super::{shown, shown_lines};
 use crate::place;
 
-/// Most of a report that goes into the summary of a job: GitHub takes 1 MiB for each of its steps, and all of it or
-/// nothing.
+/// Most bytes of a report in a job's summary: GitHub accepts at most 1 MiB per step, and drops a larger
+/// summary.
 const SUMMARY_BYTES_MAX: usize = 1_000_000;
 
-/// Most lines of a log in a group, and most bytes: what a person scrolls through, and a browser shows at once.
+/// Most lines and bytes of a log in a group: readable for a person, and fast in a browser.
 const GROUP_LINES_MAX: usize = 1_000;
 const GROUP_BYTES_MAX: u64 = 256 * 1024;
 
-/// How bad something is.
+/// Severity of an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// The run went on.
+    /// The run continued.
     Warning,
-    /// It did not.
+    /// The run stopped.
     Error,
 }
 
-/// Says whether this is a job of GitHub Actions.
+/// Returns whether this is a job of GitHub Actions.
 pub(super) fn is_job() -> bool {
     std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true")
 }
 
-/// Makes an annotation, at a place in a file where there is one.
+/// Returns an annotation, with a place in a file if known.
 pub(crate) fn annotation(level: Level, place: Option<(&Path, usize)>, title: &str, text: &str) -> String {
     let level = match level {
         Level::Warning => "warning",
@@ -47,8 +47,8 @@ pub(crate) fn annotation(level: Level, place: Option<(&Path, usize)>, title: &st
     format!("::{level} {place}title={}::{}", property(&shown(title)), data(&shown_lines(text)))
 }
 
-/// Makes a group of what a step printed, from its log in the folder of its run, or else of what its record has of that;
-/// none if it printed nothing, or the record is about no end of a step.
+/// Returns the printed text of a step as a group, from the log in the run's folder, else from the record;
+/// `None` without printed text, or if the record is not the end of a step.
 pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<&Path>) -> Option<String> {
     let (ending, said) = match &header.phase {
         Phase::Completed(ending) => (ending, String::new()),
@@ -67,7 +67,7 @@ pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<
     Some(format!("::group::{}\n{}::endgroup::", data(&title), lines.collect::<String>()))
 }
 
-/// Reads the end of a log, as much as a group holds; the first line says what is left out, and where that is.
+/// Reads the end of a log, up to the size of a group; the first line names the omitted part and its file.
 fn end_of(log: &Path) -> io::Result<String> {
     let mut file = place::open_regular(log)?;
     let bytes = file.metadata()?.len();
@@ -88,7 +88,7 @@ fn end_of(log: &Path) -> io::Result<String> {
     })
 }
 
-/// Makes a line behind a mark one that is no command: GitHub still reads an older form of them anywhere in a line.
+/// Neutralizes the older command syntax, which GitHub accepts anywhere in a line.
 pub(crate) fn harmless(line: &str) -> String {
     line.replace("##[", "## [")
 }
@@ -107,7 +107,7 @@ pub(crate) fn summarise(report: &Path) -> io::Result<()> {
     OpenOptions::new().append(true).create(true).open(summary)?.write_all(text.as_bytes())
 }
 
-/// Names a file as the repository of the job does, where it is in there.
+/// Returns the path of a file relative to the job's repository, if inside.
 fn in_repository(file: &Path) -> String {
     let whole = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let workspace = std::env::var_os("GITHUB_WORKSPACE").map(std::path::PathBuf::from);

@@ -1,4 +1,4 @@
-//! What is seen of a run while it works: a live region on a terminal, a line an event elsewhere, JSON where asked.
+//! Progress of a run: a live region on a terminal, a line per event elsewhere, JSON on request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,56 +16,56 @@ use super::{Output, actions};
 use crate::commands::event_line;
 use crate::time;
 
-/// After so long without an event, a line says that the run is alive: log viewers give up on silent jobs later.
+/// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
 const HEARTBEAT: Duration = Duration::from_secs(60);
-/// How often the live region moves: smooth for an eye, nothing for a processor.
+/// Refresh interval of the live region: smooth for an eye, and cheap.
 const TICK: Duration = Duration::from_millis(120);
-/// Most steps under way that have a line of their own in the live region; it must fit a small terminal.
+/// Most running steps with their own line in the live region, which must fit a small terminal.
 const LINES_MAX: usize = 8;
-/// What moves before a step under way.
+/// Frames of the spinner before a running step.
 const SPINNER: [char; 4] = ['|', '/', '-', '\\'];
 
-/// Shows a run under way.
+/// Shows the progress of a run.
 #[derive(Debug)]
 pub(crate) struct Progress {
     output: Output,
     live: Option<Live>,
-    /// The lines of several runs follow each other.
+    /// Lines of several runs follow each other.
     of_many: bool,
     seen: Mutex<Seen>,
-    /// Where the logs of steps are.
+    /// The store with the logs of steps.
     store: OnceLock<Weak<dyn store::Store>>,
 }
 
-/// What was seen so far.
+/// The events so far.
 #[derive(Debug)]
 struct Seen {
-    /// By what a step is called, with its branch where that is not the main one.
+    /// Running steps, by name with branch (unless main).
     running: BTreeMap<String, Instant>,
-    /// By what a step is called: the items that it works on.
+    /// Items, by name of their step.
     items: BTreeMap<String, Items>,
-    /// Those whose items are done with: what ends of them may be told after that.
+    /// Steps whose items are joined: late ends of items are ignored.
     joined: BTreeSet<String>,
     progress: store::Progress,
     checkpoint: Option<(String, Instant)>,
     last_line: Instant,
     stopping: Option<StopLevel>,
-    /// Why the JSON lines are not written any more, where they could not be.
+    /// Why the JSON lines stopped, after a failed write.
     unheard: Option<io::Error>,
 }
 
-/// How far the items of a step are.
+/// The progress of a step's items.
 #[derive(Debug)]
 struct Items {
-    /// When the step began that works on them, as far as that was in this session.
+    /// The start of the step, within this session.
     since: Instant,
-    /// How many there are; not known of those that a session before this one opened.
+    /// The number of items; unknown if an earlier session opened them.
     total: Option<u64>,
     ended: u64,
     failed: u64,
 }
 
-/// The live region: a line for each step under way, and one for the run.
+/// The live region: a line for each running step, and one for the run.
 #[derive(Debug)]
 struct Live {
     region: Mutex<Region>,
@@ -73,22 +73,22 @@ struct Live {
 }
 
 impl Progress {
-    /// Chooses how to show it.
+    /// Selects the display mode.
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
         let seen = Mutex::new(Seen::from(Instant::now()));
         Self { output: output.clone(), live, of_many, seen, store: OnceLock::new() }
     }
 
-    /// Has it read the logs of steps in this store.
+    /// Sets the store for the logs of steps.
     ///
-    /// Who holds a store keeps it open: it ends with those who work on its runs, and takes its log in then.
+    /// The reference is weak: a strong reference would keep the store open after the last work.
     pub(crate) fn read_logs_of(&self, store: &Arc<dyn store::Store>) {
         // All runs of a session are in one store.
         let _ = self.store.set(Arc::downgrade(store));
     }
 
-    /// Says now and then that the run is alive, for as long as it is polled.
+    /// Prints heartbeats, as long as polled.
     pub(crate) async fn keep_fresh(&self) {
         let pause = if self.live.is_some() { TICK } else { Duration::from_secs(1) };
         loop {
@@ -105,7 +105,7 @@ impl Progress {
         }
     }
 
-    /// Says that the run is being stopped, and what the next signal does.
+    /// Reports the requested stop, and the effect of the next signal.
     pub(crate) fn stopping(&self, level: StopLevel, by: &str) {
         let mut seen = self.seen();
         seen.stopping = Some(level);
@@ -120,14 +120,14 @@ impl Progress {
         }
     }
 
-    /// Takes the live region away.
+    /// Removes the live region.
     pub(crate) fn close(&self) {
         if let Some(live) = &self.live {
             live.region().draw("", &[]);
         }
     }
 
-    /// Returns why not all of the answer was written, where it was not, and a reader that has seen enough is not why.
+    /// Returns why the answer was not fully written, except for a gone reader.
     pub(crate) fn unheard(&self) -> Option<io::Error> {
         self.seen().unheard.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }
@@ -138,7 +138,7 @@ impl Progress {
 
     fn show(&self, seen: &mut Seen, event: &Event, record: &Record) {
         if self.output.json {
-            // A run does not end because its reader went away.
+            // A gone reader does not end the run.
             seen.unheard = self.output.line(event).err();
             return;
         }
@@ -161,7 +161,7 @@ impl Progress {
 }
 
 impl Progress {
-    /// Makes a group of what a step printed that has ended.
+    /// Formats the printed text of an ended step as a group.
     fn group(&self, seen: &Seen, event: &Event, record: &Record) -> Option<String> {
         let header = record.header();
         let step = name_of(event)?;
@@ -209,7 +209,7 @@ impl Observer for Progress {
 }
 
 impl Seen {
-    /// Has seen nothing since `now`.
+    /// Creates an empty view that starts at `now`.
     fn from(now: Instant) -> Self {
         Self {
             running: BTreeMap::new(),
@@ -223,7 +223,7 @@ impl Seen {
         }
     }
 
-    /// Says that the run is alive, if it was silent for so long by `now`; then the next silence begins.
+    /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
     fn heartbeat(&mut self, now: Instant) -> Option<String> {
         if now.saturating_duration_since(self.last_line) < HEARTBEAT {
             return None;
@@ -260,13 +260,13 @@ impl Seen {
         }
     }
 
-    /// A step goes on with what began before its items.
+    /// The join continues the step, begun before the items.
     fn join(&mut self, step: String) {
         let since = self.end_items(&step).unwrap_or_else(Instant::now);
         self.running.insert(step, since);
     }
 
-    /// Counts the items of a step no more, if it works on some; returns when it began.
+    /// Stops counting the items of a step, if it has items; returns the start of the step.
     fn end_items(&mut self, step: &str) -> Option<Instant> {
         let items = self.items.remove(step)?;
         self.joined.insert(step.to_owned());
@@ -287,7 +287,7 @@ impl Seen {
         format!("{steps}{checkpoint}")
     }
 
-    /// Says in one line how the run is, as long as there is room; what Ctrl-C does, in any case.
+    /// Returns the run's status in one line, shortened to fit, and always with the effect of Ctrl-C.
     fn status(&self, columns: usize) -> String {
         let store::Progress { done, total } = self.progress;
         let checkpoint = match &self.checkpoint {
@@ -305,7 +305,7 @@ impl Seen {
     }
 }
 
-/// What a step is called on the screen: its branch says which of many it is. An item belongs to the step that opened it.
+/// Returns the display name of a step, with its branch. An item is named after its opener.
 fn name_of(event: &Event) -> Option<String> {
     let step = event.step.as_ref()?;
     let branch = match event.what {
@@ -322,7 +322,7 @@ fn called(branch: &BranchPath, step: &StepId) -> String {
 }
 
 impl Items {
-    /// Of none has been seen anything.
+    /// Creates an empty count.
     fn since(since: Instant) -> Self {
         Self { since, total: None, ended: 0, failed: 0 }
     }
@@ -336,7 +336,7 @@ impl Items {
         }
     }
 
-    /// As a bar, where it is known of what.
+    /// Formats the count as a bar, if the total is known.
     fn bar(&self) -> String {
         const WIDTH: u64 = 20;
         let Some(total) = self.total.filter(|total| *total > 0) else { return self.told() };
@@ -355,7 +355,7 @@ impl Live {
         self.region.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Draws what is under way now, and above it what has ended.
+    /// Draws the running steps, and the ended ones above.
     fn draw(&self, above: &str, seen: &Seen) {
         let turn = self.began.elapsed().as_millis() / TICK.as_millis();
         let spinner = SPINNER[usize::try_from(turn % SPINNER.len() as u128).unwrap_or_default()];
@@ -375,7 +375,7 @@ impl Live {
         self.region().draw(above, &lines);
     }
 
-    /// Says what has ended, if something has.
+    /// Returns a line about an ended step, if the event is one.
     #[expect(clippy::unused_self, reason = "only a live region is told so")]
     fn told(&self, output: &Output, seen: &Seen, event: &Event) -> Option<String> {
         let paint = output.paint_err;
@@ -444,10 +444,10 @@ mod tests {
         }
     }
 
-    // What happened: `each 1 more items` stood under all that came after a step whose last item had failed, and the step
-    // was said to have taken 1ms.
-    // Why: the end of an item may be told after the start of the join, and that began the time anew.
-    // What stops it now: what is told of items after that is not counted, and the join goes on with the time before.
+    // What happened: `each 1 more items` was shown after the join of a step whose last item had failed, and the
+    // step seemed to have taken 1ms.
+    // Why: the end of an item can be reported after the start of the join, and restarted the step's time.
+    // What stops it now: ends of items after the join are not counted, and the join keeps the step's start.
     #[test]
     fn items_that_are_joined_are_not_shown_any_more() {
         let mut seen = Seen::from(Instant::now());
@@ -464,7 +464,7 @@ mod tests {
 
         assert!(seen.items.is_empty(), "{:?}", seen.items);
         assert_eq!(seen.running["each"], began);
-        // In a session that did not see how many there are.
+        // A session that did not see the number of items.
         let mut seen = Seen::from(Instant::now());
         seen.take(&event("each:b", "each", dead()));
         assert_eq!(seen.items["each"].told(), "1 more item, 1 failed");

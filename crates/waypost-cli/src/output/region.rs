@@ -1,34 +1,34 @@
-//! The live region of a terminal: a few lines below what scrolls, drawn anew in their place.
+//! The live region of a terminal: a few lines below the scrolling text, redrawn in place.
 //!
-//! Every line ends before the last columns, and the cursor stays behind the last line. So what a terminal itself writes
-//! there, the echo of a Ctrl-C, begins no line of its own, which nobody would take away. This is why it is not a library
-//! for progress bars: those fill their lines up to the edge.
+//! Every line ends before the last columns, and the cursor stays at the end of the last line. The terminal's
+//! own output, the echo of a Ctrl-C, then starts no new line that nothing would remove. Libraries for
+//! progress bars fill their lines up to the edge, and are therefore not used.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-/// What a terminal shows of a Ctrl-C, `^C`, and one more, so that it does not end its line.
+/// Columns of the echo of a Ctrl-C, `^C`, plus a spare column, to keep the echo within the line.
 pub(super) const ECHO_COLUMNS: usize = 3;
-/// The width of a terminal that does not tell its own.
+/// The assumed width of a terminal of unknown size.
 const COLUMNS_ASSUMED: usize = 80;
 
-/// The lines that are on the screen now.
+/// The lines on the screen.
 #[derive(Debug, Default)]
 pub(super) struct Region {
     drawn: usize,
 }
 
 impl Region {
-    /// Returns how long a line may be.
+    /// Returns the longest allowed line.
     pub(super) fn columns() -> usize {
         super::columns_of(&io::stderr()).unwrap_or(COLUMNS_ASSUMED).saturating_sub(ECHO_COLUMNS).max(1)
     }
 
-    /// Draws `lines` in place of those that are there, and before them what is to stay, which may be empty.
+    /// Draws `lines` in place of the previous lines, after the permanent, possibly empty text `above`.
     pub(super) fn draw(&mut self, above: &str, lines: &[String]) {
         let text = self.redrawn(above, lines, Self::columns());
         let mut stderr = io::stderr().lock();
-        // A terminal that went away: there is nothing to show any more.
+        // The terminal is gone.
         let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
     }
 
@@ -37,7 +37,7 @@ impl Region {
         if self.drawn > 0 {
             text.push('\r');
             text.push_str(&"\x1b[1A".repeat(self.drawn - 1));
-            // All below, and what was echoed behind.
+            // Clears all lines below, and the echo at the end.
             text.push_str("\x1b[J");
         }
         for line in above.lines() {

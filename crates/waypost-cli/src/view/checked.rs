@@ -1,4 +1,4 @@
-//! What `check` answers, and problems of files in every answer.
+//! The document of `check`, and problems of files in all documents.
 
 use std::path::Path;
 
@@ -25,14 +25,14 @@ pub(crate) struct CheckedStepView {
     pub(crate) needs: Vec<String>,
 }
 
-/// Something in a file, with its place.
+/// A problem in a file, with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct ProblemView {
     pub(crate) file: String,
     pub(crate) line: usize,
     pub(crate) column: usize,
     pub(crate) end_column: usize,
-    /// The line; of a very long one, the part around the problem.
+    /// The line; for a very long line, the part around the problem.
     pub(crate) snippet: String,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
@@ -40,7 +40,7 @@ pub(crate) struct ProblemView {
 }
 
 impl ProblemView {
-    /// Shows what there is to say about a file.
+    /// Converts a problem of a file.
     pub(crate) fn of(file: &Path, problem: &Problem) -> Self {
         Self {
             file: file.display().to_string(),

@@ -6,7 +6,7 @@ use waypost::plan::{Cause, Decision};
 
 use super::CheckpointView;
 
-/// What would be done with a step.
+/// The decision about a step.
 #[derive(Debug, Serialize)]
 pub(crate) struct DecisionView {
     pub(crate) step: String,
@@ -16,14 +16,14 @@ pub(crate) struct DecisionView {
     pub(crate) cause: CauseView,
 }
 
-/// Why something is done with a step.
+/// The cause of a decision.
 #[derive(Debug, Serialize)]
 pub(crate) struct CauseView {
     pub(crate) code: &'static str,
     pub(crate) text: String,
     /// The upstream step.
     pub(crate) step: Option<String>,
-    /// The claims that do not hold, or could not be checked.
+    /// The failed or unknown claims.
     pub(crate) claims: Vec<String>,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct WhyView {
     pub(crate) decision: DecisionView,
     /// Every execution, reuse and skip of the step, oldest first.
     pub(crate) executions: Vec<ExecutionView>,
-    /// Every record of the step that counts, oldest first.
+    /// Every effective record of the step, oldest first.
     pub(crate) history: Vec<CheckpointView>,
-    /// What stops a resume before it does anything.
+    /// Obstacles to a resume.
     pub(crate) stops: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct ExecutionView {
     pub(crate) reference: String,
     pub(crate) action: &'static str,
     pub(crate) cause: CauseView,
-    /// Who decided, where a person did.
+    /// The deciding person, if any.
     pub(crate) by: Option<String>,
     pub(crate) at: Timestamp,
 }

@@ -1,4 +1,4 @@
-//! Documents about what steps printed.
+//! Documents about printed text of steps.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ pub(crate) struct LogsView {
     pub(crate) logs: Vec<LogView>,
 }
 
-/// What one attempt printed.
+/// The printed text of an attempt.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogView {
     #[serde(rename = "scope")]
@@ -23,19 +23,19 @@ pub(crate) struct LogView {
     pub(crate) iteration: Vec<u32>,
     pub(crate) epoch: u32,
     pub(crate) bytes: u64,
-    /// What is not UTF-8 is replaced.
+    /// Invalid UTF-8 is replaced.
     pub(crate) text: String,
-    /// It had bytes by its record, and is not here.
+    /// The record counts bytes, and the log is missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) missing: bool,
 }
 
-/// A line of the answer of `logs -f`: a piece of what one attempt printed.
+/// A line of the answer of `logs -f`: a piece of an attempt's printed text.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogPieceView {
     pub(crate) v: u32,
     pub(crate) run: String,
-    /// Where in the log it begins.
+    /// The offset of the piece in the log.
     pub(crate) offset: u64,
     #[serde(flatten)]
     pub(crate) log: LogView,

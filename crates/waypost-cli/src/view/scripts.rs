@@ -1,4 +1,4 @@
-//! The documents of commands that are about scripts, and of those that show something to a person.
+//! Documents of commands for scripts, and of commands that show something to a person.
 
 use serde::Serialize;
 use waypost::record::RunStatus;
@@ -9,17 +9,17 @@ pub(crate) struct OnceView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) key: String,
-    /// The step of the run that has its records.
+    /// The step of the run with these records.
     pub(crate) step: String,
-    /// Nothing was done: this is what is remembered.
+    /// The command did not run: these are its recorded results.
     pub(crate) replayed: bool,
-    /// It will not be done again.
+    /// The command will not run again.
     pub(crate) remembered: bool,
     pub(crate) exit_code: Option<u8>,
-    /// Its beginning, if it is large.
+    /// Truncated, if large.
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// All of it.
+    /// The full size.
     pub(crate) stdout_bytes: u64,
     pub(crate) stderr_bytes: u64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct OnceView {
 pub(crate) struct FinishedView {
     pub(crate) v: u32,
     pub(crate) run: String,
-    /// This call did it.
+    /// This call finished the run.
     pub(crate) finished: bool,
 }
 
@@ -46,17 +46,17 @@ pub(crate) struct NewView {
 #[derive(Debug, Serialize)]
 pub(crate) struct ImportedView {
     pub(crate) v: u32,
-    /// The file that was written; none where the workflow is in `text`.
+    /// The written file; `None` if `text` has the workflow.
     pub(crate) file: Option<String>,
     pub(crate) workflow: String,
-    /// The workflow that it was made of.
+    /// The source workflow.
     pub(crate) from: String,
     pub(crate) steps: Vec<String>,
     pub(crate) notes: Vec<NoteView>,
     pub(crate) text: Option<String>,
 }
 
-/// Something of an imported workflow that is not as it was.
+/// A part of an imported workflow that changed.
 #[derive(Debug, Serialize)]
 pub(crate) struct NoteView {
     pub(crate) line: usize,
@@ -70,15 +70,15 @@ pub(crate) struct NoteView {
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoView {
     pub(crate) v: u32,
-    /// What was finished was not done again.
+    /// Finished steps were not repeated.
     pub(crate) ok: bool,
     pub(crate) commands: Vec<DemoCommandView>,
     pub(crate) steps: Vec<DemoStepView>,
-    /// The folder, where it was to be kept.
+    /// The folder, if it was kept.
     pub(crate) kept: Option<String>,
 }
 
-/// A command that the demo ran; none as the exit code of the one that it killed.
+/// A command of the demo; the killed command has no exit code.
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoCommandView {
     pub(crate) command: String,
@@ -101,8 +101,8 @@ pub(crate) struct ReportView {
     pub(crate) status: RunStatus,
     /// `markdown` or `html`.
     pub(crate) format: &'static str,
-    /// Where it was written, if it was to be.
+    /// The output file, if requested.
     pub(crate) file: Option<String>,
-    /// The report itself, where it was not.
+    /// The report text, without an output file.
     pub(crate) text: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The documents of the commands that look after runs, stores and this program itself.
+//! Documents of commands that maintain runs, stores and this program.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::{UndoneView, UnreadableRunView};
 pub(crate) struct ConfigView {
     pub(crate) v: u32,
     pub(crate) settings: Vec<SettingView>,
-    /// The files that count here, nearest first.
+    /// The files in effect here, nearest first.
     pub(crate) files: Vec<ConfigFileView>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct SettingView {
     pub(crate) key: String,
     pub(crate) value: Value,
     pub(crate) source: crate::config::Origin,
-    /// The file, where it comes from one.
+    /// The file, if the value comes from a file.
     pub(crate) path: Option<String>,
     pub(crate) line: Option<usize>,
 }
@@ -44,13 +44,13 @@ pub(crate) struct CancelledView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) status: RunStatus,
-    /// This call cancelled it; otherwise it was before.
+    /// This call cancelled the run; `false` if it was cancelled before.
     pub(crate) cancelled: bool,
-    /// It was running, and this call stopped it.
+    /// The run was running, and this call stopped it.
     pub(crate) stopped: bool,
-    /// How many branches beside the main one ended with it.
+    /// How many branches besides the main one ended with the run.
     pub(crate) branches: usize,
-    /// What was undone, newest first, if that was asked for.
+    /// The undone steps, newest first, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) undone: Option<Vec<UndoneView>>,
 }
@@ -84,19 +84,19 @@ pub(crate) struct StatsView {
     pub(crate) v: u32,
     pub(crate) store: String,
     pub(crate) runs: u64,
-    /// How many runs stand so; statuses that no run has are not there.
+    /// The number of runs by status; statuses without runs are omitted.
     pub(crate) by_status: BTreeMap<&'static str, u64>,
     pub(crate) resumable: u64,
-    /// Steps that are done, of all that the runs have.
+    /// Done steps, of all steps of the runs.
     pub(crate) steps: Progress,
     pub(crate) checkpoints: u64,
-    /// Checkpoints that could not be written, which was tolerated.
+    /// Checkpoints that could not be written, a failure that was tolerated.
     pub(crate) lost_checkpoints: u64,
-    /// Of the records, as kept.
+    /// Stored bytes of the records.
     pub(crate) bytes: u64,
-    /// Of the files of the database; none for stores of another kind.
+    /// Bytes of the database files; `None` for other stores.
     pub(crate) database_bytes: Option<u64>,
-    /// From the begin of each run to its last checkpoint, waits included, all together.
+    /// The sum over all runs from begin to last checkpoint, waits included.
     pub(crate) elapsed_ms: u64,
     pub(crate) first_started_at: Option<Timestamp>,
     pub(crate) last_changed_at: Option<Timestamp>,
@@ -115,7 +115,7 @@ pub(crate) struct WorkflowStatsView {
     pub(crate) checkpoints: u64,
     pub(crate) bytes: u64,
     pub(crate) elapsed_ms: u64,
-    /// Of its completed runs, from begin to end; none if there are none.
+    /// The mean time of completed runs, from begin to end; `None` without any.
     pub(crate) mean_completed_ms: Option<u64>,
 }
 
@@ -123,12 +123,12 @@ pub(crate) struct WorkflowStatsView {
 #[derive(Debug, Serialize)]
 pub(crate) struct DoctorView {
     pub(crate) v: u32,
-    /// Nothing failed.
+    /// No check failed.
     pub(crate) ok: bool,
     pub(crate) checks: Vec<CheckupView>,
 }
 
-/// Something that was looked at.
+/// A check of `doctor`.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckupView {
     pub(crate) check: &'static str,
@@ -143,7 +143,7 @@ pub(crate) struct CheckupView {
 pub(crate) struct StoreMadeView {
     pub(crate) v: u32,
     pub(crate) store: String,
-    /// It was not there before.
+    /// The store did not exist before.
     pub(crate) made: bool,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct StoreUpgradedView {
     pub(crate) v: u32,
     pub(crate) store: String,
     pub(crate) upgraded: bool,
-    /// The version of its tables before, where it has tables.
+    /// The table version before, if the store has tables.
     pub(crate) before: Option<u32>,
     pub(crate) after: Option<u32>,
 }
@@ -164,10 +164,10 @@ pub(crate) struct StoreCheckedView {
     pub(crate) v: u32,
     pub(crate) store: String,
     pub(crate) sound: bool,
-    /// The version of its tables, where it has tables.
+    /// The table version, if the store has tables.
     pub(crate) schema: Option<u32>,
     pub(crate) runs: u64,
-    /// How many of them only a newer version can check.
+    /// The number of runs that only a newer version can check.
     pub(crate) newer: u64,
     pub(crate) errors: Vec<String>,
 }
@@ -181,7 +181,7 @@ pub(crate) struct ExportedView {
     pub(crate) bytes: u64,
 }
 
-/// A log or blob of a run that its archive does not have as a record says.
+/// A log or blob of a run that differs from its record in the archive.
 #[derive(Debug, Serialize)]
 pub(crate) struct MissingView {
     pub(crate) name: String,

@@ -1,11 +1,12 @@
-//! Evidence as `verify` finds it, in the place of what was found when the steps ended.
+//! Evidence as found by `verify`, in place of the recorded evidence.
 
 use waypost::record::{Claim, Pack, Verdict};
 
 use super::{ClaimView, EvidenceSummary, VerifiedView};
 
 impl VerifiedView {
-    /// Takes what was found just now: of claims that are not among it, it was left to a newer step, or to another occasion.
+    /// Replaces the evidence by the claims checked just now. Claims missing from `checked` were superseded by
+    /// a newer step, or are due on another occasion.
     pub(crate) fn take(&mut self, checked: Vec<Claim>) {
         let mut left = checked.clone();
         for view in &mut self.evidence {
@@ -30,7 +31,7 @@ impl VerifiedView {
 }
 
 impl EvidenceSummary {
-    /// Counts verdicts. Without any, nothing is satisfied nor not.
+    /// Counts verdicts. Without any, `satisfied` is `None`.
     pub(crate) fn of(verdicts: impl Iterator<Item = Verdict> + Clone, satisfied: bool) -> Self {
         let count = |verdict: Verdict| verdicts.clone().filter(|one| *one == verdict).count();
         let (total, ok) = (verdicts.clone().count(), count(Verdict::Ok));

@@ -1,4 +1,4 @@
-//! Documents about what runs wait for.
+//! Documents about open waits of runs.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use waypost_workflow::file::{AnswerKind, Step, Work, Workflow};
 
 use crate::definition::step_of;
 
-/// Something that is waited for.
+/// An open wait.
 #[derive(Debug, Serialize)]
 pub(crate) struct WaitView {
     pub(crate) id: String,
@@ -17,12 +17,12 @@ pub(crate) struct WaitView {
     pub(crate) branch: String,
     pub(crate) step: String,
     pub(crate) question: Option<Value>,
-    /// What may be answered, where one of a few words is wanted.
+    /// The allowed answers, if the choice is limited.
     pub(crate) choices: Option<Vec<String>>,
-    /// What it is; for screens.
+    /// The kind of the wait; for screens.
     #[serde(skip)]
     pub(crate) on: WaitKind,
-    /// What is taken for an answer, where the workflow says it; for screens.
+    /// The type of the answer, if the workflow defines it; for screens.
     #[serde(skip)]
     pub(crate) wanted: Option<AnswerKind>,
 }
@@ -49,18 +49,18 @@ pub(crate) struct SignalledView {
 }
 
 impl WaitView {
-    /// Shows what an entry of a frontier waits for.
+    /// Converts the waits of a frontier entry.
     pub(crate) fn of_entry<'a>(
         branch: &'a BranchPath,
         entry: &'a FrontierEntry,
         workflow: Option<&'a Workflow>,
     ) -> impl Iterator<Item = Self> + 'a {
-        // Of branches of its own, each says what it waits for.
+        // Child branches report their own waits.
         let outside = entry.waits.iter().filter(|wait| wait.on != WaitKind::Children);
         outside.map(move |wait| Self::of(branch, &entry.step, wait, workflow))
     }
 
-    /// Shows what a step waits for, and what the workflow wants of an answer.
+    /// Converts a wait of a step, with the workflow's requirements for the answer.
     pub(crate) fn of(branch: &BranchPath, step: &StepId, wait: &Wait, workflow: Option<&Workflow>) -> Self {
         let asks = |step: &Step| match &step.work {
             Work::Approve(approval) => Some(approval.answer.clone()),

@@ -1,4 +1,4 @@
-//! Arrays: what stayed the same although it moved, and what belongs together in between.
+//! Arrays: matches unchanged elements, and pairs the elements between matches.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::same::find_same;
 use super::{Change, Walk};
 
-/// Most insertions and removals that are looked for in one array: the way back through them takes 8 MB.
+/// Most insertions and removals per array: the trace of the search takes 8 MB.
 pub const EDITS_MAX: usize = 1_000;
 /// Most comparisons of elements, in all arrays together: a tenth of a second.
 pub const COMPARISONS_MAX: usize = 20_000_000;
 
-/// Members by which elements of a list are told apart, where both have one.
+/// Members for the identity of list elements, if present in both.
 const IDENTITIES: [&str; 3] = ["id", "key", "name"];
 
 impl<'a> Walk<'a> {
@@ -35,19 +35,19 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Compares what stands between two elements that stayed the same.
+    /// Compares the elements between two matches.
     fn gap(&mut self, before: &'a [Value], after: &'a [Value], x: Range<usize>, y: Range<usize>) {
         let mut known = HashMap::new();
         for at in y.clone() {
             if let Some(identity) = identity(&after[at]) {
-                // Of two with the same identity neither is believed.
+                // An identity that occurs twice is not used.
                 known.entry(identity).and_modify(|place| *place = None).or_insert(Some(at));
             }
         }
         let (mut x_from, mut y_from) = (x.start, y.start);
         for at in x.clone() {
             let place = identity(&before[at]).and_then(|identity| known.remove(&identity)).flatten();
-            // Only one that comes in order: what changed places is removed in one and added in the other.
+            // Only in order: an element that changed places is a removal and an addition.
             if let Some(place) = place.filter(|place| *place >= y_from) {
                 self.place_by_place(before, after, x_from..at, y_from..place);
                 self.within(place, |walk| walk.compare(&before[at], &after[place]));
@@ -77,7 +77,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether two elements may be the same thing, changed: not if they have different identities.
+/// Returns whether two elements may be versions of one thing: not if their identities differ.
 fn belong_together(before: &Value, after: &Value) -> bool {
     match (identity(before), identity(after)) {
         (Some(before), Some(after)) => before == after,
@@ -85,7 +85,7 @@ fn belong_together(before: &Value, after: &Value) -> bool {
     }
 }
 
-/// The member that names an element, and its value.
+/// Returns the identifying member of an element, and its value.
 fn identity(element: &Value) -> Option<(&'static str, String)> {
     let members = element.as_object()?;
     IDENTITIES.iter().find_map(|name| match members.get(*name)? {
@@ -95,7 +95,7 @@ fn identity(element: &Value) -> Option<(&'static str, String)> {
     })
 }
 
-/// A hash by which most different values are told apart at once; equal ones have the same.
+/// Returns a hash that separates most different values; equal values have equal hashes.
 fn print(value: &Value) -> u64 {
     let mut hash = DefaultHasher::new();
     std::mem::discriminant(value).hash(&mut hash);
@@ -105,14 +105,14 @@ fn print(value: &Value) -> u64 {
         Value::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
             (Some(whole), _, _) => whole.hash(&mut hash),
             (_, Some(whole), _) => whole.hash(&mut hash),
-            // The two zeros are equal.
+            // Positive and negative zero are equal.
             (_, _, Some(float)) => (float + 0.0).to_bits().hash(&mut hash),
             _ => {}
         },
         Value::String(text) => text.hash(&mut hash),
         Value::Array(elements) => elements.iter().for_each(|element| print(element).hash(&mut hash)),
         Value::Object(members) => {
-            // Whatever their order.
+            // Independent of the order of members.
             let mut sum = 0_u64;
             for (key, value) in members {
                 let mut hash = DefaultHasher::new();

@@ -1,13 +1,14 @@
-//! The search for elements that two lists have in common, in the same order.
+//! Finds the longest common subsequence of two lists.
 //!
-//! It knows only how many there are and which are equal.
+//! Knows only the lengths, and which elements are equal.
 //!
 //! # Source
-//! Myers, "An O(ND) Difference Algorithm and Its Variations" (1986): the greedy one, and its way back.
+//! Myers, "An O(ND) Difference Algorithm and Its Variations" (1986): the greedy algorithm, and its
+//! backtracking.
 
 use super::array::EDITS_MAX;
 
-/// How far each diagonal, `x - y`, was followed; in the middle of the list stands diagonal 0.
+/// The furthest point on each diagonal, `x - y`; diagonal 0 is in the middle of the list.
 struct Reach {
     furthest: Vec<usize>,
     middle: usize,
@@ -18,8 +19,8 @@ impl Reach {
         self.furthest[shifted(self.middle, diagonal)]
     }
 
-    /// From which diagonal this one is reached with one edit more: from the one above by an insertion, from the one
-    /// below by a removal, whichever was followed further.
+    /// Returns the neighbour diagonal of the last edit on the way here: above by an insertion, below by a
+    /// removal, the further of both.
     fn origin(&self, diagonal: isize, edits: usize) -> isize {
         let edits = edits.cast_signed();
         let by_insertion =
@@ -32,9 +33,9 @@ fn shifted(place: usize, by: isize) -> usize {
     place.checked_add_signed(by).expect("no diagonal is followed to before its begin")
 }
 
-/// Finds the most elements that both lists have in the same order, as pairs of rising indices.
+/// Finds the longest common subsequence, as pairs of rising indices.
 ///
-/// Returns `None` if more than [`EDITS_MAX`] edits lead from one to the other, or `comparisons_left` runs out.
+/// Returns `None` if the lists differ by more than [`EDITS_MAX`] edits, or `comparisons_left` runs out.
 pub(super) fn find_same(
     length_x: usize,
     length_y: usize,
@@ -48,7 +49,7 @@ pub(super) fn find_same(
     for edits in 0..=edits_max {
         for diagonal in (-edits.cast_signed()..=edits.cast_signed()).step_by(2) {
             let origin = reach.origin(diagonal, edits);
-            // A removal goes on in `x`; the very first diagonal is begun from nothing.
+            // A removal advances `x`; the first diagonal starts from zero.
             let mut x = reach.at(origin) + usize::from(origin < diagonal);
             let mut y = shifted(x, -diagonal);
             *comparisons_left = comparisons_left.checked_sub(1)?;
@@ -61,14 +62,14 @@ pub(super) fn find_same(
                 return Some(way_back(&rounds, x, y));
             }
         }
-        // What the next round needs to know, and the way back again.
+        // Input of the next round, and of the backtracking.
         let window = middle - edits - 1..=middle + edits + 1;
         rounds.push(Reach { furthest: reach.furthest[window].to_vec(), middle: edits + 1 });
     }
     None
 }
 
-/// Goes back from the end, round by round, and collects the equal elements on the way.
+/// Backtracks from the end, round by round, and collects the equal elements.
 fn way_back(rounds: &[Reach], mut x: usize, mut y: usize) -> Vec<(usize, usize)> {
     let mut same = Vec::new();
     for (before, reach) in rounds.iter().enumerate().rev() {

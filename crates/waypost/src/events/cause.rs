@@ -4,25 +4,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::StepId;
 
-/// Why a step runs again.
+/// Why a step reruns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub enum RerunCause {
-    /// Its evidence does not hold.
+    /// The step's evidence failed.
     EvidenceFailed {
-        /// The claims, by name.
+        /// The names of the failed claims.
         #[serde(default)]
         claims: Vec<String>,
     },
-    /// A step that it needs or reads gave or left something else.
+    /// The outputs or files of an upstream step changed.
     UpstreamChanged {
-        /// That step; none where the input of the whole branch changed.
+        /// The upstream step; `None` if the input of the whole branch changed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step: Option<StepId>,
     },
-    /// Its definition changed.
+    /// The step's definition changed.
     DefinitionChanged,
-    /// A person asked for it.
+    /// A person requested the rerun.
     Requested {
         /// The name of the person, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]

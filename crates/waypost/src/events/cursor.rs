@@ -1,4 +1,4 @@
-//! The name of an event: its place in its run.
+//! The cursor of an event: the place in a run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::BranchPath;
 
-/// Names an event within its run.
+/// The name of an event within a run.
 ///
-/// Shown as `BRANCH@SEQ.INDEX`, to be kept and given back, not to be taken apart by clients. The same record always
-/// gives the same cursors. Within a branch they are ordered as the events happened; across branches there is no order
-/// in time, only this one.
+/// The text form is `BRANCH@SEQ.INDEX`; clients keep and return the text unparsed. The same record always has
+/// the same cursors. Within a branch, cursors are in the order of the events; across branches, the order is
+/// not in time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cursor {
@@ -19,11 +19,11 @@ pub struct Cursor {
     pub branch: BranchPath,
     /// The record.
     pub seq: u64,
-    /// Which of the record's events, from 0.
+    /// The 0-based index among the events of the record.
     pub index: u32,
 }
 
-/// Why a text is not a cursor.
+/// An invalid cursor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a cursor: it looks like `main@12.0`")]
 pub struct InvalidCursor(pub String);
@@ -42,10 +42,10 @@ impl FromStr for Cursor {
             let (seq, index) = place.split_once('.')?;
             let branch = BranchPath::new(branch).ok()?;
             let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
-            // One spelling for each, so that cursors can be compared as text too.
+            // Each cursor has a single spelling, for comparisons as text.
             Some(cursor).filter(|cursor| cursor.to_string() == text)
         };
-        // A clipped copy is enough to recognise it; the text may be anything.
+        // Clipped, as the text is arbitrary.
         parse().ok_or_else(|| InvalidCursor(text.chars().take(80).collect()))
     }
 }

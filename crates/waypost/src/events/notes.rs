@@ -1,17 +1,16 @@
-//! The notes in records from which events about decisions are made.
+//! Notes of decisions in records, and their events.
 
 use serde_json::Value;
 
 use super::{EventKind, RerunCause, Told, step_in};
 
-/// The note of a record that names the steps whose results are reused: `steps`, each with its `step` and `of`, the record of
-/// the end.
+/// The note about reused results: `steps`, each with its `step` and `of`, the record of the end.
 pub(crate) const STEP_REUSED: &str = "step_reused";
-/// The note of a record that says why a step runs again: its `step` and the `cause`, a [`RerunCause`](super::RerunCause).
+/// The note about the cause of a rerun: its `step` and the `cause`, a [`RerunCause`](super::RerunCause).
 pub(crate) const STEP_INVALIDATED: &str = "step_invalidated";
-/// The note of a record that settles a step as a person chose: its `step`, `how`, and the `cause` with who and when.
+/// The note about a step settled by a person: its `step`, `how`, and the `cause` with person and time.
 pub(crate) const STEP_SETTLED: &str = "step_settled";
-/// The note of a record that opens a step again for its evidence: its `step` and the `claims` that do not hold.
+/// The note about a step invalidated by its evidence: its `step` and the failed `claims`.
 pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 
 impl Told<'_> {

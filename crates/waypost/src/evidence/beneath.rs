@@ -1,8 +1,9 @@
-//! Paths beneath a folder: resolved one component at a time, so that none leads out of it.
+//! Path resolution beneath a folder, component by component, so that a path never leaves the folder.
 //!
-//! Every folder on the way is opened by its name in the one before, without following links; a link is read, and its
-//! components are walked in its place. `..` in a link steps back to the folder that was opened before, never above the
-//! base. What was checked is what is used: whoever swaps a folder for a link meanwhile gets an error, not an escape.
+//! Each folder is opened by its name in the previous one, without following links. The components of a link's
+//! target are walked in place of the link. `..` in a link returns to the previously opened folder, never
+//! above the base. The opened object is the checked object: a folder swapped for a link during the walk
+//! causes an error, not an escape.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, OsStr, OsString};
@@ -19,50 +20,50 @@ use super::pattern::named_by;
 use crate::in_use::is_in_use;
 use crate::plan::resolved;
 
-/// Most links on one way, as in the kernel (`path_resolution(7)`).
+/// Most links in one walk, as in the kernel (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
-/// Most components walked, those of links included: each folder on the way is an open descriptor.
+/// Most components in a walk, including links: each folder on the way is an open descriptor.
 const COMPONENTS_MAX: usize = 256;
 
-/// A folder that is only gone through needs no right to list it, where the system knows the difference.
+/// A folder on the way needs no permission to list, if the system knows the difference.
 #[cfg(target_os = "linux")]
 const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 #[cfg(not(target_os = "linux"))]
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Why a path leads to nothing that can be looked at.
+/// Why a path cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Lost {
-    /// Nothing is there.
+    /// The path does not exist.
     Missing,
-    /// It may not be used, whatever is there.
+    /// The path is not allowed.
     Refused(String),
-    /// It cannot be told.
+    /// The lookup failed.
     Unclear(String),
-    /// It cannot be told just now.
+    /// The lookup failed for a reason that may pass.
     Changing(String),
 }
 
-/// Whether a link at the very end of a path is followed.
+/// Whether a link at the end of a path is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LastLink {
     Follow,
     Keep,
 }
 
-/// The end of a path: a name in an open folder. It is no link, unless links were to be kept.
+/// The end of a path: a name in an open folder. It is a link only with [`LastLink::Keep`].
 #[derive(Debug)]
 pub(super) struct Place {
     folder: OwnedFd,
     name: OsString,
-    /// The way to it without links: beneath the base, or absolute where the subject is.
+    /// The path without links: relative to the base, or absolute as the subject.
     path: PathBuf,
-    /// What was there when the walk came to it, unless that was a folder which the walk had been in.
+    /// The stat from the walk, unless the end is a folder that the walk had already entered.
     seen: Option<Stat>,
 }
 
 impl Place {
-    /// Walks to what `subject` names beneath the base of `site`, or beneath a folder that it allows.
+    /// Resolves `subject` beneath the base of `site`, or beneath an allowed folder.
     pub(super) fn find(site: &Site, subject: &str, last: LastLink) -> Result<Self, Lost> {
         let subject = &*named_by(subject);
         let (base, rest) = begin(site, subject)?;
@@ -70,7 +71,7 @@ impl Place {
         let folder = rustix::fs::open(base, FOLDER, Mode::empty())
             .map_err(|errno| Lost::Unclear(format!("cannot open the folder {}: {errno}", base.display())))?;
         let walk = Walk { folders: vec![folder], path, ahead: components(rest)?, links: 0, steps: 0 };
-        // As in the kernel: what a `/` comes after is a folder, or a link to one.
+        // As in the kernel: a trailing `/` requires a folder, or a link to a folder.
         if !subject.ends_with('/') {
             return walk.go(last);
         }
@@ -81,42 +82,42 @@ impl Place {
         }
     }
 
-    /// Walks to what `subject` names, and looks at it; what it is itself, if it is a link that leads to one.
+    /// Resolves `subject` and returns the stat of the result, following links.
     pub(super) fn look(site: &Site, subject: &str) -> Result<Stat, Lost> {
         let place = Self::find(site, subject, LastLink::Follow)?;
         place.seen.map_or_else(|| place.stat(), Ok)
     }
 
-    /// Returns the way to it without links: beneath the base, or absolute where the subject is.
+    /// Returns the path without links: relative to the base, or absolute as the subject.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns its name in its folder.
+    /// Returns the name in its folder.
     pub(super) fn name(&self) -> &OsStr {
         &self.name
     }
 
-    /// Returns the folder that it is in.
+    /// Returns the containing folder.
     pub(super) fn folder(&self) -> &OwnedFd {
         &self.folder
     }
 
-    /// Looks at what is there, without following a link.
+    /// Returns the stat of the name, without following a link.
     pub(super) fn stat(&self) -> Result<Stat, Lost> {
         rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).map_err(lost)
     }
 
-    /// Opens a folder to list what is in it.
+    /// Opens a folder for listing.
     pub(super) fn open_folder(&self) -> Result<OwnedFd, Lost> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.folder, &*self.name, flags, Mode::empty()).map_err(lost)
     }
 
-    /// Opens a regular file for reading; anything else is refused, and a pipe is not waited for.
+    /// Opens a regular file for reading; refuses other types, and does not block on a pipe.
     pub(super) fn open_regular(&self) -> Result<(File, Stat), Lost> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Looked at before it is opened: opening a device can do something.
+        // Stat before open: opening a device can have effects.
         regular(&self.stat()?)?;
         let file = rustix::fs::openat(&self.folder, &*self.name, flags, Mode::empty()).map_err(lost)?;
         let stat = rustix::fs::fstat(&file).map_err(lost)?;
@@ -125,9 +126,9 @@ impl Place {
     }
 }
 
-/// Returns by which name the file is known that a subject leads to, where that is not what the subject says: its path
-/// behind the links on the way, or the number of a file that has several names. Two subjects with one such name are one
-/// file. Nothing is returned where there is nothing, or nothing that can be looked at.
+/// Returns the canonical name of a subject's file, if it differs from the subject: the path without links, or
+/// the inode of a file with several hard links. Two subjects with equal names are one file. Returns `None` if
+/// the file does not exist or cannot be inspected.
 pub(super) fn other_name(site: &Site, subject: &str) -> Option<String> {
     let place = Place::find(site, subject, LastLink::Follow).ok()?;
     let stat = place.stat().ok()?;
@@ -138,20 +139,20 @@ pub(super) fn other_name(site: &Site, subject: &str) -> Option<String> {
     (path != resolved(subject)).then_some(path)
 }
 
-/// Returns an absolute path that lies beneath the base folder as relative to that: both spellings are one file.
+/// Returns an absolute path beneath the base folder as a relative path: both spellings are one file.
 fn beneath_base(site: &Site, path: &Path) -> PathBuf {
     let Some(base) = site.base().filter(|_| path.is_absolute()) else { return path.to_owned() };
     if let Ok(rest) = path.strip_prefix(base) {
         return rest.to_owned();
     }
-    // Either may be spelled through links.
+    // Either path may contain links.
     let [real, base] = [path, base].map(std::fs::canonicalize);
     let rest =
         real.ok().zip(base.ok()).and_then(|(real, base)| Some(real.strip_prefix(base).ok()?.to_owned()));
     rest.unwrap_or_else(|| path.to_owned())
 }
 
-/// Says that a file may be opened, read and closed.
+/// Checks that a file is safe to open, read and close.
 #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
 pub(super) fn regular(stat: &Stat) -> Result<(), Lost> {
     match FileType::from_raw_mode(stat.st_mode) {
@@ -164,7 +165,7 @@ pub(super) fn regular(stat: &Stat) -> Result<(), Lost> {
     }
 }
 
-/// Chooses the folder that a path lies beneath.
+/// Returns the root folder of a subject, and the remaining path.
 fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), Lost> {
     let path = Path::new(subject);
     if subject.is_empty() || subject.contains('\0') {
@@ -198,9 +199,9 @@ fn components(path: &Path) -> Result<VecDeque<OsString>, Lost> {
 }
 
 struct Walk {
-    /// The base, and each folder that was entered since.
+    /// The base, and each folder entered since.
     folders: Vec<OwnedFd>,
-    /// The way to the last of them.
+    /// The path to the last folder.
     path: PathBuf,
     ahead: VecDeque<OsString>,
     links: usize,
@@ -236,7 +237,7 @@ impl Walk {
                 _ => return Err(Lost::Missing),
             }
         }
-        // The base itself, or a folder that a link leads back to.
+        // The path ends at the base itself, or at a folder that a link leads back to.
         Ok(self.end(OsString::from("."), None))
     }
 
@@ -268,7 +269,7 @@ impl Walk {
     }
 }
 
-/// Sorts what the system said about a name.
+/// Maps a system error about a name.
 pub(super) fn lost(errno: Errno) -> Lost {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => Lost::Missing,
@@ -280,7 +281,7 @@ pub(super) fn lost(errno: Errno) -> Lost {
     }
 }
 
-/// The same for a name that was there a moment ago.
+/// Maps a system error about a name that existed a moment ago.
 fn swapped(errno: Errno) -> Lost {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL => {

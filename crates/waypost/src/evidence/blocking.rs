@@ -1,4 +1,4 @@
-//! What is looked at on a thread where that may block, and what it comes to.
+//! Runs blocking file checks on a separate thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(super) fn finding_of(lost: Lost) -> Finding {
     }
 }
 
-/// Does what may block on a thread for that, and tells it when nobody waits any more.
+/// Runs `work` on a blocking thread, and sets its flag when the caller stops waiting.
 pub(super) async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
@@ -31,7 +31,7 @@ pub(super) async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + S
     }
 }
 
-/// What work on another thread comes to, also if that thread was taken away.
+/// The result of blocking work, also if its thread was cancelled.
 pub(super) trait Outcome: Send + 'static {
     fn cut(why: &str) -> Self;
 }

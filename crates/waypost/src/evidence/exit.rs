@@ -1,4 +1,4 @@
-//! The probe for recorded exit codes. It runs nothing: it compares what was recorded.
+//! The probe for recorded exit codes. Runs nothing: it compares recorded values.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use crate::record::Claim;
 
 use super::{COMMAND_EXIT, Cost, Finding, Probe, Site};
 
-/// Checks `command_exit`: the exit code that the step recorded is the one expected, or one of those expected.
+/// Checks `command_exit`: the recorded exit code equals the expected code, or a code on the expected list.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExitProbe;
 
@@ -51,7 +51,7 @@ impl Probe for ExitProbe {
     }
 }
 
-/// Reads an expected code or a list of them.
+/// Parses an expected code or a list of codes.
 fn codes(expect: &Value) -> Result<Vec<i64>, String> {
     let code = |value: &Value| value.as_i64().ok_or_else(|| format!("`{value}` is not an exit code"));
     match expect {

@@ -1,8 +1,8 @@
-//! Expectations as they are written: a number, a comparison as in `">= 2 KiB"`, or a list of which one must fit.
+//! Expectations of sizes: a number, a comparison as in `">= 2 KiB"`, or a list of alternatives.
 
 use serde_json::Value;
 
-/// Units of size; one letter means the binary unit, as `ls -h` means it.
+/// Units of size; a single letter is the binary unit, as in `ls -h`.
 const UNITS: [(&str, u64); 13] = [
     ("", 1),
     ("B", 1),
@@ -18,7 +18,7 @@ const UNITS: [(&str, u64); 13] = [
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
 ];
-/// Comparisons, the longer first, so that `>=` is not taken for `>`.
+/// Comparisons, the longer first, so that `>=` is not parsed as `>`.
 const COMPARISONS: [(&str, Comparison); 7] = [
     (">=", |found, bound| found >= bound),
     ("<=", |found, bound| found <= bound),
@@ -31,20 +31,20 @@ const COMPARISONS: [(&str, Comparison); 7] = [
 
 type Comparison = fn(u64, u64) -> bool;
 
-/// An expectation that nothing can be compared with. It is never taken to hold.
+/// An invalid expectation. It never holds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidExpectation(pub(super) String);
 
-/// Sees that something can be expected of a size: a number, a comparison, or a list of them.
+/// Checks that an expectation of a size is valid: a number, a comparison, or a list of these.
 ///
 /// # Errors
-/// [`InvalidExpectation`] says why nothing can be compared with it.
+/// [`InvalidExpectation`] has the reason.
 pub fn check_size(expect: &Value) -> Result<(), InvalidExpectation> {
     size_fits(expect, 0).map(drop)
 }
 
-/// Says whether a size in bytes is as expected.
+/// Returns whether a size in bytes meets the expectation.
 pub(super) fn size_fits(expect: &Value, bytes: u64) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Number(number) => match number.as_u64() {
@@ -69,10 +69,10 @@ fn compare(text: &str, bytes: u64) -> Result<bool, InvalidExpectation> {
     Ok(holds(bytes, size(bound.trim())?))
 }
 
-/// Reads a size in bytes as people write it: `12`, `2B`, `2 KiB`, `1 GB`.
+/// Parses a size in bytes as people write it: `12`, `2B`, `2 KiB`, `1 GB`.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: it is none.
+/// [`InvalidExpectation`]: the text is not a size.
 pub fn parse_size(text: &str) -> Result<u64, InvalidExpectation> {
     size(text)
 }

@@ -1,4 +1,4 @@
-//! The probes for files: that one is there, and that its bytes have a digest.
+//! The probes for files: existence, and digests of contents.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,32 +24,33 @@ use super::pattern::is_pattern;
 use super::tree::Survey;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 
-/// How much of a file is read at once: a check needs this much memory, however long the file is.
+/// Bytes per read: the memory of a check, whatever the size of the file.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Most files whose digest is kept in mind: a few hundred bytes each.
+/// Most cached file digests: a few hundred bytes each.
 const KNOWN_FILES_MAX: usize = 10_000;
-/// How long a file must have been left alone before its digest is kept in mind: the coarsest times of a file system
-/// are two seconds apart (FAT), and a write within them would not show.
+/// Minimal age of a file's last change before its digest is cached. The coarsest timestamps of a file system
+/// are two seconds apart (FAT), and a write within this time would not show.
 const SETTLED_SECONDS: i64 = 3;
-/// Longest wait until a change would show in the times of a file: that of times in whole seconds, and a tick.
+/// Longest wait until a change would show in the times of a file: timestamps in whole seconds, plus a tick.
 const SETTLING_MAX: Duration = Duration::from_millis(3_050);
-/// What the digest of a tree begins with: no file has such a one.
+/// The prefix of a tree digest, which a file digest never has.
 const TREE: &str = "tree:";
 
-/// Checks `artifact_exists`: a file or folder is there, of the `type` (`file`, `directory`, `symlink`, `any`), `size` and
-/// `mode` expected.
+/// Checks `artifact_exists`: a file or folder exists with the expected `type` (`file`, `directory`,
+/// `symlink`, `any`), `size` and `mode`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExistsProbe;
 
-/// Checks `file_sha256`: the bytes of a regular file have the digest expected, or all that is beneath a folder, or is named by
-/// [a pattern](super::is_pattern), has the digest of a tree (docs/format.md).
+/// Checks `file_sha256`: the digest of a regular file's bytes, or the tree digest (docs/format.md) of a
+/// folder or of the files that match [a pattern](super::is_pattern).
 ///
-/// - `failed`: it has another one, is not there, or nothing has such a name.
-/// - `unknown`: it cannot be read, was written to meanwhile, or has beneath it what is no file, folder or link.
+/// - `failed`: the digest differs, the subject does not exist, or the pattern has no match.
+/// - `unknown`: the subject cannot be read, changed during the read, or contains other types than files,
+///   folders and links.
 ///
-/// What is pinned on [terms](crate::record::Terms::fast) that trust times is not read again while size, times and inodes are
-/// those of then.
+/// With [terms](crate::record::Terms::fast) that trust times, a pinned subject is not read again while size,
+/// times and inodes are unchanged.
 #[derive(Debug, Clone)]
 pub struct Sha256Probe {
     clock: Arc<dyn Clock>,
@@ -64,27 +65,27 @@ impl Default for Sha256Probe {
 }
 
 impl Sha256Probe {
-    /// Makes a probe that reads each file at every check.
+    /// Creates a probe that reads each file at every check.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a probe that does not read a file again while device, inode, size and times of it are the same.
+    /// Creates a probe that caches digests while device, inode, size and times of a file are unchanged.
     ///
-    /// For large files that are checked often. What rots on the medium by itself is not seen then, nor what is written
-    /// below the file system; files that changed a moment ago, by `clock`, are always read.
+    /// For large files with frequent checks. Bit rot and writes below the file system go undetected. Files
+    /// changed a moment ago, by `clock`, are always read.
     pub fn remembering(clock: Arc<dyn Clock>) -> Self {
         let known = Known { clock: Arc::clone(&clock), digests: Mutex::default() };
         Self { clock, known: Some(Arc::new(known)), ..Self::default() }
     }
 
-    /// Returns how many files were read until now.
+    /// Returns how many files were read so far.
     pub fn files_read(&self) -> u64 {
         self.files_read.load(Ordering::Relaxed)
     }
 }
 
-/// What tells a file that was written to from one that was not.
+/// Size and times of a file, to detect writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     bytes: i64,
@@ -102,7 +103,7 @@ impl Stamp {
         }
     }
 
-    /// Returns the device and the number of a file there.
+    /// Returns the device and inode number of a file.
     #[expect(clippy::unnecessary_cast, reason = "the types of these members differ between systems")]
     pub(super) fn inode(stat: &Stat) -> (u64, u64) {
         (stat.st_dev as u64, stat.st_ino as u64)
@@ -125,7 +126,7 @@ impl Known {
             .map(|(_, digest)| *digest)
     }
 
-    /// Keeps a digest in mind, if the file had been left alone for long enough at `begun`.
+    /// Caches a digest, if the file had been unchanged for long enough at `begun`.
     fn keep(&self, stat: &Stat, digest: Digest, begun: i64) {
         let stamp = Stamp::of(stat);
         if begun - stamp.modified.0.max(stamp.changed.0) < SETTLED_SECONDS {
@@ -176,7 +177,7 @@ impl Probe for ExistsProbe {
     }
 }
 
-/// What `artifact_exists` expects.
+/// The parsed expectation of `artifact_exists`.
 #[derive(Debug, Clone)]
 struct Wanted {
     kind: String,
@@ -198,7 +199,7 @@ impl Wanted {
                     kind.clone_into(&mut wanted.kind)
                 }
                 ("type", _) => return Err(Finding::failed(format!("`{value}` is not a type of file"))),
-                // A null would read as no expectation at all.
+                // A null would be read as "any size".
                 ("size", _) if value.is_null() => return Err(Finding::failed("no size is expected")),
                 ("size", _) => wanted.size = value.clone(),
                 ("mode", _) => wanted.modes = modes_of(value).map_err(|error| Finding::failed(error.0))?,
@@ -214,7 +215,7 @@ impl Wanted {
 
     fn check(&self, site: &Site, subject: &str) -> Finding {
         let last = if self.kind == "symlink" { LastLink::Keep } else { LastLink::Follow };
-        // What is expected of a file says nothing of one that is not there, or is none: its opposite does not either.
+        // With a size or mode expected, a missing or different object fails the negated claim, too.
         let is_only_there = self.size.is_null() && self.modes.is_empty();
         let none = |finding: Finding| if is_only_there { finding } else { finding.either_way() };
         let stat = match Place::find(site, subject, last).and_then(|place| place.stat()) {
@@ -236,7 +237,7 @@ impl Wanted {
             wanted => wanted == kind,
         };
         if !fits {
-            // Something is there, though nothing that would do.
+            // An object exists, but of another type.
             let finding = Finding::differs(found);
             return if self.kind == "any" { finding.either_way() } else { none(finding) };
         }
@@ -259,13 +260,14 @@ impl Wanted {
     }
 }
 
-/// The rights of a mode, and the three bits above them.
+/// The permission bits of a mode, and the three bits above.
 const MODE_BITS: u32 = 0o7777;
 
-/// Sees that something can be expected of the mode of a file: three or four octal digits as text, or a list of such.
+/// Checks that an expectation of a file mode is valid: three or four octal digits as text, or a list of
+/// these.
 ///
 /// # Errors
-/// [`InvalidExpectation`]: it is none.
+/// [`InvalidExpectation`]: the value is not a mode.
 pub fn check_mode(expect: &Value) -> Result<(), InvalidExpectation> {
     modes_of(expect).map(drop)
 }
@@ -320,7 +322,7 @@ impl Probe for Sha256Probe {
             return None;
         }
         let stat = Place::look(site, &claim.subject).ok()?;
-        // All that is in a folder takes longer.
+        // A folder needs a walk, which is not cheap.
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         (is_file && Sight::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
     }
@@ -338,7 +340,7 @@ impl Probe for Sha256Probe {
         match self.hash(claim, site).await {
             Ok(found) if found == expect => Finding::ok(found),
             Ok(found) => Finding::differs(found),
-            // What is not there has no other digest.
+            // A missing file has no digest at all, so the negated claim fails, too.
             Err(finding) => finding.either_way(),
         }
     }
@@ -355,15 +357,15 @@ impl Probe for Sha256Probe {
     }
 }
 
-/// How what a claim is about looks without being read.
+/// The subject's appearance, taken without a read.
 struct Sight {
     stamp: String,
-    /// When a further change would show in it.
+    /// The time from which a further change would show in the stamp.
     settled: Option<Timestamp>,
 }
 
 impl Sight {
-    /// That of what is no folder.
+    /// Returns the sight of a subject other than a folder.
     fn of(stat: &Stat) -> Self {
         let stamp = Stamp::of(stat);
         let text = format!("{} {stamp:?} {:?}", kind_of(stat), Stamp::inode(stat));
@@ -372,8 +374,8 @@ impl Sight {
 }
 
 impl Sha256Probe {
-    /// Hashes what is to be trusted by its times from now on, and looks at these, where a later change must show in them: what
-    /// was written a moment ago is waited for until then.
+    /// Hashes a subject and takes its stamp, if a later change must show in the stamp. After a recent write,
+    /// waits until the timestamps can show the next write.
     async fn pin_with_times(&self, claim: &Claim, site: &Site) -> Result<(String, Option<String>), Finding> {
         let before = self.look(claim, site).await?;
         if let Some(settled) = before.settled
@@ -389,7 +391,7 @@ impl Sha256Probe {
         Ok((digest, is_told.then_some(after.stamp)))
     }
 
-    /// Looks at size, times and inodes.
+    /// Takes size, times and inodes of the subject.
     async fn look(&self, claim: &Claim, site: &Site) -> Result<Sight, Finding> {
         let (subject, site) = (claim.subject.clone(), site.clone());
         let looked = blocking(move |dropped| {
@@ -401,7 +403,7 @@ impl Sha256Probe {
         looked.await.map_err(finding_of)
     }
 
-    /// Returns the digest of a file, or that of a tree.
+    /// Returns the digest of a file, or the tree digest.
     async fn hash(&self, claim: &Claim, site: &Site) -> Result<String, Finding> {
         let (subject, site, probe) = (claim.subject.clone(), site.clone(), self.clone());
         let hashed = blocking(move |dropped| {
@@ -429,12 +431,11 @@ impl Sha256Probe {
     }
 }
 
-/// Reads a regular file that a claim is about, for probes of other crates: within the folders that `site` has, through no
-/// link that leaves them.
+/// Reads the regular file of a claim, for probes in other crates: within the folders of `site`, never through
+/// a link that leaves them.
 ///
 /// # Errors
-/// What is to be found of a claim about it: it is not there, may not be used, has more than `bytes_max` bytes, or cannot be
-/// read.
+/// A finding for the claim: the file does not exist, is not allowed, exceeds `bytes_max`, or cannot be read.
 pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<Vec<u8>, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
     let read = blocking(move |_| -> Result<Vec<u8>, Lost> {
@@ -448,10 +449,11 @@ pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<V
     read.await.map_err(finding_of)
 }
 
-/// Returns where a folder is that a claim is about, without links on the way, for probes that have others look into it.
+/// Returns the path without links of a claim's folder, for probes that run other programs in the folder.
 ///
 /// # Errors
-/// What is to be found of the claim: it is not there, is no folder, may not be used, or cannot be looked at.
+/// A finding for the claim: the folder does not exist, is another type, is not allowed, or cannot be
+/// inspected.
 pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
     let found = blocking(move |_| -> Result<PathBuf, Lost> {
@@ -464,7 +466,7 @@ pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding>
     found.await.map_err(finding_of)
 }
 
-/// Returns when a file or folder was last written that a claim is about, for probes of other crates.
+/// Returns the modification time of a claim's file or folder, for probes in other crates.
 ///
 /// # Errors
 /// As [`read_file`].
@@ -484,18 +486,19 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
     looked.await.map_err(finding_of)
 }
 
-/// Returns the files and folders that [a pattern](super::is_pattern) names, sorted, [as subjects](super::literal_path), for
-/// probes of other crates; none if nothing is called so. A link is what it leads to, and none is followed to find more.
+/// Returns the files and folders that match [a pattern](super::is_pattern), sorted, [as
+/// subjects](super::literal_path), for probes in other crates; empty without a match. A link counts as its
+/// target; the search does not descend through links.
 ///
 /// # Errors
-/// As [`read_file`], where something cannot be looked at, and where a name is no text.
+/// As [`read_file`], if an entry cannot be inspected, or if a name is not UTF-8.
 pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
     let (site, pattern) = (site.clone(), pattern.to_owned());
     let found = blocking(move |dropped| super::tree::all_there(&site, &pattern, dropped));
     found.await.map_err(finding_of)
 }
 
-/// Returns all that is called as a pattern says, whatever it is: links themselves, pipes and devices, too.
+/// Returns all entries that match a pattern, of any type: also links themselves, pipes and devices.
 ///
 /// # Errors
 /// As [`find_all`].
@@ -505,7 +508,7 @@ pub async fn find_names(site: &Site, pattern: &str) -> Result<Vec<String>, Findi
     found.await.map_err(finding_of)
 }
 
-/// Reads an expected digest; people write it in either case.
+/// Parses an expected digest, in either case.
 fn digest_of(expect: &Value) -> Result<String, String> {
     let is_digest = |text: &str| text.strip_prefix(TREE).unwrap_or(text).parse::<Digest>().is_ok();
     match expect.as_str().map(str::to_ascii_lowercase) {
@@ -516,7 +519,7 @@ fn digest_of(expect: &Value) -> Result<String, String> {
     }
 }
 
-/// Reads a file, no more than a byte over a limit, and sees that it was the same file all the time.
+/// Reads a file up to a byte over the limit, and checks that the file did not change meanwhile.
 fn read_whole(
     mut file: File,
     before: &Stat,
@@ -532,7 +535,7 @@ fn read_whole(
     Ok(bytes)
 }
 
-/// Sees that nobody wrote to a file since it was opened.
+/// Checks that a file did not change since the open.
 fn stayed(file: &File, before: &Stat) -> Result<(), Lost> {
     let after = rustix::fs::fstat(file).map_err(super::beneath::lost)?;
     match Stamp::of(before) == Stamp::of(&after) {
@@ -541,12 +544,12 @@ fn stayed(file: &File, before: &Stat) -> Result<(), Lost> {
     }
 }
 
-/// Hashes a file piece by piece, and sees that it was the same file all the time.
+/// Hashes a file piece by piece, and checks that the file did not change meanwhile.
 pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
     let mut hash = Digester::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
-        // Nobody waits any more; a thread that goes on would only be in the way.
+        // The caller stopped waiting: end the thread.
         if dropped.load(Ordering::Relaxed) {
             return Err(Lost::Changing("it was given up".to_owned()));
         }

@@ -1,4 +1,4 @@
-//! Packs: how claims are made, and what their verdicts come to together.
+//! Packs: construction of claims, and their combined verdict.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,96 +12,96 @@ use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
 use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};
 
-/// Most claims of one pack: they are kept in the header, which has its own limit; a thousand fit with long paths.
+/// Most claims of a pack. Claims are kept in the header, with a limit of its own; a thousand fit with long
+/// paths.
 pub const CLAIMS_MAX: usize = 1_000;
 
-/// Most claims that [`Pack::unmet`] tells one by one: a person reads these, and finds the rest in the pack.
+/// Most claims that [`Pack::unmet`] lists; the pack has the rest.
 pub const UNMET_MAX: usize = 5;
-/// Longest expectation or finding shown, in characters: a digest, and a short list.
+/// Longest displayed expectation or finding, in characters: a digest, and a short list.
 const VALUE_CHARS_MAX: usize = 120;
 
-/// Why a pack is not taken. Nothing was checked or written.
+/// Why a pack is refused. Nothing was checked or written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPack {
-    /// Its rule can never hold, or holds for nothing.
+    /// The rule can never hold, or proves nothing.
     #[error("at least {at_least} of {claims} claims cannot be asked for: it must be 1 to {claims}")]
     AtLeast {
-        /// How many must hold.
+        /// How many claims must hold.
         at_least: u32,
-        /// How many there are.
+        /// How many claims count.
         claims: usize,
     },
-    /// Its rule can never hold, as claims in it are the same.
+    /// The rule can never hold, as some claims are equal.
     #[error(
         "at least {at_least} of {claims} claims can never hold: {different} of them say something different, and what stands twice counts once"
     )]
     Same {
-        /// How many must hold.
+        /// How many claims must hold.
         at_least: u32,
-        /// How many there are.
+        /// How many claims count.
         claims: usize,
-        /// How many say something that no other does.
+        /// How many distinct claims count.
         different: usize,
     },
-    /// It has no claims.
+    /// The pack has no claims.
     #[error("a pack without claims shows nothing, and never holds")]
     Empty,
-    /// None of its claims counts.
+    /// All claims only warn.
     #[error("a pack of claims that only warn shows nothing, and never holds: one of them must count")]
     OnlyWarns,
-    /// It is too large.
+    /// The pack has too many claims.
     #[error("a pack has {0} claims, {CLAIMS_MAX} are allowed")]
     TooMany(usize),
 }
 
-/// What a pack came to, counted.
+/// The verdicts of a pack, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Claims in all.
+    /// All claims.
     pub total: usize,
-    /// Those that hold.
+    /// Claims that hold.
     pub ok: usize,
-    /// Those that do not.
+    /// Claims that do not hold.
     pub failed: usize,
-    /// Those that could not be checked.
+    /// Claims that could not be checked.
     pub unknown: usize,
-    /// Those that were not checked on purpose.
+    /// Claims that were deliberately not checked.
     pub skipped: usize,
-    /// Part of all claims that holds, 0 to 1; 0 without claims.
+    /// Fraction of all claims that hold, 0 to 1; 0 without claims.
     pub rate: f64,
-    /// As many hold as the rule asks.
+    /// Enough claims hold for the rule.
     pub satisfied: bool,
 }
 
 impl Pack {
-    /// Makes a pack of which every claim must hold.
+    /// Creates a pack in which every claim must hold.
     pub fn all(claims: impl IntoIterator<Item = Claim>) -> Self {
         Self { at_least: None, claims: claims.into_iter().collect() }
     }
 
-    /// Makes a pack of which one claim must hold.
+    /// Creates a pack in which at least one claim must hold.
     pub fn any(claims: impl IntoIterator<Item = Claim>) -> Self {
         Self { at_least: Some(1), ..Self::all(claims) }
     }
 
-    /// Makes a pack of which so many claims must hold.
+    /// Creates a pack in which at least `count` claims must hold.
     ///
     /// # Errors
-    /// [`InvalidPack`] if that is none of them, or more than there are that say something different.
+    /// [`InvalidPack`]: `count` is 0, or exceeds the number of distinct claims.
     pub fn at_least(count: u32, claims: impl IntoIterator<Item = Claim>) -> Result<Self, InvalidPack> {
         let pack = Self { at_least: Some(count), ..Self::all(claims) };
         pack.check()?;
         Ok(pack)
     }
 
-    /// Sees that it can hold: there are claims, one at least counts, and so many as the rule asks for say something
-    /// different.
+    /// Checks that the rule can hold: at least one claim counts, and enough claims are distinct.
     ///
-    /// The number is compared with all claims that count. On an occasion on which fewer of them are due, all that are due must
-    /// hold ([`verdict_at`](Self::verdict_at)).
+    /// The rule is compared with all claims that count. On an occasion with fewer due claims, all due claims
+    /// must hold ([`verdict_at`](Self::verdict_at)).
     ///
     /// # Errors
-    /// [`InvalidPack`] says what is wrong.
+    /// [`InvalidPack`] has the reason.
     pub fn check(&self) -> Result<(), InvalidPack> {
         self.check_size()?;
         let counting: Vec<&Claim> = self.claims.iter().filter(|claim| claim.counts()).collect();
@@ -120,7 +120,7 @@ impl Pack {
         }
     }
 
-    /// Sees that it has no more claims than can be kept.
+    /// Checks that the number of claims is within the limit.
     pub(crate) fn check_size(&self) -> Result<(), InvalidPack> {
         match self.claims.len() {
             claims if claims > CLAIMS_MAX => Err(InvalidPack::TooMany(claims)),
@@ -128,25 +128,25 @@ impl Pack {
         }
     }
 
-    /// Says whether the rule asks for one claim at least, and for no more than there are that count.
+    /// Returns whether the rule asks for 1 up to all counting claims.
     fn has_sound_rule(&self) -> bool {
         let claims = self.claims.iter().filter(|claim| claim.counts()).count();
         self.at_least.is_none_or(|at_least| at_least > 0 && at_least as usize <= claims)
     }
 
-    /// Returns what the verdicts of the claims come to: `ok` only if enough of them hold.
+    /// Returns the combined verdict: `ok` only if enough claims hold.
     ///
-    /// Otherwise `failed` if enough cannot hold any more, `unknown` if that depends on what could not be checked, and
-    /// `skipped` if it depends only on what was left out on purpose. Claims that only warn do not count. Without others,
-    /// or with a rule that makes no sense, it is `failed`.
+    /// Else `failed` if too few claims can hold; `unknown` if the result depends on claims that could not be
+    /// checked; `skipped` if it depends only on skipped claims. Claims that only warn do not count. Without
+    /// counting claims, or with an invalid rule, the verdict is `failed`.
     pub fn verdict(&self) -> Verdict {
         self.weighed(self.claims.iter().filter(|claim| claim.counts()).collect())
     }
 
-    /// Returns what they come to on an occasion: those that are checked on others do not count. `skipped` if all are.
+    /// Returns the combined verdict of the claims due on an occasion; `skipped` if none is due.
     ///
-    /// Where so many must hold and fewer are due, all that are due must: `at_least: 2` of one that is checked as the step ends
-    /// and one that is not asks for the first alone then.
+    /// If the rule asks for more claims than are due, all due claims must hold. Example: `at_least: 2` and a
+    /// single due claim: only this claim must hold.
     pub fn verdict_at(&self, occasion: Occasion) -> Verdict {
         let counting = || self.claims.iter().filter(|claim| claim.counts());
         let due: Vec<&Claim> = counting().filter(|claim| claim.is_due(occasion)).collect();
@@ -175,9 +175,10 @@ impl Pack {
         }
     }
 
-    /// Says of each claim that is not `ok` what was expected and what was found, or why it could not be checked.
+    /// Returns a line for each counting claim that is not `ok`: expectation and finding, or why it could not
+    /// be checked.
     ///
-    /// At most [`UNMET_MAX`] are told one by one; a last line counts the others.
+    /// Lists at most [`UNMET_MAX`] claims; a last line counts the others.
     pub fn unmet(&self) -> Vec<String> {
         let is_unmet = |claim: &&Claim| claim.counts() && claim.verdict != Verdict::Ok;
         let unmet: Vec<&Claim> = self.claims.iter().filter(is_unmet).collect();
@@ -188,12 +189,12 @@ impl Pack {
         lines
     }
 
-    /// Says of each claim what was expected and what was found, one line each.
+    /// Returns a line for each claim: expectation and finding.
     pub fn told(&self) -> Vec<String> {
         self.claims.iter().map(Claim::told).collect()
     }
 
-    /// Counts the verdicts; it is satisfied as [`verdict_at`](Self::verdict_at) says.
+    /// Counts the verdicts; `satisfied` follows [`verdict_at`](Self::verdict_at).
     pub fn summary_at(&self, occasion: Occasion) -> Summary {
         Summary { satisfied: self.verdict_at(occasion) == Verdict::Ok, ..self.summary() }
     }
@@ -215,7 +216,7 @@ impl Pack {
 }
 
 impl Claim {
-    /// Claims something of `kind` about `subject`; what is expected follows by [`expecting`](Self::expecting) or
+    /// Creates a claim of `kind` about `subject`; add the expectation by [`expecting`](Self::expecting) or
     /// [`pinning`](Self::pinning).
     pub fn new(kind: impl Into<String>, subject: impl Into<String>) -> Self {
         Self {
@@ -236,44 +237,44 @@ impl Claim {
         }
     }
 
-    /// Claims that a file or folder is there; `path` is relative to the base folder.
+    /// Creates a claim that a file or folder exists; `path` is relative to the base folder.
     pub fn exists(path: impl Into<String>) -> Self {
         Self::new(ARTIFACT_EXISTS, path)
     }
 
-    /// Claims that a regular file is there.
+    /// Creates a claim that a regular file exists.
     pub fn file(path: impl Into<String>) -> Self {
         Self::exists(path).expecting(json!({ "type": "file" }))
     }
 
-    /// Claims that a file has this digest.
+    /// Creates a claim that a file has this digest.
     pub fn sha256(path: impl Into<String>, digest: Digest) -> Self {
         Self::new(FILE_SHA256, path).expecting(digest.to_string())
     }
 
-    /// Claims that a file stays as it is when the step commits: its digest is taken then.
+    /// Creates a claim that a file does not change after the commit: its digest is pinned at the commit.
     pub fn unchanged(path: impl Into<String>) -> Self {
         Self::new(FILE_SHA256, path).pinning()
     }
 
-    /// Claims that the step recorded this exit code. `command` is for people and is never run.
+    /// Creates a claim that the step recorded this exit code. `command` is for display and is never run.
     pub fn exited(command: impl Into<String>, code: i32) -> Self {
         Self::new(COMMAND_EXIT, command).expecting(code)
     }
 
-    /// Gives the claim a name for people.
+    /// Sets a display name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Says how and when it is checked, and what it counts for.
+    /// Sets how and when the claim is checked, and its severity.
     #[must_use]
     pub fn on_terms(self, terms: Terms) -> Self {
         Self { terms, ..self }
     }
 
-    /// Holds where the other does not. What is pinned has no opposite.
+    /// Negates the claim. A pinned claim has no negation.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "it is the word of workflow files")]
     pub fn not(mut self) -> Self {
@@ -281,47 +282,49 @@ impl Claim {
         self
     }
 
-    /// Only warns: it is checked and told, and its pack does not depend on it.
+    /// Makes the claim a warning: checked and reported, without an effect on the pack.
     #[must_use]
     pub fn warns(mut self) -> Self {
         self.terms.severity = Severity::Warn;
         self
     }
 
-    /// Is looked at again, for so long, until it holds.
+    /// Repeats the check until the claim holds, for up to `time`.
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.terms.within_ms = Some(milliseconds(time));
         self
     }
 
-    /// Says how long one check may take, where the verifier's own limit does not fit.
+    /// Sets the limit of one check, in place of the verifier's limit.
     #[must_use]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.terms.timeout_ms = Some(milliseconds(time));
         self
     }
 
-    /// Says when it is checked, in place of always.
+    /// Sets the occasions of the check, in place of all occasions.
     #[must_use]
     pub fn at(mut self, occasions: impl IntoIterator<Item = Occasion>) -> Self {
         self.terms.at = occasions.into_iter().collect();
         self
     }
 
-    /// Says that what is expected and found is written down nowhere; so it is checked only when its step ends.
+    /// Keeps expectation and finding out of all records; the claim is therefore checked only when its step
+    /// ends.
     #[must_use]
     pub fn sensitive(mut self) -> Self {
         self.terms.sensitive = true;
         self
     }
 
-    /// Says whether its pack depends on it.
+    /// Returns whether the pack depends on the claim.
     pub fn counts(&self) -> bool {
         self.terms.severity == Severity::Fail
     }
 
-    /// Says whether it is checked on an occasion. What is sensitive is not kept, and so not checked later.
+    /// Returns whether the claim is checked on an occasion. A sensitive claim is not recorded, and so not
+    /// checked later.
     pub fn is_due(&self, occasion: Occasion) -> bool {
         if self.terms.sensitive && occasion != Occasion::Commit {
             return false;
@@ -329,19 +332,19 @@ impl Claim {
         self.terms.at.is_empty() || self.terms.at.contains(&occasion)
     }
 
-    /// Says what must be found.
+    /// Sets the expected value.
     #[must_use]
     pub fn expecting(self, expect: impl Into<Value>) -> Self {
         Self { expect: expect.into(), pinned: false, ..self }
     }
 
-    /// Takes what must be found from the world when the step commits.
+    /// Pins the claim: the expected value is measured when the step commits.
     #[must_use]
     pub fn pinning(self) -> Self {
         Self { expect: Value::Null, pinned: true, ..self }
     }
 
-    /// Says what was expected and found, for people.
+    /// Returns expectation and finding, for display.
     pub(crate) fn told(&self) -> String {
         let mut text = self.title();
         let state = match self.verdict {
@@ -364,33 +367,33 @@ impl Claim {
         text
     }
 
-    /// Returns the name given to it, else its kind and subject.
+    /// Returns the name of the claim, else its kind and subject.
     pub fn title(&self) -> String {
         let not = if self.terms.not { "not " } else { "" };
         self.name.clone().unwrap_or_else(|| format!("{not}{} {}", self.kind, self.subject))
     }
 }
 
-/// Whole milliseconds, as they are recorded.
+/// Converts to whole milliseconds, the recorded unit.
 fn milliseconds(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-/// Returns the claims of which no two say the same of the same file: one that stands twice counts once, however it is spelled.
+/// Removes duplicate claims: equal claims say the same of the same file, in any spelling.
 fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
     let mut seen = BTreeSet::new();
     let mut is_new = |claim: &Claim| {
         let is_path = claim.host.is_some() || matches!(&*claim.kind, ARTIFACT_EXISTS | FILE_SHA256);
         let subject = if is_path { Bound::of(claim).name().to_owned() } else { claim.subject.clone() };
         let is_told = !claim.terms.sensitive || claim.checked_at.is_none();
-        // What was expected of something sensitive is not known once it was checked: `check` has seen to it before.
+        // A checked sensitive claim has no expectation left to compare; `check` compared it before.
         let is_new = seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not));
         is_new || !is_told
     };
     claims.into_iter().filter(|claim| is_new(claim)).collect()
 }
 
-/// Shows a value as JSON, and no more of it than a person reads.
+/// Returns a value as JSON, clipped for display.
 fn clipped(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(VALUE_CHARS_MAX) {

@@ -1,11 +1,11 @@
-//! The language of paths: which of them are patterns, and what those name.
+//! Path patterns: syntax and matching.
 //!
-//! `*` stands for any part of a name, `?` for one letter, and `**` for any folders; `[*]`, `[?]` and `[[]` for the sign in
-//! them, so that every name can be written.
+//! `*` matches any part of a name, `?` a letter, and `**` any folders. `[*]`, `[?]` and `[[]` are the literal
+//! characters, so that every name can be written.
 
 use std::borrow::Cow;
 
-/// Signs that a name may have, as they are written.
+/// Escapes of special characters.
 const WRITTEN: [(&str, u8); 3] = [("[*]", b'*'), ("[?]", b'?'), ("[[]", b'[')];
 
 /// A piece of a path.
@@ -13,9 +13,9 @@ const WRITTEN: [(&str, u8); 3] = [("[*]", b'*'), ("[?]", b'?'), ("[[]", b'[')];
 enum Piece {
     /// Any part of a name.
     Any,
-    /// One letter.
+    /// A single letter.
     Letter,
-    /// This byte.
+    /// A literal byte.
     Byte(u8),
 }
 
@@ -35,17 +35,18 @@ fn pieces(text: &str) -> impl Iterator<Item = (usize, Piece)> {
     })
 }
 
-/// Returns where the first sign of a pattern stands.
+/// Returns the offset of the first wildcard.
 fn first_sign(text: &str) -> Option<usize> {
     pieces(text).find(|(_, piece)| !matches!(piece, Piece::Byte(_))).map(|(at, _)| at)
 }
 
-/// Says whether a subject is a pattern: `*` and `?` stand for what is in a name, and `**` for any folders; `[*]` is the sign.
+/// Returns whether a subject is a pattern: `*` and `?` match within a name, `**` matches any folders; `[*]`
+/// is a literal.
 pub fn is_pattern(subject: &str) -> bool {
     first_sign(subject).is_some()
 }
 
-/// Writes a path as a subject that means just that path, whatever signs it has.
+/// Escapes a path as a subject that means exactly this path.
 pub fn literal_path(path: &str) -> Cow<'_, str> {
     if !path.contains(['*', '?', '[']) {
         return Cow::Borrowed(path);
@@ -56,7 +57,7 @@ pub fn literal_path(path: &str) -> Cow<'_, str> {
         match letter {
             '*' => written.push_str("[*]"),
             '?' => written.push_str("[?]"),
-            // Most are no sign: `a[1]` stays as it is.
+            // Most brackets need no escape: `a[1]` stays as is.
             '[' if rest.is_empty() || rest.starts_with('[') => written.push_str("[[]"),
             other => written.push(other),
         }
@@ -64,7 +65,7 @@ pub fn literal_path(path: &str) -> Cow<'_, str> {
     Cow::Owned(written)
 }
 
-/// Returns the path that a subject means which is no pattern.
+/// Returns the path of a subject that is not a pattern, without escapes.
 pub fn named_by(subject: &str) -> Cow<'_, str> {
     if !WRITTEN.iter().any(|(written, _)| subject.contains(written)) {
         return Cow::Borrowed(subject);
@@ -77,13 +78,13 @@ pub fn named_by(subject: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8(bytes.collect()).expect("only what is ASCII was replaced"))
 }
 
-/// Most parts of a pattern: no way that is walked is much longer, and each `**` may look through all that is beneath it again.
+/// Most parts of a pattern. Paths are hardly longer, and each `**` may search the whole subtree again.
 const PARTS_MAX: usize = 128;
 
-/// Sees that a subject is not a pattern of too many parts; many `**` behind each other count as one.
+/// Checks that a pattern has not too many parts; consecutive `**` count as one part.
 ///
 /// # Errors
-/// It is one.
+/// The pattern has too many parts.
 pub fn check_pattern(subject: &str) -> Result<(), String> {
     let count = if is_pattern(subject) { parts_of(subject).len() } else { 0 };
     match count > PARTS_MAX {
@@ -92,14 +93,14 @@ pub fn check_pattern(subject: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the parts of a pattern. Any folders within any folders are any folders.
+/// Returns the parts of a pattern, with consecutive `**` merged.
 fn parts_of(pattern: &str) -> Vec<&str> {
     let mut parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     parts.dedup_by(|one, other| *one == "**" && *other == "**");
     parts
 }
 
-/// Splits a pattern before the first part that has a sign.
+/// Splits a pattern before the first part with a wildcard.
 pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
     let sign = first_sign(pattern).unwrap_or(pattern.len());
     let start = pattern[..sign].rfind('/').map_or(0, |slash| slash + 1);
@@ -110,11 +111,12 @@ pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
     (literal, parts_of(&pattern[start..]))
 }
 
-/// Says whether a pattern names a path, written as a subject, or a folder that it lies in.
+/// Returns whether a pattern matches a path, written as a subject, or a parent folder of the path.
 pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
     let parts = parts_of(pattern);
     let names: Vec<&str> = path.split('/').collect();
-    // Whether the parts from one on reach what the names from each place on are; none reach everything.
+    // By offset into the names: whether the parts from `place` on match the names from there on. An empty
+    // rest matches all.
     let mut reach = vec![true; names.len() + 1];
     for (place, part) in parts.iter().enumerate().rev() {
         let is_last = place + 1 == parts.len();
@@ -130,7 +132,7 @@ pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
     reach[0]
 }
 
-/// Says whether a name is as a part of a pattern: `?` is one byte of it that begins a letter with those after it, `*` any.
+/// Returns whether a name matches a part of a pattern. `?` matches a UTF-8 character, `*` any bytes.
 pub(super) fn fits(pattern: &str, name: &[u8]) -> bool {
     let pattern: Vec<Piece> = pieces(pattern).map(|(_, piece)| piece).collect();
     if name.first() == Some(&b'.') && pattern.first() != Some(&Piece::Byte(b'.')) {

@@ -1,4 +1,4 @@
-//! Where a file is that others open by its name, such as a database: what they may open, and that it stayed the same.
+//! Guards a file that another library opens by name, such as a database: detects swaps during the use.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,11 +13,12 @@ use super::blocking::{blocking, finding_of};
 use super::files::Stamp;
 use super::{Finding, Site};
 
-/// A regular file that a claim is about, for probes that have others open it by its name.
+/// The regular file of a claim, for probes with a library that opens files by name.
 ///
-/// Its folder stays open, and what is beside it is looked at there, through no link. Whoever opens the path may be given
-/// another file, if somebody swaps one for the other just then: it has to be asked before and after that whether the file
-/// [is still there](Self::is_there), and a link in the place of the file must not be followed.
+/// Keeps the folder open; neighbouring files are inspected there, never through a link. A library that opens
+/// the path can get another file if the file is swapped at this moment. Callers must check
+/// [`is_there`](Self::is_there) before and after the use, and must not follow a link in the place of the
+/// file.
 #[derive(Debug)]
 pub struct Spot {
     place: Place,
@@ -27,7 +28,7 @@ pub struct Spot {
     subject: String,
 }
 
-/// Returns where a regular file is that a claim is about.
+/// Returns the spot of a claim's regular file.
 ///
 /// # Errors
 /// As [`read_file`](super::read_file).
@@ -41,7 +42,7 @@ impl Spot {
     fn find(site: Site, subject: String) -> Result<Self, Lost> {
         let place = Place::find(&site, &subject, LastLink::Follow)?;
         let (_, stat) = place.open_regular()?;
-        // The way to the base may have links: it was given by who asks, and not by the claim.
+        // The base path may contain links: the caller supplied it, not the claim.
         let base = site.base().unwrap_or(Path::new(""));
         let path = match place.path().is_absolute() {
             true => place.path().to_owned(),
@@ -54,15 +55,15 @@ impl Spot {
         Ok(Self { path, inode: Stamp::inode(&stat), place, site, subject })
     }
 
-    /// Returns the path, in which there is no link.
+    /// Returns the path without links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens the file itself, and waits for nobody.
+    /// Opens the file itself, without blocking.
     ///
     /// # Errors
-    /// It cannot be opened, or another one is there.
+    /// The file cannot be opened, or was replaced.
     pub fn open(&self) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.place.folder(), self.place.name(), flags, Mode::empty())?;
@@ -70,10 +71,11 @@ impl Spot {
         if inode == self.inode { Ok(file.into()) } else { Err(io::Error::other("another file is there now")) }
     }
 
-    /// Returns how long the file beside it is that is called as itself with something behind; none if there is none.
+    /// Returns the size of the neighbouring file with the suffix `behind`; `None` if it does not exist.
     ///
     /// # Errors
-    /// It cannot be looked at, or is no regular file: opening a pipe could take for ever, and a link may lead anywhere.
+    /// The neighbour cannot be inspected, or is not a regular file: opening a pipe may block, and a link may
+    /// lead anywhere.
     pub fn bytes_beside(&self, behind: &str) -> io::Result<Option<u64>> {
         let mut name = OsString::from(self.place.name());
         name.push(behind);
@@ -91,7 +93,7 @@ impl Spot {
         }
     }
 
-    /// Walks to the file once more, and says whether it is the same.
+    /// Resolves the path again, and returns whether the file is the same.
     pub fn is_there(&self) -> bool {
         let again = Place::find(&self.site, &self.subject, LastLink::Follow);
         again.and_then(|place| place.stat()).is_ok_and(|stat| Stamp::inode(&stat) == self.inode)

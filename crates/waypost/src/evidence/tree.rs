@@ -1,11 +1,11 @@
-//! Folders, and files that a pattern names: all that is beneath them, found without following a link, and one digest of it.
+//! Tree digests: a single digest of a folder, or of the files that match a pattern, without following links.
 //!
 //! ```text
 //!   survey: paths, types, sizes, times --> hash the files, several at once --> survey again: the same, or it changed
 //!        each entry --> leaf: tag, type, path, digest of what it holds --> Merkle tree over the leaves, sorted by path
 //! ```
 //!
-//! The format of the digest is in docs/format.md.
+//! docs/format.md specifies the digest.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -26,34 +26,34 @@ use super::pattern::{check_pattern, fits, is_pattern, literal_path, named_by, sp
 use crate::id::Digest;
 use crate::plan::resolved;
 
-/// Most entries of a folder that are looked at: some hundred bytes each.
+/// Most entries in a survey: some hundred bytes each.
 const ENTRIES_MAX: usize = 500_000;
-/// Deepest folder within a folder: each on the way is an open descriptor.
+/// Deepest nesting of folders: each folder on the way is an open descriptor.
 const DEPTH_MAX: usize = 128;
-/// The folder of a project's runs, which changes with each step: no tree has it.
+/// The folder of a project's runs. Excluded from every tree, as each step changes the folder.
 const OURS: &str = ".waypost";
-/// Most files that are hashed at once: more do not make a disk faster.
+/// Most files hashed in parallel: more do not make a disk faster.
 const WORKERS_MAX: usize = 8;
-/// What every leaf begins with, so that it is like no other digest of this project.
+/// Domain separator: the beginning of every leaf, so that leaves differ from all other digests of this
+/// project.
 const TAG: &[u8] = b"waypost tree 1";
-/// How coarse times may be: those of a kernel that counts by its tick, and those of a file system of whole seconds (FAT has
-/// two).
+/// Granularity of timestamps: a kernel's tick, and file systems with whole seconds (FAT: two seconds).
 const TICK: Duration = Duration::from_millis(50);
 const SECONDS: Duration = Duration::from_secs(3);
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What is beneath a folder, or is named by a pattern, as it was at one moment.
+/// The entries beneath a folder, or the matches of a pattern, at one moment.
 #[derive(Debug)]
 pub(super) struct Survey {
     top: OwnedFd,
     entries: Vec<Entry>,
 }
 
-/// One name in a tree.
+/// A name in a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
-    /// From the folder, or from the part of the pattern before its first sign.
+    /// Relative to the folder, or to the part of the pattern before its first wildcard.
     path: PathBuf,
     kind: Kind,
     stamp: Stamp,
@@ -64,12 +64,12 @@ struct Entry {
 enum Kind {
     File,
     Folder,
-    /// With where it leads; that is not followed.
+    /// A link with its target; not followed.
     Link(Vec<u8>),
 }
 
 impl Survey {
-    /// Looks at all that is beneath a folder, or that a pattern names; none if the subject is anything else.
+    /// Surveys a folder or a pattern; returns `None` for other subjects.
     pub(super) fn of(site: &Site, subject: &str, dropped: &AtomicBool) -> Result<Option<Self>, Lost> {
         let mut walk = Walk { entries: Vec::new(), dropped };
         if is_pattern(subject) {
@@ -93,12 +93,12 @@ impl Survey {
 
     fn sorted(top: OwnedFd, mut entries: Vec<Entry>) -> Self {
         entries.sort_by(|one, other| one.path.as_os_str().as_bytes().cmp(other.path.as_os_str().as_bytes()));
-        // What two ways lead to is one entry.
+        // Two ways to a path give a single entry.
         entries.dedup_by(|one, other| one.path == other.path);
         Self { top, entries }
     }
 
-    /// Returns what differs as soon as anything was written, made, removed or renamed.
+    /// Returns a digest that changes with every write, creation, removal or rename.
     pub(super) fn stamp(&self) -> String {
         let text = |entry: &Entry| format!("{:?} {:?} {:?}", entry.kind, entry.stamp, entry.inode);
         let leaf =
@@ -106,13 +106,13 @@ impl Survey {
         Digest::merkle(&self.entries.iter().map(leaf).collect::<Vec<_>>()).to_string()
     }
 
-    /// Returns when a further change of anything would show in its times; none if that cannot be told.
+    /// Returns the time from which any further change would show in the timestamps; `None` if unknown.
     pub(super) fn settled(&self) -> Option<Timestamp> {
         let times: Option<Vec<_>> = self.entries.iter().map(|entry| entry.stamp.settled()).collect();
         times?.into_iter().max()
     }
 
-    /// Hashes it, and sees that it stays the same meanwhile; counts the files that are read.
+    /// Hashes all entries, and fails if entries change meanwhile; counts the files read.
     pub(super) fn hash(
         &self,
         again: impl FnOnce() -> Result<Option<Self>, Lost>,
@@ -178,7 +178,7 @@ fn take<'e>(next: &AtomicUsize, entries: &'e [Entry]) -> Option<(usize, &'e Entr
     Some((place, entries.get(place)?))
 }
 
-/// Opens a file beneath a folder, through no link.
+/// Opens a file beneath a folder, without following links.
 fn open(top: BorrowedFd<'_>, path: &Path) -> Result<File, Lost> {
     let mut folder: Option<OwnedFd> = None;
     let mut names = path.iter().peekable();
@@ -200,7 +200,7 @@ struct Walk<'d> {
 }
 
 impl Walk<'_> {
-    /// Adds what a path beneath a folder names, with all that is beneath it.
+    /// Adds the entry of a path beneath a folder, with all its descendants.
     fn add(&mut self, top: BorrowedFd<'_>, path: &Path) -> Result<(), Lost> {
         let mut folder: Option<OwnedFd> = None;
         let name = path.file_name().ok_or(Lost::Missing)?;
@@ -265,7 +265,7 @@ impl Walk<'_> {
     }
 }
 
-/// What was in a folder a moment ago, and is not, shows that it changes.
+/// Maps a missing entry, seen a moment ago, to a change.
 fn gone(errno: rustix::io::Errno) -> Lost {
     match lost(errno) {
         Lost::Missing => Lost::Changing("it changed while it was looked at".to_owned()),
@@ -285,8 +285,8 @@ fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, Lost> {
     Ok(names)
 }
 
-/// Finds what a pattern names, with the folder before its first sign: paths from there. What begins with a dot is named only by
-/// a pattern that does so too.
+/// Finds the matches of a pattern: returns the folder before its first wildcard, and the paths from there. A
+/// name with a leading dot needs a pattern with a leading dot.
 fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd, Vec<PathBuf>), Lost> {
     check_pattern(pattern).map_err(Lost::Refused)?;
     let (literal, parts) = split(pattern);
@@ -299,7 +299,7 @@ fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd
     Ok((top, found))
 }
 
-/// Returns the paths that a pattern names, as subjects; none if there is not even its folder.
+/// Returns the matches of a pattern as subjects; empty if its folder does not exist.
 pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
     let paths = match matching(site, pattern, dropped) {
         Ok((_, paths)) => paths,
@@ -316,7 +316,8 @@ pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Ve
     paths.into_iter().map(text).collect()
 }
 
-/// Returns those of them that are files or folders, as a path alone would be: through links that stay beneath the folder.
+/// Returns the matches that are files or folders, as for a plain path: through links that stay beneath the
+/// folder.
 pub(super) fn all_there(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
     let mut there = Vec::new();
     for path in all(site, pattern, dropped)? {
@@ -387,7 +388,7 @@ impl Search<'_> {
 }
 
 impl Stamp {
-    /// Returns when a further change would show in these times; none if they are no times.
+    /// Returns the time from which a further change would show in these times; `None` if they are invalid.
     pub(super) fn settled(&self) -> Option<Timestamp> {
         let (seconds, nanoseconds) = self.modified.max(self.changed);
         let coarse = if nanoseconds == 0 { SECONDS } else { TICK };

@@ -1,4 +1,4 @@
-//! The verifier: asks the probes, within limits, and gives packs back with their verdicts.
+//! The verifier: calls the probes within limits, and returns packs with verdicts.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,39 +16,39 @@ use crate::record::{Claim, Occasion, Pack, Verdict};
 
 use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, other_names};
 
-/// Most attempts at one check: with doubling pauses the last comes after three quarters of a second, and what has not
-/// come to rest by then is for the caller's next try.
+/// Most attempts at a check. With doubling pauses the last comes after three quarters of a second; later
+/// changes are left to the caller's next try.
 const TRIES_MAX: u32 = 5;
-/// Pause before the second attempt; each further one is twice as long.
+/// Pause before the second attempt, doubled for each further attempt.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
-/// Claims that are glanced at in one go: some milliseconds.
+/// Claims per batch of glances: some milliseconds.
 const GLANCES: usize = 512;
-/// Longest pause between looks at what is to come within some time: people do not see half a second.
+/// Longest pause between repeated checks within a time limit: people do not notice half a second.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// How long and how wide checks may go.
+/// Time limits and parallelism of checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Time for one claim, its further attempts included.
+    /// Time for a claim, including retries.
     pub claim: Duration,
     /// Time for all claims of a pack.
     pub pack: Duration,
-    /// Time for all claims that are checked before a resume.
+    /// Time for all claims checked before a resume.
     pub all: Duration,
-    /// Checks made at once.
+    /// Checks in parallel.
     pub parallel: usize,
 }
 
 impl Default for Limits {
-    /// Ten seconds a claim, which hashes gigabytes; a minute a pack; ten minutes a resume, which may have to look at what
-    /// a day has made; eight at once, which keeps a disk busy.
+    /// Ten seconds per claim: enough to hash gigabytes. A minute per pack. Ten minutes per resume, which may
+    /// check a day's results. Eight in parallel, which keeps a disk busy.
     fn default() -> Self {
         let [claim, pack, all] = [10, 60, 600].map(Duration::from_secs);
         Self { claim, pack, all, parallel: 8 }
     }
 }
 
-/// Checks claims through probes, one for each kind.
+/// Checks claims through one probe for each kind.
 #[derive(Debug, Clone)]
 pub struct Verifier {
     probes: BTreeMap<String, Arc<dyn Probe>>,
@@ -62,10 +62,10 @@ impl Default for Verifier {
     }
 }
 
-/// A look at the claim of a place.
+/// A check of the claim at an index.
 type Look<'a> = Pin<Box<dyn Future<Output = (usize, Finding)> + Send + 'a>>;
 
-/// What a claim is looked at for.
+/// The purpose of a look at a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Aim {
     Check,
@@ -73,7 +73,7 @@ enum Aim {
 }
 
 impl Verifier {
-    /// Makes a verifier with the probes of this crate and the default limits.
+    /// Creates a verifier with the probes of this crate and the default limits.
     pub fn new() -> Self {
         let bare = Self { probes: BTreeMap::new(), limits: Limits::default(), clock: Arc::new(SystemClock) };
         bare.with_probe(Arc::new(ExistsProbe))
@@ -81,43 +81,43 @@ impl Verifier {
             .with_probe(Arc::new(ExitProbe))
     }
 
-    /// Adds a probe, in place of the one for the same kind.
+    /// Adds a probe, or replaces the probe of the same kind.
     #[must_use]
     pub fn with_probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probes.insert(probe.kind().to_owned(), probe);
         self
     }
 
-    /// Sets other limits.
+    /// Sets the limits.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Uses another clock for `checked_at`.
+    /// Sets the clock for `checked_at`.
     #[must_use]
     pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
     }
 
-    /// Checks every claim now that is due when somebody [wants to know](Occasion::Verify), and returns the pack with what
-    /// came out; the pack given is not changed. Claims that are not due are `skipped`.
+    /// Checks every claim due on [`Verify`](Occasion::Verify), and returns a copy of the pack with the
+    /// verdicts. Claims that are not due are `skipped`.
     ///
-    /// A claim to be pinned that never was is `failed`.
+    /// An unpinned claim that should have been pinned is `failed`.
     pub async fn verify(&self, pack: &Pack, site: &Site) -> Pack {
         self.verify_on(pack, site, Occasion::Verify).await
     }
 
-    /// The same on another occasion.
+    /// As [`verify`](Self::verify), on a given occasion.
     pub async fn verify_on(&self, pack: &Pack, site: &Site, occasion: Occasion) -> Pack {
         self.verify_until(pack, site, occasion, self.deadline_of(&pack.claims)).await
     }
 
-    /// Pins what is to be pinned, then checks every claim: what a step does when it commits.
+    /// Takes all pins, then checks every claim, as the commit of a step requires.
     pub async fn commit(&self, pack: &Pack, site: &Site) -> Pack {
         let deadline = self.deadline_of(&pack.claims);
         let pinned = self.pin_until(pack, site, deadline).await;
-        // What was just pinned would only be read twice.
+        // Pinned just now: a check would only repeat the read.
         let fresh = |claim: &Claim| claim.pinned && claim.checked_at.is_some();
         let (ready, open): (Vec<_>, Vec<_>) =
             pinned.claims.iter().cloned().enumerate().partition(|(_, claim)| fresh(claim));
@@ -129,9 +129,9 @@ impl Verifier {
         Pack { at_least: pack.at_least, claims: claims.into_iter().map(|(_, claim)| claim).collect() }
     }
 
-    /// Pins what is to be pinned and checks nothing: every verdict is `skipped`.
+    /// Takes all pins and checks nothing: every verdict is `skipped`.
     ///
-    /// A pin that cannot be taken stays without a value and says why; no later check of it is `ok`.
+    /// A failed pin has no value and a reason; later checks of it are never `ok`.
     pub async fn pin(&self, pack: &Pack, site: &Site) -> Pack {
         let mut pinned = self.pin_until(pack, site, self.deadline_of(&pack.claims)).await;
         for claim in &mut pinned.claims {
@@ -140,8 +140,8 @@ impl Verifier {
         pinned
     }
 
-    /// Checks claims of many packs at once, each at its own site, within the time for all; returns them in their order
-    /// with what came out. Whether they are due is the caller's to know. As [`verify`](Self::verify) otherwise.
+    /// Checks claims of many packs, each at its own site, within the time for all; returns them in order with
+    /// verdicts. The caller selects the due claims. Else as [`verify`](Self::verify).
     pub async fn verify_all(&self, claims: &[(Claim, Site)]) -> Vec<Claim> {
         let deadline = Instant::now() + self.limits.all;
         let mut checked: Vec<Claim> = claims.iter().map(|(claim, _)| claim.clone()).collect();
@@ -154,20 +154,20 @@ impl Verifier {
         checked
     }
 
-    /// Returns when all claims of a pack must have been checked, if that begins now: none is cut short of the time in which
-    /// it may come to hold.
+    /// Returns the deadline for all claims of a pack, counted from now: at least the longest time of a single
+    /// claim.
     fn deadline_of(&self, claims: &[Claim]) -> Instant {
         let longest = claims.iter().map(|claim| self.time_of(claim)).max().unwrap_or_default();
         Instant::now() + self.limits.pack.max(longest)
     }
 
-    /// Returns how long it may take to check a claim, further looks included.
+    /// Returns the time limit of a claim, including repeated checks.
     fn time_of(&self, claim: &Claim) -> Duration {
         let one = claim.terms.timeout_ms.map_or(self.limits.claim, Duration::from_millis);
         one + Duration::from_millis(claim.terms.within_ms.unwrap_or_default())
     }
 
-    /// Returns when all that is checked before a resume must be done, if that begins now.
+    /// Returns the deadline for all checks before a resume, counted from now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.limits.all
     }
@@ -219,7 +219,7 @@ impl Verifier {
         claim.checked_at = Some(self.clock.now());
         if claim.terms.sensitive {
             claim.expect = serde_json::Value::Null;
-            // What a probe has to say of it may quote it.
+            // The probe's reason may quote the sensitive value.
             claim.error = finding.why.map(|_| "why is not told, as it is sensitive".to_owned());
             return;
         }
@@ -227,7 +227,7 @@ impl Verifier {
         claim.error = finding.why;
     }
 
-    /// Asks the probes about the claims at `places`: cheap ones first, so many at once.
+    /// Calls the probes for the claims at `places`: cheap checks first, in parallel up to the limit.
     async fn find(
         &self,
         claims: &[(&Claim, &Site)],
@@ -250,8 +250,8 @@ impl Verifier {
         stream::iter(glanced).chain(checked).collect().await
     }
 
-    /// Glances at the claims that trust a stamp, many in one go, since handing each to another thread takes longer than the
-    /// glance; what it says something of is no longer among the places.
+    /// Glances at the claims that trust a stamp, in batches, as a thread switch costs more than a glance.
+    /// Removes the answered claims from `places`.
     async fn glance(
         &self,
         claims: &[(&Claim, &Site)],
@@ -285,7 +285,7 @@ impl Verifier {
         said.into_iter().collect()
     }
 
-    /// Looks at one claim, again and again while that may help and there is time.
+    /// Checks a claim, and repeats the check while this may help and time remains.
     async fn look(&self, claim: &Claim, aim: Aim, site: &Site, deadline: Instant) -> Finding {
         if aim == Aim::Check && is_open_pin(claim) {
             return Finding::failed("nothing was pinned when the step committed");
@@ -321,8 +321,8 @@ impl Verifier {
     }
 }
 
-/// Glances at claims on a thread where that may block, at once, and returns what was said of them, by their places. What hangs
-/// says nothing: claim by claim, it is told which.
+/// Glances at claims on a blocking thread, and returns the findings by place. Claims beyond the limit get no
+/// finding here; the separate check reports which one hangs.
 fn glance_at(
     asked: Vec<(usize, Arc<dyn Probe>, Claim, Site)>,
     limit: Instant,
@@ -333,7 +333,7 @@ fn glance_at(
             Some((*place, said.unwrap_or_else(|_| Some(panicked(claim)))?))
         };
         let said: Vec<_> = asked.iter().filter_map(glance).collect();
-        // What was asked goes back with it: memory is given back where it was taken.
+        // Return the batch, so that the allocating thread frees the memory.
         (said, asked)
     });
     async move {
@@ -344,8 +344,8 @@ fn glance_at(
     }
 }
 
-/// Makes one check, again and again while what is in its way may pass and there is time: `once` for one claim, and none
-/// after the `deadline` of all.
+/// Makes a check, and retries temporary failures within the limit `once` of the claim and the `deadline` of
+/// all.
 async fn tried(
     probe: &dyn Probe,
     (claim, aim, site): (&Claim, Aim, &Site),
@@ -370,7 +370,7 @@ async fn tried(
     in_time.unwrap_or_else(|_| last.unwrap_or_else(|| silent(once, deadline - begun)))
 }
 
-/// Says that a probe gave no answer in its time, or in what was left of that of all.
+/// Returns the finding for a probe without an answer within its time, or within the rest of the time for all.
 fn silent(once: Duration, left: Duration) -> Finding {
     if once <= left {
         return Finding::unknown(format!("no answer within {once:?}"));
@@ -379,7 +379,7 @@ fn silent(once: Duration, left: Duration) -> Finding {
     Finding::unknown(format!("no answer within {left:?}, when the time for all checks was used up"))
 }
 
-/// Asks a probe, which may be somebody's own: one that panics takes nobody down.
+/// Calls a probe, which may be foreign code: a panic becomes a finding.
 async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {
     let asked = async {
         match aim {
@@ -390,7 +390,7 @@ async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding
     AssertUnwindSafe(asked).catch_unwind().await.unwrap_or_else(|_| panicked(claim))
 }
 
-/// Refuses a pin of nothing, by which no later check could tell anything.
+/// Refuses a null pin, as later checks could not detect a change.
 fn taken(finding: Finding) -> Finding {
     match (finding.verdict, finding.found.is_null()) {
         (Verdict::Ok, true) => {
@@ -404,12 +404,12 @@ fn panicked(claim: &Claim) -> Finding {
     Finding::unknown(format!("the probe for claims of kind `{}` panicked", claim.kind))
 }
 
-/// Says whether a claim waits to be pinned.
+/// Returns whether a claim is still to be pinned.
 fn is_open_pin(claim: &Claim) -> bool {
     claim.pinned && claim.expect.is_null()
 }
 
-/// Forgets what an earlier check, or the caller, wrote as its outcome.
+/// Clears the results of an earlier check, or of the caller.
 fn clear(claim: &mut Claim) {
     claim.verdict = Verdict::Skipped;
     (claim.found, claim.error, claim.checked_at) = (serde_json::Value::Null, None, None);

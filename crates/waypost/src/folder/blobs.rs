@@ -1,4 +1,4 @@
-//! Blobs as files: logs where a person looks for them, the rest apart.
+//! Blobs as files: logs in `logs/`, all others in `blobs/`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,13 @@ use super::{make_folder, open_or_create};
 use crate::disk::{Disk, write_whole};
 use crate::store::{BLOB_CHUNK_BYTES, StoreError, check_blob_name};
 
-/// Appends at most [`BLOB_CHUNK_BYTES`] to a blob of the run whose folder is `run`; makes folders as needed. Not synced.
+/// Appends at most [`BLOB_CHUNK_BYTES`] to a blob in the run's folder `run`; creates folders as needed. Not
+/// synced.
 ///
-/// The caller has made sure that it holds the run's lease.
+/// The caller holds the run's lease.
 ///
 /// # Errors
-/// - [`StoreError::Invalid`]: not the name of a blob, or too large a chunk; nothing was written.
+/// - [`StoreError::Invalid`]: invalid name, or too large a chunk; nothing was written.
 /// - [`StoreError::Full`], [`StoreError::Io`]: any part of the chunk may have been written.
 pub fn append_blob(disk: &dyn Disk, run: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
     let place = place_of(name)?;
@@ -35,10 +36,10 @@ pub fn append_blob(disk: &dyn Disk, run: &Path, name: &str, bytes: &[u8]) -> Res
     write_whole(file.as_mut(), bytes).map_err(failed)
 }
 
-/// Returns once the blob and the folders that lead to it are on disk.
+/// Syncs a blob and its parent folders.
 ///
 /// # Errors
-/// [`StoreError::Invalid`]: not the name of a blob. [`StoreError::Full`], [`StoreError::Io`]: it must not be relied on.
+/// [`StoreError::Invalid`]: invalid name. [`StoreError::Full`], [`StoreError::Io`]: do not refer to the blob.
 pub fn sync_blob(disk: &dyn Disk, run: &Path, name: &str) -> Result<(), StoreError> {
     let path = run.join(place_of(name)?);
     let failed = |source| StoreError::of_write("sync", path.display().to_string(), source);
@@ -51,10 +52,10 @@ pub fn sync_blob(disk: &dyn Disk, run: &Path, name: &str) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; nothing at the end and where there is no such blob.
+/// Reads at most [`BLOB_CHUNK_BYTES`] from `offset`; empty at the end and for a missing blob.
 ///
 /// # Errors
-/// [`StoreError::Invalid`]: not the name of a blob. [`StoreError::Io`].
+/// [`StoreError::Invalid`]: invalid name. [`StoreError::Io`].
 pub fn read_blob(disk: &dyn Disk, run: &Path, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
     let path = run.join(place_of(name)?);
     match disk.read_at(&path, offset, BLOB_CHUNK_BYTES) {
@@ -64,7 +65,7 @@ pub fn read_blob(disk: &dyn Disk, run: &Path, name: &str, offset: u64) -> Result
     }
 }
 
-/// Makes the folders between a run's folder and a blob in it, and that of the run too.
+/// Creates the run's folder, and the folders from there to a blob.
 fn create_folders(disk: &dyn Disk, run: &Path, place: &Path) -> io::Result<()> {
     make_folder(disk, run)?;
     let mut folder = run.to_owned();
@@ -75,7 +76,7 @@ fn create_folders(disk: &dyn Disk, run: &Path, place: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns where a blob lies in the run's folder: never outside of it, and never in the place of another file of ours.
+/// Returns the path of a blob in the run's folder: never outside, and never in place of another file of ours.
 fn place_of(name: &str) -> Result<PathBuf, StoreError> {
     check_blob_name(name)?;
     if name.starts_with("logs/") { Ok(name.into()) } else { Ok(Path::new("blobs").join(name)) }

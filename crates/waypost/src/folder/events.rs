@@ -1,4 +1,4 @@
-//! `events.jsonl`: one line an event, appended after each commit.
+//! `events.jsonl`: a line for each event, appended after each commit.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,22 +10,22 @@ use crate::disk::{Disk, DiskFile, write_whole};
 use crate::events::{self, Cursor};
 use crate::record::{HEADER_BYTES_MAX, Header, Record};
 
-/// How much of the end of the file is read to find its last line: most lines are below 1 KB.
+/// Bytes read at the end of the file to find its last line: most lines are below 1 KB.
 const TAIL_BYTES: usize = 64 << 10;
-/// How far the search goes: no line is longer than a header, whatever escapes JSON needs.
+/// Limit of the search: a line is not longer than a header, with any JSON escapes.
 const TAIL_BYTES_MAX: usize = 8 * HEADER_BYTES_MAX;
 
-/// The event last written down.
+/// The last written event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark(Cursor);
 
 impl Mark {
-    /// Says whether a record was written down, at least in part, when this was the last line.
+    /// Returns whether a record was written, at least in part, when this was the last line.
     pub(super) fn covers(&self, header: &Header) -> bool {
         header.branch == self.0.branch && header.seq <= self.0.seq
     }
 
-    /// Says whether the event is of this record, and not the last of it.
+    /// Returns whether the record has this event, and further events after it.
     pub(super) fn is_amid(&self, record: &Record) -> bool {
         self.names(record.header())
             && events::of(record).last().is_some_and(|last| last.cursor.index > self.0.index)
@@ -36,18 +36,18 @@ impl Mark {
     }
 }
 
-/// The file, open for appending once something was written.
+/// The file, open for appending after the first write.
 #[derive(Debug)]
 pub(super) struct EventFile {
     path: PathBuf,
     file: Option<Box<dyn DiskFile>>,
-    /// The last event of an earlier writer: it and those before it in its record are not written again.
+    /// The last event of an earlier writer: this event and the record's earlier events are not written again.
     after: Option<Mark>,
-    /// A write failed: a line behind a missing one would hide the gap.
+    /// A write failed: a line after a missing one would hide the gap.
     given_up: bool,
 }
 
-/// What every line has, of whatever version.
+/// The members of a line in every version.
 #[derive(Deserialize)]
 struct Line {
     cursor: Cursor,
@@ -58,13 +58,13 @@ impl EventFile {
         Self { path, file: None, after: None, given_up: false }
     }
 
-    /// Cuts off what is behind the last whole line, and returns which event that line is.
+    /// Truncates the file after the last whole line, and returns the event of this line.
     pub(super) fn mend(&mut self, disk: &dyn Disk) -> Result<Option<Mark>, Trouble> {
         let mended = self.cut_tail(disk);
         mended.map_err(|source| self.give_up(source))
     }
 
-    /// From now on, leaves out what was written down up to `mark`.
+    /// Skips events up to `mark` from now on.
     pub(super) fn skip_to(&mut self, mark: Mark) {
         self.after = Some(mark);
     }
@@ -136,10 +136,10 @@ impl EventFile {
     }
 }
 
-/// Returns where the last event of the lines that can be read ends, and which it is.
+/// Returns the end offset of the last readable event, and its mark.
 ///
-/// What a power cut left is not trusted behind the first line that is none: what was written in order may have
-/// arrived in another. Only the last line is read for what it says; of the others it is enough that they are whole.
+/// After a power failure, lines after the first invalid one are not trusted: the disk may have reordered
+/// writes. Only the last line is parsed; the others only have to be whole.
 fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
     let begin = if from_start { 0 } else { tail.iter().position(|byte| *byte == b'\n')? + 1 };
     let lines = tail[begin..].split_inclusive(|byte| *byte == b'\n');
@@ -154,7 +154,7 @@ fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
     None
 }
 
-/// Says whether a line begins and ends as one of ours does, and has no hole, which reads as zeros.
+/// Returns whether a line begins and ends as an event does, and has no hole, which reads as zeros.
 fn is_whole(line: &&[u8]) -> bool {
     line.starts_with(b"{") && line.ends_with(b"}") && !line.contains(&0)
 }

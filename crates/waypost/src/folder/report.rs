@@ -1,9 +1,9 @@
-//! `report.md`: a head, then a section a step, none of them twice.
+//! `report.md`: a head, then a section for each step, without duplicates.
 //!
-//! A new section is appended. Those that take the place of older ones cost a rewrite of the file, one for all that are
-//! written together, except where the older one is the last, as it is when a failed step is tried again. The sections
-//! that an earlier writer left are looked up once, when the first section is to be written. A run of a million items has a
-//! report of hundreds of megabytes: it is read and written piece by piece.
+//! A new section is appended. Replacing older sections costs a rewrite of the file, a single one per batch of
+//! sections. An exception is the last section, as in the retry of a failed step. Sections of an earlier
+//! writer are indexed once, before the first write. A run of a million items has a report of hundreds of
+//! megabytes: it is read and written by pieces.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,13 +16,14 @@ use crate::disk::{Disk, DiskFile, write_whole};
 use crate::record::{Record, RunRecord, RunStatus};
 use crate::report::{self, Section};
 
-/// How much of the end of a report is read to find the section of a record: that of the newest is the last, most often.
+/// Bytes read at the end of a report to find a record's section: usually, the newest is the last.
 const TAIL_BYTES: u64 = 64 << 10;
-/// So much of a report is in memory while it is read, or written anew.
+/// Bytes of a report in memory during a read or rewrite.
 const PIECE_BYTES: u64 = 256 << 10;
-/// Largest report that sections are replaced in: far beyond what a person reads. In a larger one they come behind the others.
+/// Largest report with replaced sections: far beyond human reading. In a larger one, new versions of sections
+/// are appended.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
-/// So much of the end of a report is read to find older sections than its tail has.
+/// Bytes read at the end of a report to find sections before its tail.
 const END_BYTES_MAX: u64 = 32 << 20;
 /// Longest line that may be a marker.
 const MARKER_BYTES_MAX: usize = 64 << 10;
@@ -31,7 +32,7 @@ const MARKER_BYTES_MAX: usize = 64 << 10;
 pub(super) struct ReportFile {
     path: PathBuf,
     run: RunRecord,
-    /// What is known of the file since it was read or made.
+    /// Facts about the file since the first read or its creation.
     known: Option<Known>,
     given_up: bool,
 }
@@ -41,12 +42,12 @@ struct Known {
     file: Box<dyn DiskFile>,
     len: u64,
     status: RunStatus,
-    /// Where the first section begins, or the end of the file.
+    /// The offset of the first section, or the end of the file.
     head: u64,
-    /// The digests of all markers: a run may have a hundred thousand sections. Two markers of one digest would cost a
-    /// rewrite that finds nothing to replace.
+    /// The digests of all markers, as a run may have a hundred thousand sections. A collision costs a rewrite
+    /// without a replacement.
     markers: HashSet<u64>,
-    /// The last section: its marker, and where it begins.
+    /// The last section: its marker and offset.
     last: Option<(String, u64)>,
 }
 
@@ -75,7 +76,7 @@ impl ReportFile {
         }
         let begins = records.iter().any(|record| record.header().root.is_some());
         if sections.is_empty() && !begins && status.is_none_or(|status| status == RunStatus::Running) {
-            // The head may say how the last session ended until the first step of this one came to something.
+            // Until the first outcome of a step, the head may show the end of the last session.
             return Ok(());
         }
         if self.known.is_none() {
@@ -96,7 +97,7 @@ impl ReportFile {
         }
     }
 
-    /// Puts another head before the sections.
+    /// Replaces the head of the report.
     fn restate(&mut self, disk: &dyn Disk, status: RunStatus) -> io::Result<()> {
         let head = report::head(&self.run, status);
         let known = self.known.as_mut().expect("it was read before");
@@ -115,7 +116,7 @@ impl ReportFile {
         Ok(())
     }
 
-    /// Puts sections in the place of their older selves, by their markers. One that is not there after all is added.
+    /// Replaces sections by their new versions, by marker. A section that is missing after all is appended.
     fn replace(&mut self, disk: &dyn Disk, mut texts: HashMap<String, String>) -> io::Result<()> {
         let known = self.known.as_mut().expect("it was read before");
         let mut places: Vec<(Range<u64>, String)> = Vec::with_capacity(texts.len());
@@ -147,7 +148,7 @@ impl ReportFile {
         self.append(&left)
     }
 
-    /// Adds a section to what is to be appended, or to what takes the place of its older self.
+    /// Adds a section to the appended text, or to the replacements.
     fn put(
         &mut self,
         section: Section,
@@ -187,10 +188,10 @@ impl ReportFile {
         Ok(())
     }
 
-    /// Finds out which sections an earlier writer left, or makes the file; its head says `status` then.
+    /// Indexes the sections of an earlier writer, or creates the file, with `status` in its head.
     fn read(&self, disk: &dyn Disk, status: RunStatus) -> io::Result<Known> {
         let mut found = Found::default();
-        // A torn last line may be half a marker, which would hide what follows.
+        // A torn last line may be half a marker, which would hide the next section.
         let end = each_marker(disk, &self.path, |begin, marker| found.note(begin, marker))?;
         let first = found.first.unwrap_or(end);
         let head = report::head(&self.run, status);
@@ -211,7 +212,7 @@ impl ReportFile {
     }
 }
 
-/// What is found in a report.
+/// The index of a report.
 #[derive(Default)]
 struct Found {
     markers: HashSet<u64>,
@@ -227,8 +228,8 @@ impl Found {
     }
 }
 
-/// Tells where each section of a report begins, with its marker, and returns where its last whole line ends; 0 if there is
-/// no report.
+/// Calls `found` with the offset and marker of each section; returns the end of the last whole line, or 0
+/// without a report.
 fn each_marker(disk: &dyn Disk, path: &Path, mut found: impl FnMut(u64, &str)) -> io::Result<u64> {
     let len = match disk.metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -259,7 +260,7 @@ fn each_marker(disk: &dyn Disk, path: &Path, mut found: impl FnMut(u64, &str)) -
     Ok(begin)
 }
 
-/// Copies a part of a file behind what is in another one, piece by piece.
+/// Appends a part of a file to another file, piece by piece.
 fn copy(disk: &dyn Disk, path: &Path, part: Range<u64>, to: &mut dyn DiskFile) -> io::Result<()> {
     let mut at = part.start;
     while at < part.end {
@@ -274,7 +275,7 @@ fn copy(disk: &dyn Disk, path: &Path, part: Range<u64>, to: &mut dyn DiskFile) -
     Ok(())
 }
 
-/// Returns the sections of records, without those that the next one takes the place of.
+/// Returns the sections of records, without those replaced by the next record.
 fn sections_of(records: &[&Record]) -> Vec<Section> {
     let mut keyed =
         records.iter().filter_map(|record| Some((*record, report::section_key(record)?))).peekable();
@@ -293,7 +294,7 @@ fn digest_of(marker: &str) -> u64 {
     hasher.finish()
 }
 
-/// What a report has, read as far as that is asked.
+/// The sections of a report, read as far as needed.
 pub(super) struct Written<'a> {
     disk: &'a dyn Disk,
     path: &'a Path,
@@ -304,7 +305,7 @@ pub(super) struct Written<'a> {
 struct End {
     text: String,
     is_all: bool,
-    /// The lines in it that name checkpoints: most answers are no, and need no search.
+    /// The lines that name checkpoints: most lookups miss, and need no search.
     named: HashSet<String>,
 }
 
@@ -313,8 +314,8 @@ impl<'a> Written<'a> {
         Self { disk, path, end: None }
     }
 
-    /// Says whether the section of a record stands in the report, word for word; a record that has none is passed over.
-    /// Sections are written in the order of their records, so that those of older records do then, too.
+    /// Returns whether the report has the exact section of a record; false for a record without a section.
+    /// Sections are written in order of records, so the sections of older records are then present, too.
     pub(super) fn has(&mut self, record: &Record) -> bool {
         if report::section_key(record).is_none() {
             return false;
@@ -335,7 +336,7 @@ impl<'a> Written<'a> {
 }
 
 impl End {
-    /// Reads so many bytes of the end of a report; of one that cannot be read, nothing.
+    /// Reads the last bytes of a report; an unreadable report counts as empty.
     fn read(disk: &dyn Disk, path: &Path, bytes: u64) -> Self {
         let len = disk.metadata(path).map_or(0, |file| file.len);
         let from = len.saturating_sub(bytes);
@@ -345,7 +346,7 @@ impl End {
     }
 }
 
-/// Returns the lines that say of which checkpoint a section is.
+/// Returns the lines that name the checkpoints of sections.
 fn checkpoint_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| line.starts_with(report::CHECKPOINT_LINE))
 }

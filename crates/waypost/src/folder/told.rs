@@ -1,23 +1,23 @@
-//! What the log of a run tells of, newest first: a witness that stands outside the store's own files.
+//! The log of a run as proof of acknowledged records, newest first, independent of the store's own files.
 //!
-//! A line of `events.jsonl` is written after its record was acknowledged and never before. So a record that a line tells
-//! of was there, and where the store does not have it, the store has lost it: a log of SQLite that it cuts off at the
-//! first changed bit, a database that somebody took away, or put an older copy in the place of.
+//! A line of `events.jsonl` is written only after the acknowledgement of its record. A record with a line
+//! therefore existed. If the store lacks the record, the store has lost it. Examples: a log that SQLite
+//! truncates at the first changed bit, a deleted database, or a database replaced by an older copy.
 //!
-//! What may be concluded, case by case:
+//! Conclusions, case by case:
 //!
 //! ```text
-//!   kill, power cut, full disk   the log lags behind the store, or ends in a torn line: it says nothing of what it lacks
-//!   order of blocks in a power   lines may be missing amid others; each one that can be read was written after its
-//!     cut                        record was on the disk, so it is believed by itself
-//!   durability `async`           records were acknowledged before they were on the disk: a power cut may take them and
-//!                                leave their lines. They are lost all the same, and it is said, but as nobody's doing
-//!   a log that somebody removed  tells nothing; the next holder begins another one
-//!   a changed bit in a line      run, branch and seq stand in it twice; where they differ, the line is no witness
-//!   a run deleted, made anew     the old log is gone for good before the records are
+//!   kill, power cut, full disk   the log lags the store, or ends in a torn line: missing lines prove nothing
+//!   order of blocks in a power   lines may be missing in the middle; each readable line was written after its record
+//!     cut                        was on the disk, so it counts on its own
+//!   durability `async`           records were acknowledged before they were on the disk: a power cut may lose them and
+//!                                keep their lines. The loss is real, and is reported without blame
+//!   a log that was removed       proves nothing; the next holder begins another one
+//!   a changed bit in a line      a line has run, branch and seq twice; if they differ, the line is ignored
+//!   a run deleted, made again    the old log is removed durably before the records
 //! ```
 //!
-//! Nothing but the loss is learnt from it: what the lost records held is not in the log.
+//! Only the loss is known from the log: it does not have the content of the lost records.
 
 use std::path::{Path, PathBuf};
 
@@ -29,12 +29,12 @@ use crate::id::{BranchPath, RunId};
 
 /// The name of the log.
 pub(super) const EVENTS_FILE: &str = "events.jsonl";
-/// How much is read at first: most lines are below 1 KB, and most often one is enough.
+/// Bytes of the first read: most lines are below 1 KB, and usually a single line suffices.
 const TAIL_BYTES: usize = 4 << 10;
-/// Most that is read of a log, from its end: a hundred thousand records.
+/// Most bytes read from the end of a log: a hundred thousand records.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// Says whether a log stands in the folder of a run: then the run was acknowledged once.
+/// Returns whether a run's folder has a log, which proves that the run was acknowledged.
 pub fn has_told(disk: &dyn Disk, folder: &Path) -> bool {
     let found = disk.metadata(&folder.join(EVENTS_FILE));
     found.is_ok_and(|file| file.kind == Kind::File && file.len > 0)
@@ -42,23 +42,23 @@ pub fn has_told(disk: &dyn Disk, folder: &Path) -> bool {
 
 /// The records that the log of a run tells of, newest first, each once as long as its lines stand together.
 ///
-/// Must be made before the store is looked at: what is appended meanwhile is then not missed. A log that cannot be read
-/// tells nothing.
+/// Create it before reading the store, so that concurrent appends are not reported as lost. An unreadable log
+/// yields nothing.
 #[derive(Debug)]
 pub struct Told<'a> {
     disk: &'a dyn Disk,
     path: PathBuf,
     run: RunId,
-    /// What is before this in the file was not read.
+    /// The offset of the first byte read so far.
     from: u64,
-    /// How far reading goes back.
+    /// The offset where reading stops.
     until: u64,
-    /// What was read and not told; ends with the end of a line.
+    /// Bytes read and not yet yielded; ends at a line end.
     rest: Vec<u8>,
     last: Option<(BranchPath, u64)>,
 }
 
-/// What every line has, of whatever version.
+/// The members of a line in every version.
 #[derive(Deserialize)]
 struct Line {
     cursor: Cursor,
@@ -75,19 +75,19 @@ impl<'a> Told<'a> {
         let len = disk.metadata(&path).ok().filter(|file| file.kind == Kind::File).map_or(0, |file| file.len);
         let until = len.saturating_sub(LOG_BYTES_MAX);
         let mut told = Self { disk, path, run: run.clone(), from: len, until, rest: Vec::new(), last: None };
-        // A torn line at the end is not there yet.
+        // Ignore a torn line at the end.
         while !told.rest.contains(&b'\n') && told.read_more() {}
         let whole = told.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         told.rest.truncate(whole);
         told
     }
 
-    /// Returns where the log is.
+    /// Returns the path of the log.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Puts what stands before `rest` in front of it; says whether there was anything.
+    /// Prepends the bytes before `rest`; returns whether there were any.
     fn read_more(&mut self) -> bool {
         let bytes = (TAIL_BYTES.max(self.rest.len()) as u64).min(self.from - self.until);
         let from = self.from - bytes;
@@ -100,7 +100,7 @@ impl<'a> Told<'a> {
         true
     }
 
-    /// Takes the last line off what was read.
+    /// Removes and returns the last line of `rest`.
     fn line(&mut self) -> Option<Vec<u8>> {
         loop {
             let end = self.rest.len().checked_sub(1)?;

@@ -1,11 +1,11 @@
-//! What tests do to the store in memory: let it crash, damage it, look into its quarantine.
+//! Test hooks of the store in memory: crashes, damage, and a view of the quarantine.
 
 use std::sync::Arc;
 
 use super::MemoryStore;
 use crate::id::{BranchPath, RunId};
 
-/// What of a run is damaged by [`MemoryStore::damage`].
+/// The part of a run changed by [`MemoryStore::damage`].
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -15,7 +15,7 @@ pub enum Part {
 }
 
 impl MemoryStore {
-    /// Lets every holder die and opens a closed store again, as another process would after a crash.
+    /// Drops every holder and reopens a closed store, as another process would after a crash.
     #[doc(hidden)]
     pub fn reopen(&self) -> Self {
         let mut kept = self.lock();
@@ -25,7 +25,7 @@ impl MemoryStore {
         self.clone()
     }
 
-    /// Flips one bit in the middle of what is kept of a record; for tests.
+    /// Flips a bit in the middle of a stored record; for tests.
     #[doc(hidden)]
     pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64, part: Part) {
         let mut kept = self.lock();
@@ -44,7 +44,7 @@ impl MemoryStore {
         bytes[middle] ^= 1;
     }
 
-    /// Returns the bytes of what was moved to quarantine; for tests.
+    /// Returns the bytes in quarantine; for tests.
     #[doc(hidden)]
     pub fn quarantined(&self, run: &RunId) -> Vec<Vec<u8>> {
         let kept = self.lock();
@@ -54,7 +54,7 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Keeps only the newest `keep` bodies of each branch, whatever they are of; a store that a test breaks does so.
+    /// Keeps only the newest `keep` bodies of each branch, of any kind: simulates a faulty store.
     #[doc(hidden)]
     pub fn trim_by_age(&self, run: &RunId, keep: usize) {
         let mut kept = self.lock();

@@ -1,15 +1,15 @@
-//! The records of one branch in memory.
+//! The records of a branch in memory.
 
 use super::run::Stored;
 
-/// Records that most branches have at least, as items do: one for the begin, one for the end.
+/// Records of most branches, such as items: the first and the last.
 const USUAL: usize = 2;
 
-/// Records by rising seq: each comes behind those that are there.
+/// Records by ascending seq; new records are appended.
 ///
 /// # Source
-/// A list, and not a map: a hundred thousand branches of two records take a third of the memory of as many maps, and it
-/// is the first touch of memory that an item of many costs more than one of few.
+/// A vector instead of a map: a hundred thousand branches of two records take a third of the memory. First
+/// touches of memory dominate the cost of an item in large fan-outs.
 #[derive(Default)]
 pub(super) struct Rows(Vec<(u64, Stored)>);
 
@@ -27,7 +27,7 @@ impl Rows {
         Some(&mut self.0[place].1)
     }
 
-    /// Adds the newest record.
+    /// Appends the newest record.
     pub(super) fn push(&mut self, seq: u64, stored: Stored) {
         assert!(self.last().is_none_or(|(last, _)| *last < seq), "a branch grows at its end");
         if self.0.is_empty() {
@@ -44,7 +44,7 @@ impl Rows {
         self.0.last()
     }
 
-    /// Returns those from `least` to `most`, both included.
+    /// Returns the records from `least` to `most`, inclusive.
     pub(super) fn between(&self, least: u64, most: u64) -> &[(u64, Stored)] {
         let place = |seq: u64| self.find(seq).unwrap_or_else(|place| place);
         let end = most.checked_add(1).map_or(self.0.len(), place);

@@ -1,4 +1,4 @@
-//! What the store in memory keeps of one run, and the rules of its chain.
+//! A run in memory, with the rules of the chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::store::{
 };
 
 pub(super) struct Run {
-    /// Which run of the store it is, counted from 1.
+    /// The 1-based creation number of the run in the store.
     pub(super) made: u64,
     pub(super) sealed: SealedRun,
     pub(super) bytes: Bytes,
@@ -23,11 +23,11 @@ pub(super) struct Run {
     pub(super) last: BatchId,
     pub(super) summary: Summary,
     pub(super) updated_at: Timestamp,
-    /// In the order in which they were opened.
+    /// In order of opening.
     pub(super) branches: Vec<Branch>,
-    /// Where each of them stands there.
+    /// The index of each branch.
     places: HashMap<BranchPath, usize>,
-    /// With whether they are consumed.
+    /// Signals, each with a flag whether it is consumed.
     pub(super) signals: Vec<(Signal, bool)>,
     pub(super) quarantine: Vec<Stored>,
     pub(super) blobs: BTreeMap<String, Vec<u8>>,
@@ -36,9 +36,9 @@ pub(super) struct Run {
 pub(super) struct Branch {
     pub(super) path: BranchPath,
     pub(super) records: Rows,
-    /// One more than the highest seq it ever had, quarantine included.
+    /// One more than the highest seq so far, quarantine included.
     pub(super) next: u64,
-    /// The record appended last, as it came.
+    /// The last appended record, parsed.
     tip: Option<Record>,
 }
 
@@ -60,7 +60,7 @@ impl Stored {
 }
 
 impl Branch {
-    /// Reads a record; the last one as it came, unless its bytes have been changed since.
+    /// Reads a record; returns the cached tip if its bytes did not change.
     pub(super) fn open(&self, stored: &Stored) -> Result<Record, Flaw> {
         let is_same = |tip: &&Record| {
             Arc::ptr_eq(tip.header_bytes(), &stored.header)
@@ -82,7 +82,7 @@ impl Branch {
         below.filter(|(_, stored)| stored.open().is_ok()).map(|(at, _)| *at).next()
     }
 
-    /// Returns the newest sound record that has a body, and the damage passed over.
+    /// Returns the newest sound record with a body, and the damaged records above.
     pub(super) fn newest(&self, run: &RunId) -> (Option<Record>, Vec<Damage>) {
         let mut damaged = Vec::new();
         for (seq, stored) in self.records.iter().rev() {
@@ -95,7 +95,7 @@ impl Branch {
         (None, damaged)
     }
 
-    /// Returns why a record does not continue the branch, if it does not.
+    /// Returns why a record does not continue the branch; `None` for a valid record.
     pub(super) fn refuses(&self, header: &Header) -> Option<String> {
         let newest = self.records.last();
         let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
@@ -212,7 +212,8 @@ impl Run {
         self.place(path).map(|place| &mut self.branches[place])
     }
 
-    /// Returns what a scan goes over, in its order, from `begin` on: the branch's place, the branch, seq and record.
+    /// Returns the records in the range of a scan, in order, from `begin` on: branch index, branch, seq and
+    /// record.
     pub(super) fn in_range(
         &self,
         scan: &Scan,

@@ -1,7 +1,7 @@
-//! Which claim counts: of those about the same thing, the newest.
+//! Superseded claims: of several claims about one thing, only the newest is checked.
 //!
-//! What a later step legitimately rewrote does not count against the step before. A step that claims anything about a file
-//! may have written it, so claims about files are bound by their file, of whatever kind they are:
+//! A legitimate rewrite by a later step must not fail an earlier step. A step with any claim about a file may
+//! have written this file. Claims about files of any kind therefore supersede each other by file:
 //!
 //! ```text
 //!   an older claim about          is bound to the newest claim about
@@ -13,8 +13,8 @@
 //!   anything else                 the same subject, by the same kind
 //! ```
 //!
-//! Rows are the same where table and condition, or the query, are: others of the same database may have been written before
-//! and since.
+//! Rows are the same if table and condition, or the query, are equal. Other rows of the database may change
+//! at any time.
 
 use std::collections::HashMap;
 
@@ -25,26 +25,26 @@ use crate::record::Claim;
 
 use super::resolved;
 
-/// Values of files; the kind is one of `waypost-evidence`.
+/// The kind of claims about values in files; defined in `waypost-evidence`.
 const JSON_VALUE: &str = "json_value";
-/// Rows of databases, as well.
+/// The kind of claims about database rows; defined in `waypost-evidence`.
 const DB_ROW: &str = "db_row";
-/// What of the expectation says which rows are asked for.
+/// The keys of an expectation that select the rows.
 const ASKED: [&str; 3] = ["table", "where", "query"];
 
-/// By what a claim is bound.
+/// The subject of a claim, as a key: newer claims supersede older claims by this key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Bound {
-    /// What it is about.
+    /// The normalized path, or the subject.
     name: String,
     by: By,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum By {
-    /// A file that is there, or something in it.
+    /// The existence of a file, or a value in it.
     File,
-    /// The bytes of a file, or of all that are in a folder; or anything about all that a pattern names.
+    /// The bytes of a file or of a folder's files; for a pattern, any claim about the matching files.
     Bytes,
     Rows(String),
     Kind(String),
@@ -55,7 +55,7 @@ impl Bound {
         let name = claim.file.clone().unwrap_or_else(|| resolved(&claim.subject));
         let by = match claim.kind.as_str() {
             FILE_SHA256 => By::Bytes,
-            // What is said of all that a pattern names is said of what is in each.
+            // A claim about a pattern covers the contents of each matching file.
             ARTIFACT_EXISTS | JSON_VALUE if is_pattern(&name) => By::Bytes,
             ARTIFACT_EXISTS | JSON_VALUE => By::File,
             DB_ROW => By::Rows(asked(&claim.expect)),
@@ -64,18 +64,18 @@ impl Bound {
         Self { name, by }
     }
 
-    /// Returns what it is about: the one spelling of a path.
+    /// Returns the normalized path, or the subject.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Says whether what is written to a path may change what this is about.
+    /// Returns whether a write to `path` may change the subject.
     pub(crate) fn is_touched_by(&self, path: &str) -> bool {
         self.name == path || self.by == By::Bytes && covers(&self.name, path)
     }
 
-    /// Returns the beginning that all paths have that this is also about, and what else must be true of them; none if it is
-    /// about one file or thing.
+    /// Returns the common prefix of the other covered paths, and a filter for these paths; `None` if the
+    /// bound covers a single file or thing.
     pub(crate) fn beneath(&self) -> Option<(&str, impl Fn(&str) -> bool)> {
         let from = match &self.name {
             pattern if is_pattern(pattern) => &pattern[..pattern.find(['*', '?', '[']).unwrap_or_default()],
@@ -84,7 +84,7 @@ impl Bound {
         (self.by == By::Bytes).then_some((from, |path: &str| path != self.name && covers(&self.name, path)))
     }
 
-    /// Says whether a newer claim is about the same, so that this one is not asked about any more.
+    /// Returns whether `newer` supersedes this bound, which ends the checks of this claim.
     pub(crate) fn gives_way_to(&self, newer: &Self) -> bool {
         if self.name != newer.name {
             let is_of_files = self.is_of_file() && newer.is_of_file();
@@ -108,7 +108,8 @@ fn asked(expect: &Value) -> String {
     serde_json::to_string(&parts).expect("it came from JSON")
 }
 
-/// Says whether a path is in a folder, or named by a pattern, or in a folder that is.
+/// Returns whether a path lies in the folder `above`, or matches the pattern `above`, or lies in a matching
+/// folder.
 fn covers(above: &str, path: &str) -> bool {
     let is_in = |folder: &str| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
     match above {
@@ -118,15 +119,15 @@ fn covers(above: &str, path: &str) -> bool {
     }
 }
 
-/// The newest of the claims about each thing; `R` says how new one is.
+/// The newest claim about each thing; `R` is its rank.
 #[derive(Debug)]
 pub(crate) struct Newest<R> {
     by_bound: HashMap<Bound, R>,
-    /// Of files, by their name.
+    /// Ranks of claims about files, by file name.
     files: HashMap<String, R>,
-    /// Of the bytes of folders, and of single files, by their name.
+    /// Ranks of claims about the bytes of folders or single files, by name.
     bytes: HashMap<String, R>,
-    /// Of whatever lies in a folder, by its name.
+    /// Ranks of claims about anything inside a folder, by the folder's name.
     beneath: HashMap<String, R>,
     patterns: HashMap<String, R>,
 }
@@ -156,7 +157,7 @@ impl<R: Ord + Clone> Newest<R> {
         raise(&mut self.by_bound, bound, &rank);
     }
 
-    /// Returns the rank of the newest claim that counts for what `bound` is about.
+    /// Returns the rank of the newest claim about the subject of `bound`.
     pub(crate) fn of(&self, bound: &Bound) -> Option<&R> {
         let name = bound.name.as_str();
         let same = match &bound.by {
@@ -174,7 +175,7 @@ impl<R: Ord + Clone> Newest<R> {
         same.max(above).max(self.within(bound))
     }
 
-    /// Of what lies in a folder, or is named by a pattern, whose bytes are claimed.
+    /// Returns the newest rank of claims inside the folder or pattern whose bytes `bound` covers.
     fn within(&self, bound: &Bound) -> Option<&R> {
         if bound.by != By::Bytes {
             return None;
@@ -193,7 +194,8 @@ fn raise<K: std::hash::Hash + Eq, R: Ord + Clone>(ranks: &mut HashMap<K, R>, key
     }
 }
 
-/// Returns the folders that a path lies in, the one of the workflow file, named by nothing, last.
+/// Returns the folders that contain a path, innermost first; the last is the workflow file's folder, written
+/// as "".
 fn folders_above(path: &str) -> impl Iterator<Item = &str> {
     let above = path.rmatch_indices('/').map(|(end, _)| &path[..end]);
     above.chain(Some("").filter(|_| !path.is_empty()))
@@ -213,7 +215,8 @@ mod tests {
         Bound::of(&Claim::new(DB_ROW, subject).expecting(json!({ "table": table, "count": 1 })))
     }
 
-    /// All pairs of claims: the older gives way exactly where the newest of both is the newer.
+    /// Pairwise and indexed comparison agree: the older claim is superseded exactly if the newer one ranks
+    /// highest.
     #[test]
     fn one_by_one_and_all_at_once_agree() {
         let subjects = ["a", "d", "d/f", "d/sub/f", "d/*.csv", "d/x.csv", "d/**", "*", ".", "x.db"];

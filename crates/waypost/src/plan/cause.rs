@@ -1,4 +1,4 @@
-//! Why a step is decided about as it is, in the words that people read.
+//! The cause of each decision, with its display text.
 
 use std::fmt;
 
@@ -8,79 +8,82 @@ use serde_json::Value;
 use crate::id::StepId;
 use crate::record::{FrontierEntry, Position, Try, WAIT_AFTER, Wait, WaitKind};
 
-/// How much of a question is said: about a line of a table.
+/// Longest excerpt of a question, in characters: about a line of a table.
 const QUESTION_CHARACTERS_MAX: usize = 60;
 
-/// Why.
+/// The cause of a decision.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {
-    /// It completed, and what can be checked holds. With the seq of its record, where the ledger has it.
+    /// The step completed, and all checkable claims hold; with the seq of its record, if the ledger has the
+    /// step.
     Finished(Option<u64>),
-    /// It was skipped at this seq.
+    /// The step was skipped at this seq.
     Skipped(u64),
-    /// It needs this step, which is skipped.
+    /// The step needs this step, which is skipped.
     NeedSkipped(StepId),
-    /// It failed at this seq, and that was tolerated.
+    /// The step failed at this seq, and the workflow tolerates the failure.
     Tolerated(u64),
-    /// Its needs are met and it was not started.
+    /// All needs are met, and the step was not started.
     Ready,
     /// A person asked for the rerun.
     Requested,
-    /// This person settles the step.
+    /// This person settled the step.
     Settled(String),
-    /// The condition of the step is false.
+    /// The step's condition is false.
     ConditionFalse(String),
-    /// This step upstream failed.
+    /// This upstream step failed.
     UpstreamFailed(StepId),
-    /// It comes after these.
+    /// The step waits for these steps.
     After(Vec<StepId>),
-    /// Its start is recorded and nothing after: its process was cut.
+    /// The step's start is recorded and its end is not: the process was interrupted.
     Cut(Try),
-    /// It was stopped before its end.
+    /// The step was stopped before its end, by this requester.
     Stopped(String),
-    /// It failed.
+    /// This attempt failed.
     Failed(Try),
-    /// Too many of its branches failed.
+    /// Too many branches of the step failed.
     BranchesFailed,
-    /// The next try is due at this time.
+    /// The next attempt is due at this time.
     Delayed(Timestamp),
-    /// It waits for these.
+    /// The step has these open waits.
     Waits(Vec<Wait>),
-    /// It waited for these, and one of them has come.
+    /// The step had these waits, and a wait is fulfilled.
     Come(Vec<Wait>),
-    /// These claims do not hold.
+    /// These claims failed.
     EvidenceFailed(Vec<String>),
-    /// These claims do not hold, although the step was done again for that a moment ago. Then others were done again, for
-    /// claims of theirs: whoever runs last undoes what the other needs.
+    /// These claims failed although the step just reran to repair them. Other steps reran since, for their
+    /// own claims: the steps overwrite each other's results.
     EvidenceUndone {
-        /// What does not hold.
+        /// The step's failed claims.
         claims: Vec<String>,
-        /// The other steps, and what did not hold of theirs.
+        /// The other steps, with their failed claims.
         others: Vec<(StepId, Vec<String>)>,
     },
     /// These claims could not be checked.
     EvidenceUnknown(Vec<String>),
-    /// This step before it runs again.
+    /// This upstream step reruns.
     UpstreamChanged(StepId),
-    /// It is finished, but does something else by now.
+    /// The step is finished, and its definition changed since.
     Redefined,
-    /// It was cut and must not be repeated blindly.
+    /// The step was interrupted and is not idempotent.
     InDoubt(Try),
-    /// It ended, its evidence did not show that it took effect, and it must not be repeated blindly.
+    /// The step ended, its evidence does not confirm the effect, and the step is not idempotent.
     Unbelieved(Try),
-    /// It was done, or cut, before something that it needs was done again, and must not be repeated blindly.
+    /// The step completed before an upstream rerun, and is not idempotent.
     Undone,
-    /// It was begun, or cut, before something that it needs was done again, and must not be repeated blindly, or what it opens.
+    /// The step had started before an upstream rerun; the step or a child is not idempotent.
     Begun,
-    /// As [`Undone`](Self::Undone) and [`Begun`](Self::Begun), but its turn has not come: it is asked about then, and stops nothing until then.
+    /// As [`Undone`](Self::Undone) and [`Begun`](Self::Begun), but other steps come first. The question does
+    /// not stop the run yet.
     AskedInTurn,
-    /// So many newer records are lost, in which it may have been started, and it must not be repeated blindly.
+    /// This number of newer records is lost. The step may have started in these records, and is not
+    /// idempotent.
     InLost(u64),
-    /// It was cut, and its evidence says that it is done.
+    /// The step was interrupted, and its evidence confirms completion.
     EvidenceSettles,
-    /// Its branch has ended, and goes on only when somebody asks for that.
+    /// The branch has ended; it continues only on request.
     BranchEnded,
-    /// Its branch was left behind: what opened it was done again, or gone back from, and has not opened it since.
+    /// The branch is abandoned: its opener reran or was rolled back, and has not opened the branch since.
     LeftBehind,
 }
 
@@ -109,7 +112,7 @@ impl Cause {
         }
     }
 
-    /// Returns the upstream step that is the cause.
+    /// Returns the upstream step of the cause, if the cause has one.
     pub fn upstream(&self) -> Option<&StepId> {
         match self {
             Self::NeedSkipped(step) | Self::UpstreamChanged(step) | Self::UpstreamFailed(step) => Some(step),
@@ -117,7 +120,7 @@ impl Cause {
         }
     }
 
-    /// Returns the claims that are the cause.
+    /// Returns the claims of the cause.
     pub fn claims(&self) -> &[String] {
         match self {
             Self::EvidenceFailed(claims)
@@ -127,12 +130,12 @@ impl Cause {
         }
     }
 
-    /// Says whether a run for this cause is a rerun of a finished step.
+    /// Returns whether a run for this cause is a rerun of a finished step.
     pub(super) fn is_of_rerun(&self) -> bool {
         matches!(self, Self::EvidenceFailed(_) | Self::UpstreamChanged(_) | Self::Redefined | Self::Requested)
     }
 
-    /// Says why a step stands in doubt on a branch.
+    /// Returns the cause for a step in doubt on a branch.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
         match position.asks_about(&entry.step) {
             true if position.started_before(&entry.step).is_some() => Self::Begun,
@@ -142,7 +145,7 @@ impl Cause {
         }
     }
 
-    /// Says whether it is not known of one try of a step whether it took effect.
+    /// Returns whether the doubt is about the effect of a single attempt.
     pub(crate) fn is_of_one_try(&self) -> bool {
         matches!(self, Self::InDoubt(_) | Self::Unbelieved(_))
     }
@@ -234,7 +237,7 @@ fn join(steps: &[StepId]) -> String {
     steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the begin of a question, on one line; of one that is no text, the key that the step gave it.
+/// Returns the beginning of a question on one line; for a question that is not text, the wait's key.
 fn asked(wait: &Wait) -> String {
     let question = wait.question.as_ref().and_then(Value::as_str).map(str::trim);
     let line = question.and_then(|text| text.lines().next()).unwrap_or(&wait.key);

@@ -1,17 +1,17 @@
-//! What may have happened in records that are lost: a step may have been started there that must not be repeated.
+//! Lost records: finds the non-idempotent steps possibly started there.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::record::{Position, Status};
 use crate::shape::{Shape, Step};
 
-/// Returns the steps that may have been started in `lost` records after this position, and must not be repeated blindly.
+/// Returns the non-idempotent steps possibly started in `lost` records after this position.
 ///
-/// Each end of a step takes a record, and so does each start of such a step, so that no step farther away was reached.
-/// A step that stands as started is not among them: that it was cut is known. Nor are branches that are waited for,
-/// which have records of their own.
+/// Each end of a step takes a record, and so does each start of a non-idempotent step. This bounds the
+/// distance of reachable steps. Steps recorded as started are left out: their interruption is known. Awaited
+/// branches are left out too, as each has its own records.
 pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BTreeSet<usize> {
-    // Fewest records that must have been written before a step could start.
+    // By place: the fewest records before the step could start.
     let mut before: Vec<Option<u64>> = vec![None; shape.steps().len()];
     let mut reached: VecDeque<usize> = VecDeque::new();
     let mut known = BTreeSet::new();
@@ -41,7 +41,7 @@ pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BT
     places.filter(is_careful).collect()
 }
 
-/// Says whether a step, or one on the branches that it opens, must not be repeated blindly.
+/// Returns whether a step, or a step on its child branches, is not idempotent.
 fn must_not_repeat(step: &Step) -> bool {
     let below = step.all_children().flat_map(|children| children.shape.steps());
     !step.idempotent || below.into_iter().any(must_not_repeat)

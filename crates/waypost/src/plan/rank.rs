@@ -1,7 +1,7 @@
-//! Which of two finished steps is the newer: whose claim about a thing counts.
+//! Ranks finished steps: of two steps with claims about one thing, the newer step's claim counts.
 //!
-//! What comes after a step is newer than it, whichever of the two was done last: where an early step is done again, what a later
-//! one made of the same file is asked for as before, and that one runs again if it is not so any more.
+//! A step is newer than the steps upstream, in any order of execution. After a rerun of an early step, the
+//! later step's claim about a shared file is still checked, and the later step reruns if the claim fails.
 //!
 //! ```text
 //!   @2 a (writes f)  @3 d (writes f)          d's claim about f counts
@@ -15,18 +15,18 @@ use crate::shape::Shape;
 
 use super::Effective;
 
-/// Where an end stands among those of all branches: a child's come after the record of its parent with which it was opened,
-/// and before the end of the step that opened it.
+/// The rank of an end among all branches. A child's ends rank after the parent record that opened the child,
+/// and before the end of the opening step.
 pub(super) type Rank<'a> = (Vec<Place>, &'a BranchPath);
 
-/// Where a record stands among those of its branch.
+/// The place of a record among the records of its branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    /// When it was made, or the newest of what its step comes after.
+    /// The seq of the record, or the newest seq among the step's needs if that is larger.
     time: u64,
-    /// Where its step stands in an order in which each comes after what it needs.
+    /// The index of the step in topological order.
     order: usize,
-    /// It is the end of the step, and not the beginning of branches.
+    /// The record is the end of the step, not the opening of branches.
     is_end: bool,
     seq: u64,
 }
@@ -35,9 +35,9 @@ pub(super) struct Place {
 #[derive(Debug)]
 struct Steps<'a> {
     shape: &'a Shape,
-    /// By place: where each stands in the order.
+    /// By place: the index in topological order.
     order: Vec<usize>,
-    /// By place: the newest end of those that each comes after.
+    /// By place: the newest end among the step's needs.
     before: Vec<u64>,
 }
 
@@ -56,7 +56,8 @@ impl<'a> Steps<'a> {
         Self { shape, order, before }
     }
 
-    /// Places an end of a step, or the beginning of its branches. What it made in an earlier pass stands where it was made.
+    /// Places an end of a step, or the opening of its branches. Records of earlier passes keep their own seq
+    /// as time.
     fn place(&self, step: &StepId, seq: u64, (is_end, is_newest): (bool, bool)) -> Place {
         let place = self.shape.place(step.as_str());
         let (order, before) = place.map_or((0, 0), |place| (self.order[place], self.before[place]));
@@ -65,11 +66,11 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// Ranks what was finished on branches.
+/// Ranks the ends of steps on all branches.
 #[derive(Debug)]
 pub(super) struct Ranks<'a> {
     steps: HashMap<&'a BranchPath, Steps<'a>>,
-    /// Of each branch, where it and those above it were opened.
+    /// By branch: the opening records of the branch and its ancestors, outermost first.
     origins: HashMap<&'a BranchPath, Vec<Place>>,
 }
 
@@ -83,7 +84,7 @@ impl<'a> Ranks<'a> {
         }
         let own: HashMap<&BranchPath, Option<u64>> =
             effective.iter().map(|branch| (&branch.branch, branch.position.origin)).collect();
-        // Of each step that opens branches, when it opened the newest of them.
+        // By opening step: the newest record that opened branches.
         let mut newest: HashMap<(BranchPath, StepId), u64> = HashMap::new();
         for (branch, seq) in own.iter().filter_map(|(branch, seq)| Some((*branch, (*seq)?))) {
             let Some((parent, (name, _))) = branch.parent().zip(branch.opened_by()) else { continue };
@@ -110,7 +111,7 @@ impl<'a> Ranks<'a> {
         Self { steps, origins }
     }
 
-    /// Ranks the end of a step.
+    /// Returns the rank of a step's end.
     pub(super) fn of_end(&self, branch: &'a Effective, step: &StepId, seq: u64) -> Rank<'a> {
         let above = self.origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
         let own = match self.steps.get(&branch.branch) {

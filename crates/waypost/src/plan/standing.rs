@@ -1,11 +1,11 @@
-//! What the verdicts about the claims of a step come to.
+//! Combines the verdicts on the claims of a step.
 
 use crate::id::StepId;
 use crate::record::{Claim, Verdict};
 
 use super::{BranchView, Made};
 
-/// What the evidence of a step comes to.
+/// The combined verdict on the evidence of a step.
 pub(super) enum Standing {
     Holds,
     Failed { claims: Vec<String>, only_live: bool },
@@ -13,12 +13,12 @@ pub(super) enum Standing {
 }
 
 impl BranchView<'_> {
-    /// Weighs the verdicts of a step, over all its passes; `None` if nothing of it was to be checked.
+    /// Combines the verdicts of a step over all passes; `None` if the step has no claim to check.
     pub(super) fn standing(&self, step: &StepId) -> Option<Standing> {
         self.weigh_all(self.branch.made_by(step))
     }
 
-    /// The same of those passes that have ended.
+    /// Combines the verdicts of a step over its finished passes.
     pub(super) fn standing_of_finished(&self, step: &StepId) -> Option<Standing> {
         self.weigh_all(self.branch.made_by(step).filter(|made| made.seq.is_some()))
     }
@@ -38,7 +38,7 @@ impl BranchView<'_> {
                     claims.extend(more);
                     Some(Standing::Unknown(claims))
                 }
-                // What could not be checked stops the resume, whatever else is known.
+                // A claim that could not be checked stops the resume, with any other verdicts.
                 (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
                     Some(unknown)
                 }
@@ -51,10 +51,10 @@ impl BranchView<'_> {
         all
     }
 
-    /// Weighs the verdicts of one pack; `None` if nothing of it was to be checked.
+    /// Combines the verdicts of one pack; `None` if the pack has no claim to check.
     ///
-    /// Of a finished step, a claim that is not checked now (a newer step has the subject) stands as it was committed.
-    /// Of a cut one, only what is checked now counts.
+    /// A finished step's superseded claim keeps the recorded verdict, without a check. For an interrupted
+    /// step, only claims checked now count.
     pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
         let Made { step, seq, pack, first } = made;
         let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
@@ -70,7 +70,7 @@ impl BranchView<'_> {
                 Verdict::Skipped
             }
         };
-        // What was to be checked neither when the step ended nor now says nothing, and what only warns, nothing that counts.
+        // Left out: claims skipped both at the commit and now, and mere warnings.
         let counts = |(index, claim): &(usize, &Claim)| {
             let is_left =
                 seq.is_some() && !wanted.contains(&(first + index)) && claim.verdict == Verdict::Skipped;

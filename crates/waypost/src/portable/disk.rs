@@ -1,4 +1,4 @@
-//! To a file and back: whole or not at all, and never in place of another unasked.
+//! Saves and loads portable checkpoints: atomic, and without an unasked overwrite.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,31 +9,31 @@ use crate::record::{Flaw, other_format};
 
 use super::{PORTABLE_BYTES_MAX, Portable};
 
-/// What to do where a file of that name exists.
+/// The behaviour if the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaveMode {
     /// Refuse.
     New,
-    /// Take its place.
+    /// Replace the file.
     Replace,
 }
 
 /// Why a portable checkpoint was not saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// There is something of that name. It was not touched; choose another name, or [`SaveMode::Replace`].
+    /// The path exists, and was not changed. Choose another name, or [`SaveMode::Replace`].
     #[error("{} exists already", .path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// It would be larger than [`PORTABLE_BYTES_MAX`], and could not be loaded. Nothing was written.
+    /// The file would exceed [`PORTABLE_BYTES_MAX`] and could not be loaded. Nothing was written.
     #[error("the checkpoint has {bytes} bytes, {PORTABLE_BYTES_MAX} are allowed in a file")]
     TooLarge {
-        /// Its size in bytes.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// No space or quota is left. What had that name before still has it.
+    /// Space or quota is exhausted. An existing file of this name did not change.
     #[error("no space left to write {}", .path.display())]
     Full {
         /// The file.
@@ -41,11 +41,11 @@ pub enum SaveError {
         /// The system's error.
         source: io::Error,
     },
-    /// Writing failed. What has that name is what was there before, or the new file as a whole; after a failed sync of
-    /// the folder it may be either once the power fails. An unfinished file, `.tmp-…`, may be left beside it.
+    /// The write failed. The path has its previous content, or the complete new file. After a failed sync of
+    /// the folder, a power failure may leave either. An unfinished file, `.tmp-...`, may be left next to it.
     #[error("cannot {action} {}", .path.display())]
     Io {
-        /// `create`, `write`, `sync`, …
+        /// `create`, `write`, `sync`, ...
         action: &'static str,
         /// The file, or its folder.
         path: PathBuf,
@@ -54,24 +54,25 @@ pub enum SaveError {
     },
 }
 
-/// Why a portable checkpoint was not loaded. Nothing of it may be used.
+/// Why a portable checkpoint was not loaded. Do not use any part of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("there is no file {}", .path.display())]
     NotFound {
         /// The file.
         path: PathBuf,
     },
-    /// It is not what was written, or no portable checkpoint at all. Get another copy.
+    /// The file is damaged, or not a portable checkpoint. Get another copy.
     #[error("{} is no sound portable checkpoint: {flaw}", .path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The flaw.
         flaw: Flaw,
     },
-    /// Another version wrote the sound file: a newer one, or one from before the first release. Use the same version.
+    /// Another version wrote the intact file: a newer version, or a version from before the first release.
+    /// Use this version.
     #[error("{} {}", .path.display(), other_format(*found, *supported))]
     Incompatible {
         /// The file.
@@ -81,7 +82,7 @@ pub enum LoadError {
         /// The format read by this version.
         supported: u32,
     },
-    /// Reading failed, or it is no regular file.
+    /// The read failed, or the path is not a regular file.
     #[error("cannot read {}", .path.display())]
     Io {
         /// The file.
@@ -92,9 +93,9 @@ pub enum LoadError {
 }
 
 impl Portable {
-    /// Writes it to a file for its owner only (0600); durable when this returns.
+    /// Saves the checkpoint to a file with mode 0600; durable when this returns.
     ///
-    /// The file appears whole or not at all, whatever happens on the way.
+    /// The file appears complete or not at all, also after a crash.
     ///
     /// # Errors
     /// Every [`SaveError`].
@@ -102,7 +103,7 @@ impl Portable {
         self.save_to(&RealDisk, path, mode)
     }
 
-    /// As [`Portable::save`], on a disk of the caller's choice.
+    /// As [`Portable::save`], on a given disk.
     ///
     /// # Errors
     /// Every [`SaveError`].
@@ -125,14 +126,14 @@ impl Portable {
             SaveMode::Replace => disk.rename(&temp, path).map_err(failed("name")),
         });
         if named.is_err() {
-            // As well as can be: the error that counts is the first one.
+            // Best effort: the first error is the one to report.
             let _ = disk.remove(&temp);
         }
         named?;
         disk.sync_dir(folder).map_err(|source| failure("sync", folder, source))
     }
 
-    /// Loads a file, after checking every byte of it. A symbolic link is followed; nothing is executed.
+    /// Loads a file, after checking every byte. Follows a symbolic link; executes nothing.
     ///
     /// # Errors
     /// Every [`LoadError`].
@@ -156,17 +157,17 @@ impl Portable {
     }
 }
 
-/// Gives the finished file its name, unless something has it.
+/// Links the finished file to its name, unless the name exists.
 fn name_new(disk: &dyn Disk, temp: &Path, path: &Path) -> Result<(), SaveError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AlreadyExists => SaveError::Exists { path: path.to_owned() },
         _ => failure("name", path, source),
     };
     match disk.hard_link(temp, path) {
-        // The other name is of no use any more, and does no harm if it stays.
+        // The temporary name is unused now, and harmless if the removal fails.
         Ok(()) => disk.remove(temp).or(Ok(())),
-        // A file system without hard links, as on a memory stick: an empty file of our own takes the name first, so
-        // that none of somebody else's is replaced.
+        // File systems without hard links, such as on memory sticks: an empty file of our own reserves the
+        // name first, so that a foreign file is never replaced.
         Err(error)
             if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported) =>
         {

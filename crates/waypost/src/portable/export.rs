@@ -1,4 +1,4 @@
-//! From a store: reading together what belongs to a checkpoint.
+//! Export: reads a checkpoint and its dependencies from a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,15 @@ use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
 
 impl Portable {
-    /// Reads a checkpoint and all that belongs to it from a store, every byte verified.
+    /// Reads a checkpoint and its dependencies from a store, and verifies every byte.
     ///
-    /// In the middle of a fan-out the child branches come along as they stand now, so only the newest checkpoint of a
-    /// branch can be taken there. Reads only, and needs no lease: the run may be going on.
+    /// During a fan-out the export includes the child branches in their present state, so only the newest
+    /// checkpoint of a branch can be exported. The export only reads, and needs no lease: the run may
+    /// continue.
     ///
     /// # Errors
-    /// Every [`ExportError`]. Of what is damaged nothing is exported, not even an older one in its place:
-    /// [`StoreError::Damaged`] names that.
+    /// Every [`ExportError`]. Damaged records are not exported, nor replaced by an older record:
+    /// [`StoreError::Damaged`] names the damage.
     pub async fn of(store: &dyn Store, reference: &CheckpointRef) -> Result<Self, ExportError> {
         let CheckpointRef { run, branch, seq } = reference;
         let entry = store.run(run).await?;
@@ -54,7 +55,7 @@ impl Portable {
     }
 }
 
-/// An export under way.
+/// An export in progress.
 struct Export<'a> {
     store: &'a dyn Store,
     reference: &'a CheckpointRef,
@@ -65,9 +66,9 @@ struct Export<'a> {
 }
 
 impl Export<'_> {
-    /// Counts what was read, before more is.
+    /// Adds `bytes` to the size so far, and enforces the limit before the next read.
     fn grow(&mut self, bytes: usize) -> Result<(), ExportError> {
-        // In base64, four bytes stand for three.
+        // Base64 encodes three bytes as four.
         self.bytes += bytes + bytes.div_ceil(3);
         if self.bytes as u64 > PORTABLE_BYTES_MAX {
             return Err(ExportError::TooLarge { reference: self.reference.clone() });
@@ -102,7 +103,7 @@ impl Export<'_> {
         });
         needed.remove(&seq);
         needed.retain(|seq| !repeated.contains(seq));
-        // The walk passes over what is damaged; here it is wanted by name.
+        // The walk skips damaged records; here they are required by seq, and fail the export.
         for seq in needed {
             history.push(self.store.load(&run, &branch, seq).await?.without_body());
         }
@@ -111,8 +112,8 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Reads the child branches of `newest`, and of those among them that are amid a fan-out themselves, with what
-    /// their positions refer to.
+    /// Reads the child branches of `newest` and, recursively, of open children, with the headers of their
+    /// positions.
     async fn collect(&mut self, newest: &Record) -> Result<(), ExportError> {
         let run = &self.reference.run;
         let mut children: BTreeMap<Option<BranchPath>, Vec<BranchPath>> = BTreeMap::new();
@@ -124,7 +125,8 @@ impl Export<'_> {
             let position = position_of(&parent)?;
             self.history(&parent, &position).await?;
             self.items(&position).await?;
-            // Not by name: the branches of a fork are named after the step before it, and a join waits for them.
+            // Match by origin, not by name: the branches of a fork are named after the step before it, and a
+            // join waits for them.
             let origins: BTreeSet<u64> = fan_outs(&position).map(|fan| fan.since).collect();
             if origins.is_empty() {
                 continue;
@@ -135,7 +137,7 @@ impl Export<'_> {
                 if let Err(StoreError::Damaged { older: Some(older), .. }) = &found
                     && !is_of(&self.store.load(run, child, *older).await?, &origins)?
                 {
-                    // What another fan-out left behind does not count, damaged or not.
+                    // A child abandoned by another fan-out is skipped, damaged or not.
                     continue;
                 }
                 let record = found?;
@@ -184,12 +186,12 @@ impl Export<'_> {
     }
 }
 
-/// The fan-outs that a position is in the middle of, with those that they come after.
+/// Returns the open fan-outs of a position, with the fan-outs of the work before hooks.
 fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
     position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each))
 }
 
-/// Says whether a record is one of a branch of these fan-outs.
+/// Returns whether a record belongs to a branch of these fan-outs.
 fn is_of(record: &Record, origins: &BTreeSet<u64>) -> Result<bool, StoreError> {
     if record.body_bytes().is_none() {
         return Ok(true);
@@ -198,7 +200,7 @@ fn is_of(record: &Record, origins: &BTreeSet<u64>) -> Result<bool, StoreError> {
 }
 
 fn position_of(record: &Record) -> Result<Position, StoreError> {
-    // Its digest holds, so a position that cannot be decoded was written so.
+    // The digest is valid, so a position that cannot be decoded was written like this.
     record.position().map(Position::with_failures_open).map_err(|flaw| {
         let reference = record.header().reference();
         let place = "the record".to_owned();
@@ -207,7 +209,7 @@ fn position_of(record: &Record) -> Result<Position, StoreError> {
     })
 }
 
-/// Returns the seq of the newest record of a branch; a damaged one is not passed over.
+/// Returns the seq of the newest record of a branch; does not skip a damaged record.
 async fn newest_of(store: &dyn Store, run: &RunId, branch: &BranchPath) -> Result<u64, StoreError> {
     let order = ScanOrder::NewestFirst;
     let found = store.scan(&Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(run) }).await?;

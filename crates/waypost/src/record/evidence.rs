@@ -1,4 +1,4 @@
-//! Evidence as it is committed: claims that can be checked, the rule over them, and what was found.
+//! Evidence as committed: claims, the rule over them, and the values found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,127 +8,127 @@ use serde_json::Value;
 
 use super::is_default;
 
-/// Claims and the rule over them.
+/// Claims, and the rule over them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pack {
-    /// How many of the claims must hold; none means all.
+    /// How many claims must hold; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<u32>,
-    /// The claims; an empty list holds for nothing.
+    /// The claims; an empty list proves nothing.
     pub claims: Vec<Claim>,
 }
 
-/// One thing that can be checked.
+/// A checkable statement about a subject.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     /// Kind of evidence, such as `file_sha256`.
     pub kind: String,
-    /// What it is about: a path beneath the base folder, a table, an address.
+    /// The subject: a path beneath the base folder, a table, an address.
     pub subject: String,
     /// A name given by the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What must be found, secrets masked.
+    /// The expected value, secrets masked.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub expect: Value,
-    /// The expectation was taken from the world when the step committed.
+    /// The expectation was pinned: measured when the step committed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pinned: bool,
-    /// It dies with the machine: a process, a port, a container.
+    /// The subject ends with the machine: a process, a port, a container.
     #[serde(default, skip_serializing_if = "is_default")]
     pub live: bool,
-    /// The machine on which it was made, where it is about that machine: its files, its processes.
+    /// The machine of the commit, if the claim is about this machine: its files, its processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Which file it was about when it was made, where its subject is another name of that: one that leads there through
-    /// links, or one of several hard links. Claims about one file are about one thing, whatever they call it.
+    /// The file at the time of the commit, if the subject is another name for it: a path through links, or
+    /// one of several hard links. Claims about one file supersede each other, whatever the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// How what was pinned looked from outside: size, times and inodes of files. While it looks so it is not read again, where
-    /// the terms say so.
+    /// The stamp of the pinned subject: size, times and inodes of files. If the terms allow, a subject with
+    /// an equal stamp is not read again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<String>,
-    /// How and when it is checked, and what it counts for.
+    /// How and when the claim is checked, and its severity.
     #[serde(default, skip_serializing_if = "is_default")]
     pub terms: Terms,
-    /// What came out when the step committed.
+    /// The verdict when the step committed.
     pub verdict: Verdict,
-    /// What was found, secrets masked.
+    /// The value found, secrets masked.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub found: Value,
-    /// Why it could not be checked.
+    /// The reason why the claim could not be checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// When, for people.
+    /// The time of the check, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_at: Option<Timestamp>,
 }
 
-/// How and when a claim is checked, and what it counts for.
+/// How and when a claim is checked, and its severity.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terms {
-    /// It holds where what is expected is not found.
+    /// The claim holds if the expected value is not found.
     #[serde(default, skip_serializing_if = "is_default")]
     pub not: bool,
-    /// How long one check may take, where the verifier's own limit does not fit.
+    /// Limit of one check, if it differs from the verifier's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// How long it is looked at again and again until it holds.
+    /// How long the check is repeated until the claim holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_ms: Option<u64>,
-    /// When it is checked; empty means at every occasion.
+    /// When the claim is checked; empty means on every occasion.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub at: BTreeSet<Occasion>,
-    /// What it counts for.
+    /// The effect of the claim on its pack.
     #[serde(default, skip_serializing_if = "is_default")]
     pub severity: Severity,
-    /// What is expected and what is found are written down nowhere, so that it is checked only when its step ends.
+    /// Neither the expected nor the found value is recorded, so the claim is checked only when its step ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sensitive: bool,
-    /// What was pinned is trusted without being read as long as it looks as it did then.
+    /// A pinned subject with an equal stamp is trusted without a read.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fast: bool,
-    /// What the user keeps beside it.
+    /// Metadata of the user.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, Value>,
 }
 
-/// When claims are checked.
+/// The occasion of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Occasion {
-    /// Its step has ended.
+    /// The step of the claim has ended.
     Commit,
-    /// Its step is about to be trusted.
+    /// A resume is about to trust the step.
     Resume,
-    /// Somebody wants to know.
+    /// A person requested the check.
     Verify,
 }
 
-/// What a claim counts for.
+/// The effect of a claim on its pack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Its pack holds only if it does.
+    /// The pack holds only if the claim holds.
     #[default]
     Fail,
-    /// It is checked and told, and its pack does not depend on it.
+    /// The claim is checked and reported, and does not affect the pack.
     Warn,
 }
 
-/// What came out of a check. Only `Ok` is trust.
+/// The result of a check. Only `Ok` is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It holds.
+    /// The claim holds.
     Ok,
-    /// It does not.
+    /// The claim does not hold.
     Failed,
-    /// It could not be checked.
+    /// The claim could not be checked.
     Unknown,
-    /// It was not checked, on purpose.
+    /// The claim was deliberately not checked.
     Skipped,
 }

@@ -1,4 +1,4 @@
-//! The header of a checkpoint: what happened, and where in the chain.
+//! The header of a checkpoint: the event at a step boundary, and its place in the chain.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::trace::{EndDigests, Trace};
 use super::usage::Usage;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
-/// The name of the label that a person gives a checkpoint, to come back to it. It is the key of its progress, too.
+/// The name of the label that a person gives a checkpoint; also the key of the progress record.
 pub const MARK: &str = "mark";
 
-/// The fixed part of a checkpoint: it outlives its state.
+/// The fixed part of a checkpoint; retention keeps it after the state is dropped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
@@ -28,41 +28,41 @@ pub struct Header {
     pub branch: BranchPath,
     /// 1-based position on the branch.
     pub seq: u64,
-    /// Digest of the record before on this branch; on the first, none. After damage was moved to quarantine, the
-    /// newest sound one before.
+    /// Digest of the previous record on this branch; `None` on the first. After damaged records were
+    /// quarantined: the newest sound record before them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev: Option<Digest>,
-    /// The record whose state and position this one continues, where that is not the one before: after a rollback, or
-    /// after damage. 0 where it continues none: after a restart.
+    /// The record whose state and position this record continues, if not the previous one: after a rollback,
+    /// or after damage. 0 after a restart, which continues no record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<u64>,
     /// Why this record was written.
     pub reason: Reason,
-    /// The step the phase speaks of.
+    /// The step of the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<StepId>,
-    /// Which try of the step.
+    /// The attempt of the step.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,
-    /// What happened.
+    /// The event.
     pub phase: Phase,
-    /// The tries whose start this record commits.
+    /// The attempts whose start this record commits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub started: Vec<Start>,
-    /// The body, absent where a later record of the same batch carries it.
+    /// The body; absent if a later record of the same batch carries it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<BodyRef>,
-    /// The branch ends with this record.
+    /// The end of the branch, if this record ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
     /// The first record of a resume.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resumed: bool,
-    /// How the run stands, on a record after which nothing goes on by itself.
+    /// The status of the run, on a record after which the run stops.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,
-    /// Which failure it was that the run stopped at, on a record with status `failed` that does not say so itself:
-    /// others ended after that step, or on other branches.
+    /// The failure that stopped the run. Set on a record with status `failed` if its own phase is another:
+    /// other steps ended later, or on other branches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<FailedStep>,
     /// Claims and their verdicts, as committed.
@@ -71,57 +71,58 @@ pub struct Header {
     /// Tokens and cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// What the step said: events, report text.
+    /// Side outputs of the step: events, report text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<Note>,
-    /// Names for looking the record up.
+    /// Labels for lookups.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// An id given by a foreign client; looked up by index.
+    /// An id from a foreign client; indexed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<String>,
-    /// The record of this branch that this one belongs to.
+    /// The earlier record of this branch that this record is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<u64>,
-    /// A changed workflow that the run goes on with from here.
+    /// A changed workflow, in force from here on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<Definition>,
-    /// A changed configuration that the run goes on with from here.
+    /// A changed configuration, in force from here on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<serde_json::Map<String, Value>>,
-    /// On the record behind one that changed either: the same once more, so that no damage of one record costs it.
+    /// A copy of the previous record's changed workflow or configuration, as protection against damage to a
+    /// single record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Box<Repeated>>,
-    /// On the record that ends a child branch as completed: how many failures it has come past, of branches that it joined
-    /// and steps that were tolerated.
+    /// On the record that ends a child branch as completed: the number of tolerated failures, of joined
+    /// branches and of steps.
     #[serde(default, skip_serializing_if = "is_default")]
     pub failures: u64,
-    /// On an end of a graph with evidence: what it was made from.
+    /// On an end in a graph with evidence: the digests of the inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<Trace>,
-    /// On an end of a graph with evidence: the digests of what it made.
+    /// On an end in a graph with evidence: the digests of the results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digests: Option<EndDigests>,
-    /// On the record that ends a child branch of such a graph: the digest of all that its steps pinned.
+    /// On the last record of a child branch in a graph with evidence: the digest of all pins of its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch_pins: Option<Digest>,
-    /// On a first record: digest of the frozen run record.
+    /// On a first record: digest of the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,
     /// On the record of a join: Merkle root of the children's last digests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub children: Option<Digest>,
-    /// The fencing token it was appended under.
+    /// The fencing token of the append.
     pub token: u64,
-    /// When it was made, for people.
+    /// Creation time, for display.
     pub created_at: Timestamp,
 }
 
-/// What the record before changed for all that comes.
+/// A copy of the lasting changes in the previous record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repeated {
-    /// The record that changed it.
+    /// The record with the change.
     pub of: u64,
     /// The changed workflow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,7 +133,7 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// Makes it of what record `seq` changed, if it did.
+    /// Copies the changes of record `seq`; `None` if the record has no changes.
     pub(crate) fn of(
         seq: u64,
         definition: Option<&Definition>,
@@ -144,23 +145,23 @@ impl Repeated {
 }
 
 impl Header {
-    /// Returns how many failures a branch that ended with this record adds to those of the one that opened it.
+    /// Returns how many failures a branch with this last record adds to its parent's count.
     pub(crate) fn failures_with_it(&self) -> u64 {
         u64::from(self.end == Some(End::Failed)) + self.failures
     }
 
-    /// Returns what the next record repeats of this one.
+    /// Returns the changes that the next record must repeat.
     pub(crate) fn to_repeat(&self) -> Option<Box<Repeated>> {
         Repeated::of(self.seq, self.definition.as_ref(), self.config.as_ref())
     }
 
-    /// Returns the record whose state this one continues; a first record continues none, nor does a restart.
+    /// Returns the record whose state this record continues; `None` for a first record and for a restart.
     pub fn basis(&self) -> Option<u64> {
         self.basis.or_else(|| self.seq.checked_sub(1)).filter(|seq| *seq > 0)
     }
 
-    /// Returns the failure that this record tells, as a later one names it: its own, if that is final, or the one that
-    /// it names itself.
+    /// Returns the failure as a later record names it: the record's own final failure, or the failure in
+    /// `failed`.
     pub fn failure(&self) -> Option<FailedStep> {
         match (&self.failed, &self.phase, &self.step) {
             (Some(failed), _, _) => Some(failed.clone()),
@@ -171,23 +172,22 @@ impl Header {
         }
     }
 
-    /// Says whether it only adds something to what the one before it says of the run: evidence that a person accepted, or
-    /// the label of a checkpoint.
+    /// Returns whether the record keeps the status of the run, and only adds accepted evidence or a label.
     pub fn stands_as_before(&self) -> bool {
         matches!((&self.phase, self.reason), (Phase::Progress { .. }, Reason::Accept | Reason::Manual))
     }
 
-    /// Says on what occasion its evidence was checked: claims that are due on others were left out then.
+    /// Returns the occasion of the record's evidence; claims due only on other occasions were left out.
     pub fn occasion(&self) -> Occasion {
         match &self.phase {
-            // What a person accepts is claimed then, as at the end of a step.
+            // Accepted evidence is claimed by the record itself, as at the end of a step.
             Phase::Progress { .. } if self.reason != Reason::Accept => Occasion::Verify,
             Phase::Restored => Occasion::Resume,
             _ => Occasion::Commit,
         }
     }
 
-    /// Names the record as people write it.
+    /// Returns the reference to the record, as people write it.
     pub fn reference(&self) -> CheckpointRef {
         CheckpointRef { run: self.run.clone(), branch: self.branch.clone(), seq: self.seq }
     }
@@ -201,17 +201,17 @@ pub enum Reason {
     Start,
     /// A step ended or began.
     Step,
-    /// A failed step is tried again.
+    /// A failed step is retried.
     Retry,
-    /// A stop was asked for.
+    /// A stop was requested.
     Stopped,
-    /// A long step was still running.
+    /// Interval checkpoint of a long step that is still running.
     Interval,
-    /// The graph asked to stop here.
+    /// The graph requested a stop here.
     Interrupt,
     /// An answer arrived.
     Answer,
-    /// A person asked for it.
+    /// A person requested it.
     Manual,
     /// An older position was restored.
     Rollback,
@@ -219,27 +219,27 @@ pub enum Reason {
     Fork,
     /// Children were joined.
     Join,
-    /// Evidence was pinned anew.
+    /// Evidence was pinned again.
     Accept,
-    /// The records before were damaged.
+    /// The previous records were damaged.
     Repair,
-    /// A finished step is deliberately done again.
+    /// A finished step reruns on request.
     Redo,
     /// The run or branch was cancelled.
     Cancel,
 }
 
-/// Which try of a step: attempt within iteration within epoch.
+/// An attempt of a step: attempt within iteration within epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Try {
-    /// 1-based count of tries of this step in this iteration and epoch; 0 where no step is meant.
+    /// 1-based count of attempts in this iteration and epoch; 0 without a step.
     #[serde(default, skip_serializing_if = "is_default")]
     pub attempt: u32,
-    /// Place in the loops around the step, outermost first; empty outside loops.
+    /// Passes of the loops around the step, outermost first; empty outside loops.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub iteration: Vec<u32>,
-    /// How often it was deliberately redone.
+    /// How many requested reruns the step had.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
 }
@@ -256,51 +256,51 @@ impl Try {
 pub struct Start {
     /// The step.
     pub step: StepId,
-    /// Which try of it.
+    /// The attempt.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,
-    /// It was started before, and goes on: its branches are at rest, and it joins them.
+    /// The step continues as a join: its branches have ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joins: bool,
 }
 
-/// What happened at a step boundary.
+/// The event at a step boundary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Steps were started, and nothing else happened.
+    /// Only starts of steps.
     Started,
-    /// The step is done.
+    /// The step completed.
     Completed(Ending),
     /// The step failed.
     Failed(Failure),
-    /// The step was stopped before its end, or, if not `in_progress`, before its process existed.
+    /// The step was stopped before its end, or, if not `in_progress`, before the start of its process.
     Interrupted {
-        /// Something had run.
+        /// The process had started.
         in_progress: bool,
-        /// Who asked: a signal's name or a person.
+        /// The requester: a signal's name or a person.
         by: String,
     },
     /// The step waits.
     Waiting(Vec<Wait>),
-    /// The step is passed over, decided now and never again.
+    /// The step is skipped; the decision is final.
     Skipped(SkipCause),
     /// A durable result inside a step.
     Progress {
-        /// Its key.
+        /// The key of the result.
         key: String,
-        /// Its value.
+        /// The value of the result.
         value: Value,
     },
-    /// The position of `basis` holds again.
+    /// The position of `basis` is restored.
     Restored,
 }
 
-/// The key of the wait of a step for the branches that come after its work.
+/// The key of a step's wait for the branches opened after its work.
 pub const WAIT_AFTER: &str = "after";
 
 impl Phase {
-    /// Returns the failure, if it is one.
+    /// Returns the failure of a failed phase.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Failed(failure) => Some(failure),
@@ -308,7 +308,7 @@ impl Phase {
         }
     }
 
-    /// Returns how the step ended, if it did by itself.
+    /// Returns how the step ended, for a completed or failed phase.
     pub fn ending(&self) -> Option<&Ending> {
         match self {
             Self::Completed(ending) => Some(ending),
@@ -316,13 +316,13 @@ impl Phase {
         }
     }
 
-    /// Says whether it is that of a record with which a step opens branches by its work.
+    /// Returns whether the record opens branches of a step's work.
     pub fn opens_work(&self) -> bool {
         self.opens(false)
     }
 
-    /// Says whether it is that of a record with which a step opens the branches that come
-    /// [after](crate::shape::Step::after) such work.
+    /// Returns whether the record opens the branches that come [after](crate::shape::Step::after) a step's
+    /// work.
     pub fn opens_after(&self) -> bool {
         self.opens(true)
     }
@@ -351,22 +351,24 @@ impl Phase {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ending {
-    /// Exit code of its process, if it had one.
+    /// Exit code of the process, if the step had a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Its outputs, where small; [`OUTPUTS_INLINE_BYTES_MAX`](super::OUTPUTS_INLINE_BYTES_MAX). All of them are in the state.
+    /// The outputs, if small ([`OUTPUTS_INLINE_BYTES_MAX`](super::OUTPUTS_INLINE_BYTES_MAX)). The state has
+    /// all outputs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Value>,
-    /// Size of the outputs in bytes where they are too large to stand here.
+    /// Size of the outputs in bytes, if too large for the header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs_bytes: Option<u64>,
-    /// The command as it was run, secrets masked, where it is not the text of the workflow.
+    /// The executed command, secrets masked, if it differs from the text of the workflow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// What it printed.
+    /// The printed text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Printed>,
-    /// Standard output of one that failed, for the program that settles it: it goes into the state, and no record holds it.
+    /// Standard output of a failed step, for the program that settles the step. Goes into the state; not
+    /// recorded here.
     #[serde(skip)]
     pub stdout: Option<String>,
 }
@@ -375,25 +377,25 @@ pub struct Ending {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Failure {
-    /// The kind of failure, by which `retry.when` and `continue_on_error` choose.
+    /// The kind of failure, as matched by `retry.when` and `continue_on_error`.
     pub kind: FailureKind,
     /// The error and its causes, outermost first.
     pub error: Vec<String>,
-    /// The step runs again by itself.
+    /// The step is retried automatically.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retried: bool,
-    /// The workflow goes on all the same: the step counts as finished.
+    /// The failure is tolerated: the step counts as finished.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tolerated: bool,
-    /// Exit code, outputs and log, as far as there are any.
+    /// Exit code, outputs and log, as far as present.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ending: Ending,
-    /// Of a step that failed as one of its branches did: the step that failed there.
+    /// For a step that failed because of a branch: the failed step on this branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<StepBelow>,
 }
 
-/// A step on a branch below.
+/// A step on a child branch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepBelow {
@@ -403,13 +405,13 @@ pub struct StepBelow {
     pub step: StepId,
 }
 
-/// Longest text of one error in a chain of causes: more than a person reads, and little enough for all of them to fit a
+/// Longest text of one error in a chain of causes. Ample for a person, and small enough for a full chain in a
 /// header.
 pub const FAILURE_TEXT_BYTES_MAX: usize = 16 << 10;
-/// Most errors of one chain that are kept.
+/// Most errors kept of one chain.
 pub const FAILURE_CAUSES_MAX: usize = 32;
 
-/// Cuts a text that is too long, and says so.
+/// Truncates a long text, and appends its full size.
 fn cut(text: &mut String) {
     if text.len() > FAILURE_TEXT_BYTES_MAX {
         let bytes = text.len();
@@ -420,8 +422,9 @@ fn cut(text: &mut String) {
 }
 
 impl Failure {
-    /// Makes a failure of an error and its causes, outermost first. They stand in a header: a text beyond
-    /// [`FAILURE_TEXT_BYTES_MAX`] is cut, and of more than [`FAILURE_CAUSES_MAX`] the outermost are kept.
+    /// Creates a failure from an error and its causes, outermost first. To fit a header, texts beyond
+    /// [`FAILURE_TEXT_BYTES_MAX`] are truncated, and only the outermost [`FAILURE_CAUSES_MAX`] errors are
+    /// kept.
     pub fn new(kind: FailureKind, mut error: Vec<String>) -> Self {
         error.truncate(FAILURE_CAUSES_MAX);
         error.iter_mut().for_each(cut);
@@ -429,11 +432,11 @@ impl Failure {
     }
 }
 
-/// The failure that a run stopped at, as a later record names it.
+/// The failure that stopped a run, as a later record names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedStep {
-    /// The branch of the step, where it is not that of the record.
+    /// The branch of the step, if it differs from the record's branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<BranchPath>,
     /// The step.
@@ -443,15 +446,15 @@ pub struct FailedStep {
     pub error: Vec<String>,
 }
 
-/// What kind of failure it was.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// The process ended with a code other than 0.
+    /// The process exited with a code other than 0.
     Exit,
-    /// The process was ended by a signal that we did not send.
+    /// The process was killed by a signal from outside Waypost.
     Signal,
-    /// The step took longer than it may.
+    /// The step exceeded its time limit.
     Timeout,
     /// The process could not be started.
     Spawn,
@@ -459,17 +462,17 @@ pub enum FailureKind {
     Expression,
     /// Declared outputs could not be read.
     Outputs,
-    /// Evidence did not hold or could not be checked.
+    /// Evidence failed or could not be checked.
     Evidence,
     /// The step's own error.
     Error,
-    /// The step's own error, of a kind that no further try can mend.
+    /// The step's own error, marked as not worth a retry.
     Fatal,
     /// A limit of the run was reached.
     Limit,
 }
 
-/// What a step printed: the log is in the store's blobs.
+/// The printed text of a step. The log itself is a blob of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Printed {
@@ -477,36 +480,36 @@ pub struct Printed {
     pub bytes: u64,
     /// SHA-256 of all bytes printed, masked.
     pub digest: Digest,
-    /// The end of it.
+    /// The end of the printed text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tail: String,
 }
 
-/// Why a step was passed over.
+/// Why a step was skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipCause {
-    /// Its `if` was false.
+    /// The step's `if` was false.
     Condition(String),
-    /// A step that it needs was skipped.
+    /// The step needs this step, which was skipped.
     Need(StepId),
-    /// This step, upstream of it, failed.
+    /// This upstream step failed.
     UpstreamFailed(StepId),
-    /// This person chose it.
+    /// This person skipped it.
     ByHand(String),
 }
 
-/// What a branch waits for.
+/// An open wait of a branch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wait {
-    /// Identifies the wait: hash of branch, step, iteration, epoch and key.
+    /// The id of the wait: hash of branch, step, iteration, epoch and key.
     pub id: String,
-    /// The key given in the step.
+    /// The key from the step.
     pub key: String,
-    /// What is awaited.
+    /// The kind of the wait.
     pub on: WaitKind,
-    /// What a person is asked.
+    /// The question to a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub question: Option<Value>,
 }
@@ -523,7 +526,7 @@ pub enum WaitKind {
     Until(Timestamp),
     /// All child branches.
     Children,
-    /// A resume: it was held before or after a step, as asked when the run was started.
+    /// A resume: the run is held before or after a step, as requested at the start of the run.
     Resume,
 }
 
@@ -531,34 +534,34 @@ pub enum WaitKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// Everything on it is done.
+    /// All steps are done.
     Completed,
-    /// It failed for good: a dead letter.
+    /// The branch failed finally: a dead letter.
     Failed,
-    /// It was passed over.
+    /// The branch was skipped.
     Skipped,
-    /// It was cancelled.
+    /// The branch was cancelled.
     Cancelled,
 }
 
-/// What a step said beside its result.
+/// A side output of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Note {
-    /// An event of the step's own.
+    /// A custom event of the step.
     Event {
-        /// Its name.
+        /// The event's name.
         name: String,
-        /// Its data.
+        /// The event's data.
         data: Value,
     },
     /// Markdown for the report.
     Report(String),
-    /// Something a person should know, such as a checkpoint that was lost and tolerated.
+    /// A warning to a person, such as a lost checkpoint that was tolerated.
     Warning(String),
 }
 
-/// What the header says of its body.
+/// The header's description of the body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BodyRef {
@@ -566,11 +569,11 @@ pub struct BodyRef {
     pub digest: Digest,
     /// Size of the body in bytes.
     pub bytes: u64,
-    /// Size of the position at its start; one newline follows, then the state.
+    /// Size of the position at the body's start; a newline follows, then the state.
     pub position_bytes: u64,
-    /// How the state is encoded: `json`, or a name that a foreign client chose.
+    /// Encoding of the state: `json`, or a name from a foreign client.
     pub codec: String,
-    /// Version of the state's schema; a state without one is version 0.
+    /// Version of the state's schema; 0 without a schema.
     #[serde(default, skip_serializing_if = "is_default")]
     pub schema: u32,
 }

@@ -11,46 +11,47 @@ use super::header::{Try, Wait};
 use super::is_default;
 use crate::id::{Digest, StepId};
 
-/// All that is unfinished on a branch, and where the results of what is finished stand.
+/// The unfinished steps of a branch, and the records of the finished steps' results.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// The unfinished steps whose needs are met. What is neither here nor downstream of it is finished.
+    /// The unfinished steps whose needs are met. All steps neither in nor downstream of the frontier are
+    /// finished.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frontier: Vec<FrontierEntry>,
-    /// Finished steps that can still matter, with the record that counts.
+    /// Finished steps that can still matter, with the record in force.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ledger: BTreeMap<StepId, Settled>,
-    /// The entries of the steps that ended as failed, for a resume to retry them. The ledger has their ends.
+    /// The entries of the failed steps, for a resume to retry them. The ledger has their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FrontierEntry>,
-    /// The record that carries the definition in force, where that is not the one of the run record.
+    /// The record with the definition in force, if not the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<u64>,
-    /// The record that carries the configuration in force, where that is not the one of the run record.
+    /// The record with the configuration in force, if not the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<u64>,
-    /// On a child branch: the record of the parent's branch whose fan-out it belongs to. A child whose parent waits for
-    /// another fan-out, or none, was left behind by a rollback or a later pass of a loop, and does not count.
+    /// On a child branch: the record of the parent branch that opened its fan-out. If the parent waits for
+    /// another fan-out, or none, the child is abandoned and ignored: after a rollback, or in a later pass of
+    /// a loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
-    /// Branches that this one opens may have records already: it was taken up from an older record than its newest, or
-    /// was there before itself.
+    /// Children of this branch may already have records: this branch continued from an older record than its
+    /// newest, or existed before.
     #[serde(default, skip_serializing_if = "is_default")]
     pub revisited: bool,
-    /// The fan-outs that steps joined last, where the state keeps apart what each step gave: branches of them can be worked on
-    /// again without the states of then.
+    /// The last fan-outs joined by steps, in graphs with separate outputs per step. Their branches can be
+    /// reopened without the states of the time.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joined: BTreeMap<StepId, Fan>,
-    /// The newest deliberate redo of finished steps on this branch: what comes up from then on is of this epoch, or a
-    /// later one.
+    /// The epoch of the newest requested rerun on this branch: the least epoch of new frontier entries.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
-    /// On the main branch: the highest epoch that it ever gave, however far it went back since. The next one is higher.
+    /// On the main branch: the highest epoch ever used, despite rollbacks. The next one is higher.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch_max: u32,
-    /// On the main branch: the steps that finished after this record of it are being undone, and only who goes back to there
-    /// goes on.
+    /// On the main branch: undo commands are running for the steps that finished after this record. Only a
+    /// rollback to this record can continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<u64>,
     /// On a chain, a graph with routes: the digest of the pinned evidence in force of all steps so far.
@@ -59,36 +60,36 @@ pub struct Position {
     /// On a chain after a rewind: the results out of force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Box<ReusableChain>>,
-    /// Results out of force that count again if their step is given the same, by step and pass; of a step without passes, as
-    /// pass 1. A question about a step has the pass 0.
+    /// Results out of force, by step and pass (pass 1 for a step without passes). A result counts again if
+    /// its step receives the same input. A question about a step has the pass 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reusable: BTreeMap<StepId, BTreeMap<u32, Reusable>>,
-    /// Openers that a person said run again as a whole: their children are entered without reuse.
+    /// Openers that a person reruns as a whole: their children are entered without reuse.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub rerun_whole: BTreeSet<StepId>,
-    /// The branch was entered again: what its reusable ends gave is not in its state.
+    /// The branch was entered again: the state lacks the outputs of reusable ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub entered_again: bool,
-    /// On a child branch whose ends have traces: the digest of the input that its opener gave it.
+    /// On a child branch whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
-    /// Choices of a person about unfinished steps. A choice is applied at the step's turn, and is removed then.
+    /// Choices of a person about unfinished steps. Each choice is applied and removed at the step's turn.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<StepId, Choice>,
-    /// Steps started so far on this branch, for the step limit; crashes do not reset it.
+    /// The number of steps started so far on this branch, for the step limit; crashes do not reset the count.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
 }
 
 impl Position {
-    /// Says whether a finished step did something: it was not skipped, and what it opens had branches.
+    /// Returns whether a finished step had an effect: not skipped, and without an empty fan-out.
     pub(crate) fn did(&self, step: &StepId) -> bool {
         let is_skipped = self.ledger.get(step).is_some_and(|settled| settled.how == SettledAs::Skipped);
         !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
     }
 
-    /// Says whether a person is asked about a step at its turn: the step must not be repeated, and was finished or started
-    /// before an upstream step was invalidated.
+    /// Returns whether a person must confirm a step at its turn: the step is not idempotent, and was finished
+    /// or started before an upstream step was invalidated.
     pub fn asks_about(&self, step: &StepId) -> bool {
         self.reusable.get(step).is_some_and(|results| results.contains_key(&QUESTION))
     }
@@ -101,12 +102,12 @@ impl Position {
         }
     }
 
-    /// Says whether a step has a result out of force.
+    /// Returns whether a step has a result out of force.
     pub fn has_result(&self, step: &StepId) -> bool {
         self.reusable.get(step).is_some_and(|results| results.keys().any(|pass| *pass != QUESTION))
     }
 
-    /// Says whether any step has a result out of force.
+    /// Returns whether any step has a result out of force.
     pub(crate) fn has_results(&self) -> bool {
         self.reusable.keys().any(|step| self.has_result(step))
     }
@@ -133,13 +134,14 @@ impl Position {
         }
     }
 
-    /// Adds a question about a step, asked at its turn. `entry`: where the step stood, if it was started and did not end.
+    /// Adds a question about a step, for the step's turn. `entry`: the frontier entry, if the step started
+    /// and did not end.
     pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
         let question = || entry.map_or(Reusable::Confirm, |entry| Reusable::Started(Box::new(entry)));
         self.reusable.entry(step.clone()).or_default().entry(QUESTION).or_insert_with(question);
     }
 
-    /// Removes the question about a step; returns where the step stood, if it was started and did not end.
+    /// Removes the question about a step; returns the frontier entry, if the step started and did not end.
     pub(crate) fn ask_no_more(&mut self, step: &StepId) -> Option<FrontierEntry> {
         let results = self.reusable.get_mut(step)?;
         let question = results.remove(&QUESTION);
@@ -152,21 +154,21 @@ impl Position {
         }
     }
 
-    /// Returns the unfinished steps and those that ended as failed.
+    /// Returns the unfinished and the failed steps.
     pub fn open_entries(&self) -> impl Iterator<Item = &FrontierEntry> {
         self.frontier.iter().chain(&self.failed)
     }
 
-    /// Returns the position with its failed steps unfinished again: their entries are back in the frontier, and neither
-    /// failed nor passed-over ends are left in the ledger.
+    /// Returns the position with its failed steps unfinished again. Their entries are back in the frontier,
+    /// and the ledger has neither failed nor passed-over ends.
     ///
-    /// Ends downstream of a failed step stay. A resume takes those out of force too.
+    /// Ends downstream of a failed step stay. A resume invalidates them, too.
     #[must_use]
     pub fn with_failures_open(mut self) -> Self {
         if !self.failed.is_empty() {
             self.ledger.retain(|_, settled| !settled.is_unsuccessful());
             for entry in &self.failed {
-                // The pass before a failed one has its end in force again.
+                // The end of the pass before the failed pass is in force again.
                 let before = entry.fan.as_ref().and_then(Fan::of_work).and_then(|fan| fan.passes.last());
                 self.ledger.extend(before.map(|pass| (entry.step.clone(), pass.settled)));
             }
@@ -180,7 +182,8 @@ impl Position {
         self.ledger.values().filter(|settled| settled.is_unsuccessful()).count()
     }
 
-    /// Returns how many failures the run passed in this scope: failed children that were joined, and tolerated failures.
+    /// Returns how many failures the run passed in this scope: failed children that were joined, and
+    /// tolerated failures.
     pub fn failures_passed(&self) -> u64 {
         let of_end = |settled: &Settled| settled.failures + u64::from(settled.how == SettledAs::Tolerated);
         self.ledger.values().map(of_end).sum()
@@ -191,7 +194,7 @@ impl Position {
         self.ledger.values().map(|settled| settled.failures).sum()
     }
 
-    /// Returns the passes of a step that came before one that is about to begin.
+    /// Returns the earlier passes of a step, before a new pass begins.
     pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
         let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
             return Vec::new();
@@ -200,8 +203,8 @@ impl Position {
         fan.passes.iter().copied().chain([end]).collect()
     }
 
-    /// Returns the fan-out of a reusable pass with the current ends of earlier passes. Without a current end of each earlier
-    /// pass, the fan-out keeps the recorded ends.
+    /// Returns the fan-out of a reusable pass with the current ends of earlier passes. Without a current end
+    /// of each earlier pass, the fan-out keeps the recorded ends.
     pub(crate) fn after_current_passes(&self, step: &StepId, fan: Fan) -> Fan {
         let passes = self.passes_before(step);
         if fan.pass == 0 || passes.len() + 1 != fan.pass as usize {
@@ -210,7 +213,8 @@ impl Position {
         Fan { passes, ..fan }
     }
 
-    /// Returns the same where no step is amid what comes after its work: [`FrontierEntry::back_to_work`].
+    /// Returns the position with each step back at its work, before its hooks:
+    /// [`FrontierEntry::back_to_work`].
     #[must_use]
     pub fn back_at_work(mut self) -> Self {
         self.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
@@ -224,9 +228,9 @@ impl Position {
 pub struct Choice {
     /// The settlement at the step's turn.
     pub settle: SettleBy,
-    /// Who chose.
+    /// The person.
     pub by: String,
-    /// When.
+    /// The time of the choice.
     pub at: Timestamp,
 }
 
@@ -240,8 +244,9 @@ pub enum SettleBy {
     Done(Map<String, Value>),
 }
 
-/// The results of a chain out of force after a rewind. The state of a chain is opaque: all results downstream of a step depend on
-/// the step. The results are reused together, after an end with the same state and the same pins in force.
+/// The results of a chain out of force after a rewind. The state of a chain is opaque: all downstream results
+/// depend on the step. The results are reused together, after an end with the same state and the same pins in
+/// force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReusableChain {
@@ -254,20 +259,20 @@ pub struct ReusableChain {
     /// The steps begun after the rewind, each with the iteration: the old results are not reused.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub started: BTreeSet<(StepId, Vec<u32>)>,
-    /// The finished careful steps, each with the iteration: a person is asked before a rerun.
+    /// The finished careful steps, each with the iteration: a person must confirm a rerun.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub careful: BTreeSet<(StepId, Vec<u32>)>,
 }
 
 impl ReusableChain {
-    /// Says whether a person must be asked before a careful step in this iteration.
+    /// Returns whether a person must confirm a careful step in this iteration.
     pub(crate) fn asks_about(&self, visit: &(StepId, Vec<u32>)) -> bool {
         self.careful.contains(visit) || self.started.contains(visit)
     }
 }
 
-/// A result out of force: an upstream step was invalidated. The result counts again, without an execution, if the step's
-/// trace is the same when its turn comes and its evidence holds.
+/// A result out of force: an upstream step was invalidated. The result counts again, without an execution, if
+/// at the step's turn the trace is the same and the evidence holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reusable {
@@ -275,17 +280,17 @@ pub enum Reusable {
     Ended {
         /// The record of the end.
         settled: Settled,
-        /// The fan-out that the end joined.
+        /// The fan-out joined by the end.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fan: Option<Fan>,
-        /// Another pass followed it.
+        /// Another pass followed.
         #[serde(default, skip_serializing_if = "is_default")]
         follows: bool,
         /// A person keeps the result: the result is reused with any input, if the evidence holds.
         #[serde(default, skip_serializing_if = "is_default")]
         kept: bool,
     },
-    /// The entry of an unfinished step that was amid its children, or waited, or was between two passes.
+    /// The entry of an unfinished step with open children, with open waits, or between two passes.
     Begun {
         /// The entry.
         entry: Box<FrontierEntry>,
@@ -293,28 +298,28 @@ pub enum Reusable {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         before: Option<Settled>,
     },
-    /// The step was finished and must not be repeated: a person is asked, and the end is not reused.
+    /// The step was finished and is not idempotent: a person must confirm, and the end is not reused.
     Confirm,
-    /// The entry of a step that was started, did not end, and must not be repeated: a person is asked.
+    /// The entry of a non-idempotent step that started and did not end: a person must confirm.
     Started(Box<FrontierEntry>),
 }
 
-/// The pass of a question about a step.
+/// The pass number of a question about a step.
 const QUESTION: u32 = 0;
 
 impl Reusable {
-    /// Makes a result for reuse by an equal trace.
+    /// Creates a result for reuse by an equal trace.
     pub fn ended(settled: Settled, fan: Option<Fan>, follows: bool) -> Self {
         Self::Ended { settled, fan, follows, kept: false }
     }
 
-    /// Makes a result kept by a person.
+    /// Creates a result kept by a person.
     pub fn kept(settled: Settled, fan: Option<Fan>) -> Self {
         Self::Ended { settled, fan, follows: false, kept: true }
     }
 }
 
-/// The end of a step in force: the record that counts, and the failures that the run passed there.
+/// The end of a step in force: its record, and the failures passed there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settled {
@@ -322,7 +327,7 @@ pub struct Settled {
     pub how: SettledAs,
     /// The record of the end.
     pub seq: u64,
-    /// Children that ended as failed, in this pass and the passes before it.
+    /// Children that ended as failed, in this pass and earlier passes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
 }
@@ -344,22 +349,22 @@ pub enum SettledAs {
 }
 
 impl Settled {
-    /// Makes an end without failed children.
+    /// Creates an end without failed children.
     pub fn new(how: SettledAs, seq: u64) -> Self {
         Self { how, seq, failures: 0 }
     }
 
-    /// Makes the end of a completed step.
+    /// Creates the end of a completed step.
     pub fn completed(seq: u64) -> Self {
         Self::new(SettledAs::Completed, seq)
     }
 
-    /// Says whether the step gave a result: it completed, or its failure was tolerated.
+    /// Returns whether the step has a result: it completed, or its failure was tolerated.
     pub fn gave_result(self) -> bool {
         matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
     }
 
-    /// Says whether the run fails on account of this end: the step failed, or was passed over after a failure.
+    /// Returns whether this end fails the run: the step failed, or was passed over after a failure.
     pub fn is_unsuccessful(self) -> bool {
         matches!(self.how, SettledAs::Failed | SettledAs::PassedOver)
     }
@@ -371,12 +376,13 @@ impl Settled {
 pub struct FrontierEntry {
     /// The step.
     pub step: StepId,
-    /// How far it is.
+    /// The status of the step.
     pub status: Status,
-    /// Which try: of `ready`, the last one made (0 if none); of the others, the one meant.
+    /// The attempt: for `ready`, the last attempt made (0 if none); else the current one.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,
-    /// Failures counted against the retry budget; a user's resume starts it anew, a crash does not touch it.
+    /// Failures counted against the retry budget. A resume by a person resets the count; a crash does not
+    /// change it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub failures: u32,
     /// Starts in a row without a recorded end: each time, the runner was killed.
@@ -384,38 +390,41 @@ pub struct FrontierEntry {
     pub cuts: u32,
     /// The record in which this status began.
     pub since: u64,
-    /// When a delayed try or a sleep is due.
+    /// When a delayed attempt or a sleep is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake_at: Option<Timestamp>,
-    /// Milliseconds from the start of that delay to `wake_at`. No wait is longer, also if the clock was set back.
+    /// Milliseconds from the start of the delay to `wake_at`. The wait never exceeds this delay, even if the
+    /// clock was set back.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delay_ms: u64,
-    /// What it waits for.
+    /// The step's open waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<Wait>,
-    /// Durable results kept by this step in this iteration and epoch: `progress` records with a key.
+    /// The number of memoized results of this step in this iteration and epoch: `progress` records with a
+    /// key.
     #[serde(default, skip_serializing_if = "is_default")]
     pub memos: u32,
-    /// It was held before its first try, and a resume let it pass: it is not held there again.
+    /// The step was held before its first attempt, and a resume released it: it is not held there again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub passed: bool,
-    /// The list of items of an opener changed: items that the fan-out of this record has opened stay, and the others open.
+    /// The item list of an opener changed: items opened by the fan-out of this record stay, and the new items
+    /// open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relisted: Option<u64>,
-    /// The exit code of a try that ended, while it is not known whether it took effect: its evidence did not show that,
-    /// or was still being checked. Kept of steps that must not be repeated blindly.
+    /// The exit code of an ended attempt with an unknown effect: its evidence did not confirm the effect, or
+    /// the check was not done. Kept for non-idempotent steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<i32>,
-    /// The fan-out it is in the middle of.
+    /// The open fan-out of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan: Option<Fan>,
-    /// Digest of the trace with which it was started, where ends have traces.
+    /// Digest of the trace at the start, if ends have traces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
 }
 
 impl FrontierEntry {
-    /// Makes the entry of a step that was never started. The record that carries it fills in `since`.
+    /// Creates the entry of a step without attempts. The record that carries the entry fills in `since`.
     pub fn ready(step: StepId) -> Self {
         Self {
             step,
@@ -442,8 +451,8 @@ impl FrontierEntry {
         self.delay_ms = due.map_or(0, |due| millis_until(due, now));
     }
 
-    /// Takes up a wait of an earlier session. A remaining time longer than the whole delay shows a clock that was set back:
-    /// the delay begins again, and a sleeping step is called to set a new time.
+    /// Continues a wait of an earlier session. A remaining time longer than the whole delay shows that the
+    /// clock was set back. A delay then restarts, and a sleeping step runs to set a new time.
     pub(crate) fn continue_wait(&mut self, now: Timestamp) {
         let Some(due) = self.wake_at.filter(|due| millis_until(*due, now) > self.delay_ms) else { return };
         if self.status == Status::Waiting {
@@ -454,7 +463,8 @@ impl FrontierEntry {
         }
     }
 
-    /// Says whether it was started and nobody knows whether it took effect: it was cut, or ended and was not believed.
+    /// Returns whether the step's effect is unknown: after an interruption, or without confirmation by
+    /// evidence.
     pub fn is_unsettled(&self) -> bool {
         match self.status {
             Status::Started => true,
@@ -463,8 +473,8 @@ impl FrontierEntry {
         }
     }
 
-    /// Stands where the branches that the step opened by its work are about to be joined, or opened, if it stands amid what
-    /// comes after that: this is done once more then.
+    /// Moves a step with open hooks back to the join, or the opening, of its work's branches. The hooks then
+    /// run again.
     pub fn back_to_work(&mut self) {
         let Some(fan) = self.fan.take_if(|fan| fan.after) else { return };
         self.fan = fan.work.map(|work| *work);
@@ -475,59 +485,58 @@ impl FrontierEntry {
     }
 }
 
-/// How far an unfinished step is.
+/// The status of an unfinished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It may start.
+    /// The step may start.
     Ready,
-    /// It was started; if nothing follows, it was cut.
+    /// The step was started; without a later record, it was interrupted.
     Started,
-    /// It waits for an answer, a signal, a time or its children.
+    /// The step waits for an answer, a signal, a time or its children.
     Waiting,
-    /// It failed and its retries are used up.
+    /// The step failed, and its retries are used up.
     Failed,
 }
 
-/// How far a fan-out is: children are opened page by page.
+/// The progress of a fan-out: children are opened page by page.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fan {
-    /// The frozen items, where the shape does not name the children itself.
+    /// The frozen items, if the shape does not name the children.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<FrozenItems>,
-    /// How many children there will be.
+    /// The total number of children.
     pub total: u64,
-    /// How many children are open or were.
+    /// The number of children opened so far.
     pub opened: u64,
-    /// The record in which the fan-out began; its children name it as their origin.
+    /// The record that began the fan-out; its children name it as their origin.
     pub since: u64,
-    /// How many children ended as failed, once all have ended.
+    /// The number of failed children, set after all have ended.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
-    /// Of a step whose passes have branches of their own: the number of the pass; 0 of any other.
+    /// The number of the pass, for a step with a branch per pass; else 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pass: u32,
-    /// The passes before it, in order.
+    /// The earlier passes, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passes: Vec<PassEnd>,
-    /// It is of what comes after the work of a step that has opened branches by that work:
-    /// [`Step::after`](crate::shape::Step::after).
+    /// The fan-out comes after the work of a step with branches: [`Step::after`](crate::shape::Step::after).
     #[serde(default, skip_serializing_if = "is_default")]
     pub after: bool,
-    /// The fan-out of that work, if it came to one: what is done again begins there.
+    /// The fan-out of the work, if the work has one: a rerun begins there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Box<Fan>>,
 }
 
 impl Fan {
-    /// Makes one of which nothing is opened yet. The record that carries it fills in `since`.
+    /// Creates a fan-out without opened children. The record that carries the fan-out fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
         Self { items, total, opened: 0, since: 0, failures: 0, pass, passes, after: false, work: None }
     }
 
-    /// Returns the fan-out of an earlier pass, or of this one, by its number.
+    /// Returns the fan-out of this pass or an earlier one, by number.
     pub fn of_pass(&self, pass: u32) -> Option<Self> {
         if pass == self.pass {
             return Some(self.clone());
@@ -540,36 +549,36 @@ impl Fan {
         Some(Self { opened: 1, since, failures, pass, passes, ..Self::new(None, 1) })
     }
 
-    /// Returns the fan-out of the step's work: itself, or the one that it comes after.
+    /// Returns the fan-out of the step's work: `self`, or the `work` of hooks.
     pub fn of_work(&self) -> Option<&Self> {
         if self.after { self.work.as_deref() } else { Some(self) }
     }
 
-    /// Returns it, and the one that it comes after.
+    /// Returns the fan-out, and the fan-out of its work.
     pub fn each(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.work.as_deref()].into_iter().flatten()
     }
 }
 
-/// How a pass of a step ended that another one followed.
+/// The end of a pass that another pass followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassEnd {
-    /// The record of its end.
+    /// The record of the end.
     pub settled: Settled,
-    /// The record in which its branch was opened.
+    /// The record that opened the pass's branch.
     pub since: u64,
 }
 
-/// Items of a fan-out, frozen in the store's blobs before its first child is opened.
+/// Items of a fan-out, stored as a blob before the first child is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrozenItems {
-    /// The blob: one line of JSON for each item.
+    /// The blob: a line of JSON for each item.
     pub blob: String,
-    /// Its size.
+    /// The size of the blob.
     pub bytes: u64,
-    /// SHA-256 of it.
+    /// SHA-256 of the blob.
     pub digest: Digest,
 }
 

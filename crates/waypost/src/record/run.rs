@@ -1,4 +1,4 @@
-//! The run record: what a run is, frozen when it begins.
+//! The run record: the definition and settings of a run, fixed when the run begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 
-/// What a run is, frozen when it begins.
+/// The definition and settings of a run, fixed when the run begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunRecord {
@@ -18,9 +18,9 @@ pub struct RunRecord {
     pub run: RunId,
     /// Name of the workflow or graph.
     pub workflow: String,
-    /// What it does.
+    /// The definition of the steps.
     pub definition: Definition,
-    /// Workflow file, relative to the folder that holds the store, where there is a file.
+    /// Workflow file, relative to the folder that holds the store; `None` without a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Base folder of the steps, relative to the folder that holds the store.
@@ -35,75 +35,76 @@ pub struct RunRecord {
     /// Labels of the run.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Settings of the front end that a resume needs, such as the shell that was chosen.
+    /// Settings of the front end for a resume, such as the chosen shell.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub settings: serde_json::Map<String, Value>,
-    /// What the program was configured with, for its steps to read.
+    /// The configuration of the program, readable by its steps.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub config: serde_json::Map<String, Value>,
     /// How soon an acknowledged checkpoint is on disk.
     #[serde(default)]
     pub durability: Durability,
-    /// Checkpoints kept with their states, at least [`RETENTION_MIN`]; none keeps all.
+    /// Checkpoints kept with their states, at least [`RETENTION_MIN`]; `None` keeps all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<u32>,
-    /// The checkpoint of another run that this one was forked from.
+    /// The checkpoint of another run that this run was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// Version of the tool that made the run.
+    /// Version of the tool that created the run.
     pub tool: String,
-    /// Host and user that made it, for people.
+    /// Host and user of the creation, for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub actor: String,
-    /// When it was made, for people.
+    /// Creation time, for display.
     pub created_at: Timestamp,
 }
 
-/// Fewest checkpoints that keep their states: the newest, and one to fall back to.
+/// Fewest checkpoints with states: the newest, and a fallback in case of damage.
 pub const RETENTION_MIN: u32 = 2;
 
-/// What a run does: its own copy of the workflow, and what each step of it means.
+/// The definition of a run: its own copy of the workflow, and a fingerprint of each step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
-    /// The text of the workflow file, where there is one.
+    /// The text of the workflow file, if there is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The file that it is from, where that is not the one of the run record: relative to the folder that holds the store.
+    /// The workflow file of this text, if it differs from the run record's file: relative to the folder that
+    /// holds the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Fingerprint of each step's meaning, in order.
+    /// Fingerprint of each step's definition, in order.
     pub steps: Vec<StepPrint>,
-    /// Older fingerprints with kept results, by step path without keys (`each/load`). The results count as made by this
-    /// definition.
+    /// Older fingerprints with kept results, by step path without keys (`each/load`). The results count as
+    /// made by this definition.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub accepted: BTreeMap<String, BTreeSet<Digest>>,
 }
 
-/// A step as it was when the definition was taken.
+/// A step at the time of the definition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepPrint {
     /// The step.
     pub id: StepId,
-    /// SHA-256 over what it does, not over its name, place, timeouts or retries.
+    /// SHA-256 over the definition of the step, without its name, place, timeouts or retries.
     pub fingerprint: Digest,
-    /// Where it leads by choice, sorted; `end` is the end. The fingerprint covers it: this says it to people.
+    /// The route targets, sorted; `end` is the end. Covered by the fingerprint; kept for display.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leads_to: Vec<StepId>,
 }
 
-/// Where a fork in time began.
+/// The origin of a fork.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parent {
     /// The run.
     pub run: RunId,
-    /// Its branch.
+    /// The parent's branch.
     pub branch: BranchPath,
     /// The checkpoint.
     pub seq: u64,
-    /// Its digest.
+    /// The checkpoint's digest.
     pub digest: Digest,
 }
 
@@ -111,39 +112,39 @@ pub struct Parent {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// Before it is acknowledged.
+    /// Before the acknowledgement.
     #[default]
     Sync,
-    /// Soon after: a power cut may lose the last moments, a crash of the process nothing.
+    /// Soon after: a power failure may lose the last moments, a crash of the process nothing.
     Async,
 }
 
-/// How a run stands.
+/// The status of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatus {
-    /// No worker has taken it yet.
+    /// No worker has taken the run yet.
     Queued,
-    /// A process works on it.
+    /// A process is running it.
     Running,
-    /// It waits for an answer, a signal or a time.
+    /// The run waits for an answer, a signal or a time.
     Waiting,
-    /// It was stopped, or its process died; it can be resumed.
+    /// The run was stopped, or its process died; it can be resumed.
     Interrupted,
-    /// A step failed; it can be resumed.
+    /// A step failed; the run can be resumed.
     Failed,
-    /// A step that must not be repeated blindly was cut, or comes after what was done again.
+    /// A non-idempotent step was interrupted, or is downstream of a rerun step.
     InDoubt,
-    /// Everything is done.
+    /// All steps are done.
     Completed,
-    /// Everything is done, with dead letters or tolerated failures.
+    /// All steps are done, with dead letters or tolerated failures.
     CompletedWithFailures,
-    /// It was cancelled for good.
+    /// The run was cancelled for good.
     Cancelled,
 }
 
 impl RunStatus {
-    /// Says whether `resume` has something to go on with.
+    /// Returns whether `resume` can continue the run.
     pub fn is_resumable(self) -> bool {
         matches!(self, Self::Queued | Self::Waiting | Self::Interrupted | Self::Failed | Self::InDoubt)
     }

@@ -1,26 +1,26 @@
-//! A state as JSON that comes back as it went in, or is refused and the field named.
+//! Lossless JSON encoding of a state: values that JSON would change are refused, and the field is named.
 //!
-//! JSON is smaller than Rust: it has no NaN, one null, only text as keys, and readers with limits of their own. Where
-//! `serde_json` would write something else in silence, or something that it does not read again, [`encode`] refuses:
+//! JSON is smaller than Rust: it has no NaN, a single null, only text keys, and readers with limits.
+//! [`encode`] refuses values that `serde_json` would silently change, or could not read back:
 //!
 //! | in the state | what JSON would make of it |
 //! |---|---|
 //! | NaN, infinity, also as a key | `null` |
-//! | `Some` of what is written as null: `Some(None)`, `Some(())`, `Some(Value::Null)` | `None` |
-//! | `i128`, `u128` beyond 64 bits | a float, wherever a reader buffers it: migrations, `flatten`, untagged enums |
+//! | `Some` of a value written as null: `Some(None)`, `Some(())`, `Some(Value::Null)` | `None` |
+//! | `i128`, `u128` beyond 64 bits | a float, if a reader buffers it: migrations, `flatten`, untagged enums |
 //! | two keys that are the same text, also by `flatten` | one of the two values |
 //! | keys that are neither text, numbers, bools nor unit variants | an error |
 //! | containers in containers, deeper than [`STATE_DEPTH_MAX`] | written, and never read again |
-//! | more than [`STATE_BYTES_MAX`] | too much for a step; stopped while it is written, not after |
+//! | more than [`STATE_BYTES_MAX`] | too much for a step; stopped during the write, not after |
 //!
-//! There is one pass, and it tracks nothing: which field it was is read off the unfinished text, and only then. How
-//! numbers and strings are written is left to `serde_json`, but for strings that stand in JSON as they are; this module
-//! writes what stands around them.
+//! The encoder makes a single pass without tracking the path. On an error it derives the field from the
+//! unfinished text. `serde_json` formats numbers and strings that need escapes; this module writes the
+//! structure around them.
 //!
-//! What is not seen here: a type whose `Deserialize` does not fit its `Serialize` (an untagged enum whose earlier
-//! variant takes the value, a field that is not read). [`check_state`] finds most of that, and a session of a graph does
-//! the same with some of the states that it writes. The text of a
-//! [`RawValue`](serde_json::value::RawValue) is taken as it is.
+//! Not detected: a type whose `Deserialize` does not match its `Serialize`. Examples: an untagged enum with a
+//! greedy earlier variant, and a field that is not read. [`check_state`] detects most of these; a session of
+//! a graph runs the same check on some of its states. The text of a [`RawValue`](serde_json::value::RawValue)
+//! is taken as is.
 
 use std::fmt::{self, Display, Write as _};
 use std::io;
@@ -37,23 +37,22 @@ pub use check::check_state;
 pub(crate) use check::check_written;
 use key::{Entries, Keys};
 
-/// Deepest nesting of objects and arrays: `serde_json` refuses to read a 128th level, so that no text can exhaust the
-/// stack.
+/// Deepest nesting of objects and arrays: `serde_json` refuses a 128th level, as protection of the stack.
 pub const STATE_DEPTH_MAX: u32 = 127;
 
-/// How a `RawValue`, and a `Number` under `arbitrary_precision`, tell a serialiser of JSON that their text is JSON
-/// already. Neither name is a field of anybody's struct.
+/// Marker names by which a `RawValue`, and a `Number` under `arbitrary_precision`, announce text that is
+/// already JSON. No user struct has fields with these names.
 const VERBATIM: [&str; 2] = ["$serde_json::private::RawValue", "$serde_json::private::Number"];
 
 /// Appends the JSON of `state` to `bytes`.
 ///
-/// Nothing else is touched: whatever is committed stays the newest checkpoint if this fails.
+/// A failure changes nothing else: the newest committed checkpoint stays.
 ///
 /// # Errors
-/// `bytes` is then as it was before.
-/// - [`Flaw::Unkept`]: a field would not come back as it is; it is named, with the reason. Change the state.
-/// - [`Flaw::Limit`]: the state is larger than [`STATE_BYTES_MAX`]. Found out while it is written: no more memory is
-///   taken than that.
+/// `bytes` is restored to its previous content.
+/// - [`Flaw::Unkept`]: JSON would change the named field, for the given reason. Change the state.
+/// - [`Flaw::Limit`]: the state exceeds [`STATE_BYTES_MAX`]. Detected during the write: memory use stays
+///   within the limit.
 pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
     let begin = bytes.len();
     let end = begin + STATE_BYTES_MAX;
@@ -65,14 +64,14 @@ pub fn encode<S: Serialize + ?Sized>(state: &S, bytes: &mut Vec<u8>) -> Result<(
     })
 }
 
-/// Makes a JSON value of what comes back from it as it went in.
+/// Converts a value to a JSON value without loss.
 ///
 /// # Errors
 /// As [`encode`].
 pub(crate) fn to_value<S: Serialize + ?Sized>(value: &S) -> Result<serde_json::Value, Flaw> {
     let mut bytes = Vec::new();
     encode(value, &mut bytes)?;
-    // What `encode` writes can be read again, but for what a `RawValue` brought along.
+    // Text from `encode` always parses, except for text from a `RawValue`.
     serde_json::from_slice(&bytes).map_err(|error| Flaw::Malformed(error.to_string()))
 }
 
@@ -124,16 +123,16 @@ impl ser::Error for Refusal {
     }
 }
 
-/// The text so far. It is what the whole pass works on; all else is a view of it.
+/// The text so far; all serialisers of the pass write to it.
 struct Text<'b> {
     bytes: &'b mut Vec<u8>,
-    /// Where the state begins in `bytes`.
+    /// The offset of the state in `bytes`.
     begin: usize,
-    /// How long `bytes` may become.
+    /// The limit of the length of `bytes`.
     end: usize,
     depth: u32,
     keys: Keys,
-    /// Where values are printed that only know `Display`; kept for its memory.
+    /// Buffer for values with only a `Display`; kept to reuse its allocation.
     scratch: String,
 }
 
@@ -157,7 +156,7 @@ impl Text<'_> {
         serde_json::to_writer(self, value).map_err(|_| Refusal::too_large())
     }
 
-    /// Writes a string. Most of them need no escape, and are copied as a whole.
+    /// Writes a string. Most strings need no escape and are copied whole.
     #[inline]
     fn string(&mut self, value: &str) -> Result<(), Refusal> {
         if needs_escape(value) || value.len() + 2 > self.room() {
@@ -194,7 +193,7 @@ impl Text<'_> {
         }
     }
 
-    /// Prints `value` and hands the text to `write`.
+    /// Formats `value` and passes the text to `write`.
     fn printed<T: Display + ?Sized>(
         &mut self,
         value: &T,
@@ -239,14 +238,14 @@ impl Text<'_> {
     }
 }
 
-/// Says whether JSON writes some character of a text otherwise. Looks at all of it: that takes many bytes at a time.
+/// Returns whether a text needs escapes. Scans the whole text, as this vectorizes.
 #[inline]
 fn needs_escape(text: &str) -> bool {
     let escaped = |byte: u8| (byte < 0x20) | (byte == b'"') | (byte == b'\\');
     text.bytes().fold(false, |found, byte| found | escaped(byte))
 }
 
-/// What `serde_json` writes to. Its error is never shown: too large is the only one.
+/// The writer for `serde_json`. Its error is never shown: the only cause is the size limit.
 impl io::Write for &mut Text<'_> {
     #[inline]
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
@@ -264,7 +263,7 @@ impl io::Write for &mut Text<'_> {
     }
 }
 
-/// A buffer that takes no more than fits the state.
+/// A buffer limited to the remaining size of the state.
 struct Capped<'s> {
     text: &'s mut String,
     room: usize,
@@ -282,12 +281,12 @@ impl fmt::Write for Capped<'_> {
     }
 }
 
-/// Writes one value.
+/// Serialiser of one value.
 struct Strict<'t, 'b> {
     text: &'t mut Text<'b>,
-    /// It is what a `Some` holds, so it may not be null.
+    /// The value is inside a `Some`, so null is refused.
     in_some: bool,
-    /// It is a text that is JSON already.
+    /// The value is text that is already JSON.
     verbatim: bool,
 }
 
@@ -461,7 +460,7 @@ impl<'t, 'b> Serializer for Strict<'t, 'b> {
     }
 }
 
-/// Writes an array.
+/// Serialiser of an array.
 struct List<'t, 'b> {
     text: &'t mut Text<'b>,
     first: bool,
@@ -506,12 +505,12 @@ list! {
     SerializeTupleVariant serialize_field
 }
 
-/// Writes the fields of a struct, whose names are fixed in its type.
+/// Serialiser of the fields of a struct, whose names are fixed by the type.
 struct Fields<'t, 'b> {
     text: &'t mut Text<'b>,
     first: bool,
     close: &'static [&'static [u8]],
-    /// It has one field, whose text is JSON already; whether it is what a `Some` holds.
+    /// The struct is a marker around text that is already JSON; the flag is `in_some`.
     verbatim: Option<bool>,
 }
 

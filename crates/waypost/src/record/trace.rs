@@ -1,7 +1,7 @@
-//! The trace of an end: digests of all that a result was made from, and of the result.
+//! The trace of an end: digests of all inputs of a result, and of the result.
 //!
-//! A verifying trace in the sense of "Build systems a la carte" (Mokhov, Mitchell, Peyton Jones, 2018): a result is reused
-//! if its trace equals the trace that its step would have now.
+//! A verifying trace in the sense of "Build systems a la carte" (Mokhov, Mitchell, Peyton Jones, 2018): a
+//! result is reused if its trace equals the step's current trace.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{Digest, StepId};
 
-/// Digests of what an end was made from. Kept in the header of every end of a graph with evidence.
+/// Digests of the inputs of an end. Kept in the header of every end of a graph with evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// Of the step: its text and what it inherits.
+    /// Of the step: its text and inherited settings.
     pub definition: Digest,
-    /// Of the scope: what its opener gave it.
+    /// Of the scope: the input from its opener.
     pub input: Digest,
-    /// By step: of each need its output and its pins, of each other step that was read its output.
+    /// By step: output and pins of each need, and the output of each other step read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub needs: BTreeMap<StepId, Digest>,
-    /// Of a pass that followed another: that one's output and pins.
+    /// For a pass after the first: output and pins of the previous pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_pass: Option<Digest>,
 }
 
 impl Trace {
-    /// Returns the digest of all its parts.
+    /// Returns the digest of all parts.
     pub fn digest(&self) -> Digest {
         let needs = self.needs.iter().flat_map(|(step, of)| [step.as_str().as_bytes(), of.as_bytes()]);
         let previous = self.previous_pass.iter().map(|pass| &pass.as_bytes()[..]);
@@ -35,18 +35,19 @@ impl Trace {
     }
 }
 
-/// Digests of what an end made.
+/// Digests of the results of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndDigests {
-    /// Of what the step gave: status, exit code, outputs. No other output digest equals that of a failed end.
+    /// Of the step's result: status, exit code, outputs. No other output digest equals the digest of a failed
+    /// end.
     pub output: Digest,
     /// Of the evidence pinned by the step, its children and all its ancestors in the scope.
     pub pins: Digest,
 }
 
 impl EndDigests {
-    /// Returns the digest of both, for a step that needs this one.
+    /// Returns the digest of both, for a downstream step.
     pub fn both(&self) -> Digest {
         Digest::of_parts([&self.output.as_bytes()[..], self.pins.as_bytes()])
     }

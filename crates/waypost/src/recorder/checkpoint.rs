@@ -1,4 +1,4 @@
-//! Checkpoints as a program reads them, and reading them: no lease is needed, and nothing changes.
+//! Checkpoints for reading: needs no lease, and changes nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use super::label::Label;
 use super::stats::Stats;
 use super::step::State;
 
-/// Key of the progress that carries the verdicts of a later check.
+/// Progress key of a record with the verdicts of a later check.
 pub(super) use crate::engine::VERIFIED_KEY;
-/// Headers read at once when history is walked: few pages for a long walk, and little too much for a short one.
+/// Headers per page in a walk over history: few pages for a long walk, little waste for a short one.
 const WALK_PAGE: usize = 100;
 
-/// A checkpoint, and the newest check of its evidence that was asked for.
+/// A checkpoint with the newest requested check of its evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     record: Record,
-    /// What was found just now and not written.
+    /// Result of a check made just now, not written.
     found: Option<Pack>,
-    /// The newest check that was appended.
+    /// The newest appended check.
     verification: Option<Record>,
 }
 
@@ -47,75 +47,76 @@ impl Checkpoint {
         self.record.header()
     }
 
-    /// Returns the record itself, for what is not shown here.
+    /// Returns the record itself, for fields without an accessor here.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Names it, as people write it.
+    /// Returns the reference to the checkpoint, as people write it.
     pub fn reference(&self) -> CheckpointRef {
         self.header().reference()
     }
 
-    /// Returns its place in the run, from 1.
+    /// Returns the position in the run, from 1.
     pub fn seq(&self) -> u64 {
         self.header().seq
     }
 
-    /// Returns its step, if it speaks of one.
+    /// Returns the step, if the checkpoint has one.
     pub fn step(&self) -> Option<&StepId> {
         self.header().step.as_ref()
     }
 
-    /// Returns which try of the step it is.
+    /// Returns the attempt of the step.
     pub fn at(&self) -> &Try {
         &self.header().at
     }
 
-    /// Returns what it says: `started`, `completed`, `failed`, `restored`, or `progress` for the verdicts of a check.
+    /// Returns the phase: `started`, `completed`, `failed`, `restored`, or `progress` for the verdicts of a
+    /// check.
     pub fn phase(&self) -> &Phase {
         &self.header().phase
     }
 
-    /// Returns its label.
+    /// Returns the label.
     pub fn label(&self) -> Option<Label> {
         Label::among(&self.header().labels)
     }
 
-    /// Returns all labels of its header, the recorder's own among them.
+    /// Returns all labels of the header, including the recorder's own.
     pub fn labels(&self) -> &BTreeMap<String, String> {
         &self.header().labels
     }
 
-    /// Returns the id that the caller gave to the commit.
+    /// Returns the external id that the caller gave to the commit.
     pub fn external(&self) -> Option<&str> {
         self.header().external.as_deref()
     }
 
-    /// Returns the seq of the checkpoint that this one belongs to: of a commit, that of its start; of the verdicts of
-    /// a check, that of what was checked.
+    /// Returns the seq of the related checkpoint: for a commit, its start; for the verdicts of a check, the
+    /// checked one.
     pub fn about(&self) -> Option<u64> {
         self.header().about
     }
 
-    /// Returns when it was made, for people.
+    /// Returns the creation time, for display.
     pub fn created_at(&self) -> Timestamp {
         self.header().created_at
     }
 
-    /// Returns its evidence as it was committed.
+    /// Returns the evidence as committed.
     pub fn committed(&self) -> Option<&Pack> {
         self.header().evidence.as_ref()
     }
 
-    /// Returns its evidence as it was checked last, which may be when it was committed.
+    /// Returns the evidence as last checked, possibly at the commit.
     pub fn evidence(&self) -> Option<&Pack> {
         let newest = self.verification.as_ref().and_then(|record| record.header().evidence.as_ref());
         self.found.as_ref().or(newest).or_else(|| self.committed())
     }
 
-    /// Returns what the evidence came to when it was checked last; `skipped` without evidence. Only `ok` is trust, and
-    /// it says nothing about now.
+    /// Returns the verdict of the last check; `skipped` without evidence. Only `ok` is trusted, and the
+    /// present may differ.
     pub fn verdict(&self) -> Verdict {
         self.evidence().map_or(Verdict::Skipped, |pack| pack.verdict_at(self.occasion()))
     }
@@ -125,7 +126,7 @@ impl Checkpoint {
         self.evidence().map(|pack| pack.summary_at(self.occasion())).unwrap_or_default()
     }
 
-    /// Returns on what occasion its evidence was checked last.
+    /// Returns the occasion of the last check.
     fn occasion(&self) -> Occasion {
         match &self.found {
             Some(_) => Occasion::Resume,
@@ -133,29 +134,29 @@ impl Checkpoint {
         }
     }
 
-    /// Returns how the step ended, if it has.
+    /// Returns how the step ended, if it ended.
     pub fn ending(&self) -> Option<&Ending> {
         ending_of(self.header())
     }
 
-    /// Returns the version of the state's schema; `None` where there is no state.
+    /// Returns the version of the state's schema; `None` without a state.
     pub fn schema(&self) -> Option<u32> {
         self.header().body.as_ref().map(|body| body.schema)
     }
 
-    /// Returns the state as it was written. [`Migrations::state`](crate::schema::Migrations::state) reads an older one
-    /// from the [`record`](Self::record).
+    /// Returns the state as written. For older schemas,
+    /// [`Migrations::state`](crate::schema::Migrations::state) reads the [`record`](Self::record).
     ///
     /// # Errors
-    /// - [`Error::NoState`]: retention dropped it, or the checkpoint was listed and not loaded.
-    /// - [`Error::Read`]: it is not what `S` reads.
+    /// - [`Error::NoState`]: retention dropped the state, or the checkpoint was listed and not loaded.
+    /// - [`Error::Read`]: the state does not decode as `S`.
     pub fn state<S: DeserializeOwned>(&self) -> Result<S, Error> {
         let bytes = self.record.state_bytes().ok_or_else(|| Error::NoState(self.reference()))?;
         decode(bytes).map_err(|error| Error::Read { at: self.reference(), why: error.to_string() })
     }
 }
 
-/// Returns how a step ended by its header.
+/// Returns how a step ended, from the header.
 pub(super) fn ending_of(header: &Header) -> Option<&Ending> {
     match &header.phase {
         Phase::Completed(ending) => Some(ending),
@@ -164,7 +165,7 @@ pub(super) fn ending_of(header: &Header) -> Option<&Ending> {
     }
 }
 
-/// Says whether a record commits a step with evidence, whatever that came to.
+/// Returns whether a record commits a step with evidence, whatever the verdict.
 pub(super) fn is_judged_commit(header: &Header) -> bool {
     let judged = match &header.phase {
         Phase::Completed(_) => true,
@@ -174,7 +175,7 @@ pub(super) fn is_judged_commit(header: &Header) -> bool {
     judged && header.step.is_some() && header.evidence.is_some()
 }
 
-/// Returns the state of a record, to go on with.
+/// Returns the state of a record, to continue with.
 pub(super) fn state_of(record: &Record) -> Result<State, Error> {
     let at = record.header().reference();
     let (Some(bytes), Some(body)) = (record.state_bytes(), &record.header().body) else {
@@ -196,32 +197,33 @@ pub struct Checkpoints {
     pub(super) run: RunId,
 }
 
-/// A page of checkpoints in the order of their seq, without states.
+/// A page of checkpoints in order of seq, without states.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
     /// The checkpoints.
     pub checkpoints: Vec<Checkpoint>,
-    /// Damaged records that the page came by.
+    /// Damaged records found on this page.
     pub damaged: Vec<Damage>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if any.
     pub next: Option<String>,
 }
 
 impl Checkpoints {
-    /// Reads the checkpoints of `run` in `store`.
+    /// Returns a reader of the checkpoints of `run` in `store`.
     pub fn of(store: Arc<dyn Store>, run: RunId) -> Self {
         Self { store, run }
     }
 
-    /// Returns one checkpoint with its state, as far as retention kept it, and the newest check of its evidence.
+    /// Returns a checkpoint with its state, if retention kept the state, and with the newest check of its
+    /// evidence.
     ///
     /// # Errors
-    /// [`Error::Store`]: the run is not there, or the checkpoint is damaged.
+    /// [`Error::Store`]: the run does not exist, or the checkpoint is damaged.
     pub async fn get(&self, at: &CheckpointRef) -> Result<Option<Checkpoint>, Error> {
         let record = match self.load(at).await {
             Ok(record) => record,
             Err(Error::Store(StoreError::NotFound { .. })) => {
-                // A run that is not there is an error; a seq that is not there is an answer.
+                // An unknown run is an error; an unknown seq is an answer.
                 self.store.run(&self.run).await?;
                 return Ok(None);
             }
@@ -231,13 +233,13 @@ impl Checkpoints {
         Ok(Some(Checkpoint::of(record, verification)))
     }
 
-    /// Lists the checkpoints, by rising seq, of one label or of all.
+    /// Lists the checkpoints by ascending seq, with a given label or all.
     ///
-    /// Starts, ends, checks and rollbacks are checkpoints of their own. What a rollback undid is listed too: history
-    /// only grows.
+    /// Starts, ends, checks and rollbacks are separate checkpoints. The list includes checkpoints undone by a
+    /// rollback, as history only grows.
     ///
     /// # Errors
-    /// [`Error::Store`]: the run is not there, or the cursor is none.
+    /// [`Error::Store`]: the run does not exist, or the cursor is invalid.
     pub async fn list(&self, label: Option<Label>, page: &Page) -> Result<Listed, Error> {
         let scan = Scan {
             branch: Some(BranchPath::main()),
@@ -252,10 +254,10 @@ impl Checkpoints {
         Ok(Listed { checkpoints, damaged: found.damaged, next: found.next })
     }
 
-    /// Counts what happened in the run, from its headers, a page at a time.
+    /// Returns counts over the run, from its headers, read page by page.
     ///
     /// # Errors
-    /// [`Error::Store`]: the run is not there.
+    /// [`Error::Store`]: the run does not exist.
     pub async fn stats(&self) -> Result<Stats, Error> {
         let mut stats = Stats::default();
         let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(&self.run) };
@@ -278,7 +280,7 @@ impl Checkpoints {
         Ok(self.store.load(&at.run, &at.branch, at.seq).await?)
     }
 
-    /// Finds the newest verdicts about a checkpoint that were appended after it.
+    /// Returns the newest appended verdicts about a checkpoint.
     async fn verification(&self, seq: u64) -> Result<Option<Record>, Error> {
         let scan = Scan {
             branch: Some(BranchPath::main()),
@@ -291,7 +293,7 @@ impl Checkpoints {
         Ok(self.store.scan(&scan).await?.records.pop())
     }
 
-    /// Walks the effective history back from `seq`.
+    /// Walks the effective history backwards from `seq`.
     pub(super) fn walk(&self, seq: u64) -> Walk<'_> {
         let scan = Scan {
             branch: Some(BranchPath::main()),
@@ -304,7 +306,7 @@ impl Checkpoints {
     }
 }
 
-/// A walk of `basis`, newest first, a page of headers at a time. What a rollback undid is not on it.
+/// A walk along `basis`, newest first, by pages of headers. Skips records undone by a rollback.
 pub(super) struct Walk<'a> {
     checkpoints: &'a Checkpoints,
     wanted: Option<u64>,
@@ -317,7 +319,8 @@ impl Walk<'_> {
         loop {
             let Some(wanted) = self.wanted else { return Ok(None) };
             while let Some(record) = self.page.pop_front() {
-                // Where the one wanted is damaged or in quarantine, the walk goes on with the next sound one below.
+                // If the wanted record is damaged or quarantined, the walk continues with the next sound
+                // record below.
                 if record.header().seq <= wanted {
                     self.wanted = record.header().basis();
                     return Ok(Some(record));
@@ -331,7 +334,7 @@ impl Walk<'_> {
     }
 }
 
-/// Says what the verdicts of a check come to, for the record that carries them.
+/// Returns the phase for the record with the verdicts of a check.
 pub(super) fn verified_phase(pack: &Pack) -> Phase {
     let summary = serde_json::to_value(pack.summary_at(Occasion::Verify)).unwrap_or(Value::Null);
     Phase::Progress { key: VERIFIED_KEY.to_owned(), value: summary }

@@ -1,50 +1,51 @@
-//! What a recorder cannot do, by what its program can do next.
+//! Errors of a recorder, by the next action of its program.
 
 use crate::evidence::InvalidPack;
 use crate::id::{CheckpointRef, RunId, StepId};
 use crate::record::{Flaw, Pack, Verdict};
 use crate::store::StoreError;
 
-/// Why a call of a recorder did not do what was asked.
+/// Why a call of a recorder failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store. What was acknowledged before stands.
+    /// The store failed. Records acknowledged before stay valid.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A state or a record cannot be written as it is. Nothing was written.
+    /// A state or a record cannot be encoded. Nothing was written.
     #[error("cannot write a checkpoint of run {run}")]
     Write {
         /// The run.
         run: RunId,
-        /// Why.
+        /// The flaw.
         source: Flaw,
     },
-    /// A state cannot be read by this program. Nothing changed.
+    /// This program cannot read a state. Nothing changed.
     #[error("cannot read the state of {at}: {why}")]
     Read {
         /// The checkpoint.
         at: CheckpointRef,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The pack is refused. Nothing was checked or written; the step is under way.
+    /// The pack is refused. Nothing was checked or written; the step is still running.
     #[error(transparent)]
     Pack(#[from] InvalidPack),
-    /// The call makes no sense. Nothing changed; a bug of the caller.
+    /// The call is invalid: a bug of the caller. Nothing changed.
     #[error("{0}")]
     Invalid(String),
-    /// The run has ended and takes no more steps. Nothing changed; read it, or make another run.
+    /// The run has ended and takes no more steps. Nothing changed; read the run, or create another one.
     #[error("run {0} has ended")]
     Ended(RunId),
-    /// The run belongs to a workflow or graph, whose steps only its engine records. Nothing changed; resume it.
+    /// The run belongs to a workflow or graph, whose steps only the engine records. Nothing changed; resume
+    /// the run.
     #[error("run {0} is driven by its graph, not by a recorder")]
     Driven(RunId),
-    /// The step was begun before and has not ended. Nothing changed; end that try first.
+    /// The step is already running. Nothing changed; end this attempt first.
     #[error("step `{step}` is under way since {since}")]
     UnderWay {
         /// The step.
         step: StepId,
-        /// The record of its start.
+        /// The record of the start.
         since: CheckpointRef,
     },
     /// The step was never begun here, has ended, or a rollback undid its start. Nothing was written.
@@ -52,42 +53,43 @@ pub enum Error {
     NotUnderWay {
         /// The step.
         step: StepId,
-        /// The record of its start.
+        /// The record of the start.
         since: CheckpointRef,
     },
-    /// Another commit has this id. Nothing was written; an id stands for one content.
+    /// Another commit has this id. Nothing was written; an id identifies a single content.
     #[error("id `{external}` was committed before with other content, at {at}")]
     OtherContent {
-        /// The id given by the caller.
+        /// The external id given by the caller.
         external: String,
-        /// The checkpoint that has it.
+        /// The checkpoint with this id.
         at: CheckpointRef,
     },
-    /// The step was cut, and nothing shows that it is done. Nothing was written; begin it again.
+    /// The step was interrupted, and its evidence does not prove completion. Nothing was written; begin the
+    /// step again.
     #[error("step `{step}` was cut and is not settled: {why}")]
     Unsettled {
         /// The step.
         step: StepId,
-        /// What is missing.
+        /// The missing proof.
         why: String,
     },
-    /// The evidence of a checkpoint does not hold now. Nothing changed; choose another.
+    /// The evidence of a checkpoint does not hold now. Nothing changed; choose another checkpoint.
     #[error("the evidence of {at} is {}: {}", verdict_word(*verdict), unmet(.pack))]
     NotVerified {
         /// The checkpoint.
         at: CheckpointRef,
         /// `failed`, `unknown` or `skipped`.
         verdict: Verdict,
-        /// What was found just now.
+        /// The result of the check.
         pack: Box<Pack>,
     },
-    /// The checkpoint was written without evidence: there is nothing to verify. Nothing changed.
+    /// The checkpoint was written without evidence and cannot be verified. Nothing changed.
     #[error("checkpoint {0} has no evidence")]
     NoEvidence(CheckpointRef),
     /// Retention dropped the state of the checkpoint. Nothing changed; choose a newer one.
     #[error("checkpoint {0} has no state any more")]
     NoState(CheckpointRef),
-    /// Steps are unfinished, and none is passed over without a word. Nothing changed; end them first.
+    /// The run has unfinished steps. Nothing changed; end the steps first.
     #[error("run {run} has unfinished steps: {}", .steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", "))]
     Unfinished {
         /// The run.
@@ -107,9 +109,9 @@ pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Names the claims of a pack that are not `ok`, with what is wrong as far as it was told.
+/// Returns the names of a pack's claims that are not `ok`, with the known reasons.
 pub(super) fn unmet(pack: &Pack) -> String {
-    /// Claims named: a person reads these, and finds the rest in the pack.
+    /// Most claims in a message; the pack has the rest.
     const NAMED_MAX: usize = 5;
     if pack.claims.is_empty() {
         return "it has no claims".to_owned();
@@ -117,7 +119,7 @@ pub(super) fn unmet(pack: &Pack) -> String {
     let mut unmet: Vec<_> =
         pack.claims.iter().filter(|claim| claim.counts() && claim.verdict != Verdict::Ok).collect();
     if unmet.iter().any(|claim| claim.verdict != Verdict::Skipped) {
-        // Those that were not due have nothing to do with it.
+        // Claims that were not due are not the cause.
         unmet.retain(|claim| claim.verdict != Verdict::Skipped);
     }
     let told = |claim: &&crate::record::Claim| {

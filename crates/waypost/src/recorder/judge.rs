@@ -1,4 +1,5 @@
-//! Verified checkpoints: checking evidence again, finding the last that holds, going back to it.
+//! Verified checkpoints: checks evidence again, finds the last checkpoint with valid evidence, rolls back to
+//! it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,42 +25,43 @@ use super::step::State;
 use super::write::Tip;
 use super::{Error, Recorder};
 
-/// Most checkpoints that a search for the last verified one checks: what is broken that far back is for a person.
+/// Most checkpoints checked in a search for the last verified one. If more are broken, a person must decide.
 pub const SEARCH_TRIES_MAX: usize = 32;
-/// How long such a search may begin further checks.
+/// Time after which a search starts no further checks.
 pub const SEARCH_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// What a search for the last verified checkpoint came to.
+/// The result of a search for the last verified checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LastVerified {
-    /// The newest checkpoint whose evidence holds now, with its state and what was found.
+    /// The newest checkpoint whose evidence holds now, with its state and the result of the check.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones whose evidence does not hold, or could not be checked, newest first.
+    /// Newer checkpoints with failed or unknown evidence, newest first.
     pub passed_over: Vec<(CheckpointRef, Summary)>,
-    /// The search was given up at its limit: older checkpoints were not looked at.
+    /// The search reached its limit: older checkpoints were not checked.
     pub given_up: bool,
 }
 
 impl Recorder {
-    /// Checks the evidence of a checkpoint now, and appends the verdicts. The checkpoint itself stays as it is.
+    /// Checks the evidence of a checkpoint now, and appends the verdicts. The checkpoint itself does not
+    /// change.
     ///
-    /// A claim that held when it was committed, and that a newer step makes too, is checked as that step makes it: a
-    /// file that was rightly rewritten is no fault of the checkpoint before. A recorded exit code stays that of its own
-    /// step, and a link counts for the file that it led to only as long as it leads there. A claim about what a step is
-    /// about to rewrite, which was begun and has not completed, is `skipped`.
+    /// A claim that held at the commit and is superseded by a newer step is checked as the newer step makes
+    /// it. A legitimate rewrite of a file therefore does not fail the older checkpoint. A recorded exit code
+    /// is always checked against its own step. A link counts as its old target only while it still leads
+    /// there. Claims about subjects that a begun and not completed step may rewrite are `skipped`.
     ///
-    /// Claims that are not due when somebody [wants to know](Occasion::Verify), as those that are sensitive, stay `skipped`
-    /// and do not count; where none is due, the verdict is `skipped`.
+    /// Claims not due on [`Verify`](Occasion::Verify), such as sensitive claims, stay `skipped` and do not
+    /// count. If no claim is due, the verdict is `skipped`.
     ///
     /// # Errors
-    /// - [`Error::Store`]: there is no such checkpoint, it is damaged, or the verdicts could not be written.
-    /// - [`Error::NoEvidence`]: it has none. Nothing was written.
+    /// - [`Error::Store`]: the checkpoint does not exist or is damaged, or the verdicts could not be written.
+    /// - [`Error::NoEvidence`]: the checkpoint has no evidence. Nothing was written.
     pub async fn verify_checkpoint(&self, at: &CheckpointRef) -> Result<Checkpoint, Error> {
         let record = self.checkpoints.load(at).await?;
         let tip = self.writing().await?.tip.clone();
         let pack = record.header().evidence.clone().ok_or_else(|| Error::NoEvidence(at.clone()))?;
         if record.header().phase == Phase::Started {
-            // What a start names is what its step is about to write: nothing was claimed yet.
+            // The claims of a start name files to be written; they claim nothing yet.
             return Err(Error::NoEvidence(at.clone()));
         }
         let bound = self.bind(&tip, at.seq, pack).await?;
@@ -78,15 +80,16 @@ impl Recorder {
         Ok(Checkpoint::of(record, Some(verdicts)))
     }
 
-    /// Finds the newest checkpoint, of one label or of all, whose own evidence holds now.
+    /// Finds the newest checkpoint, with a given label or any, whose own evidence holds now.
     ///
-    /// Every candidate is checked by its own claims, as they must hold to go back there
-    /// ([`rollback_to_checkpoint`](Self::rollback_to_checkpoint)): nothing is remembered, and nothing is written. What a rollback undid is no candidate, nor is what retention has dropped the state of; that of
-    /// the newest whose evidence held when it was last looked at is always kept. At most [`SEARCH_TRIES_MAX`] are checked,
-    /// in about [`SEARCH_TIME_MAX`].
+    /// Each candidate is checked by its own claims, as for a rollback
+    /// ([`rollback_to_checkpoint`](Self::rollback_to_checkpoint)). The search caches and writes nothing.
+    /// Checkpoints undone by a rollback, and checkpoints whose state retention dropped, are not candidates.
+    /// Retention always keeps the state of the newest checkpoint whose last check held. The search checks at
+    /// most [`SEARCH_TRIES_MAX`] candidates, in about [`SEARCH_TIME_MAX`].
     ///
     /// # Errors
-    /// [`Error::Store`]: reading failed. A damaged checkpoint is passed by.
+    /// [`Error::Store`]: reading failed. A damaged checkpoint is skipped.
     pub async fn last_verified_checkpoint(&self, label: Option<Label>) -> Result<LastVerified, Error> {
         let newest = self.newest().await?;
         let mut walk = self.checkpoints.walk(newest.seq);
@@ -114,18 +117,19 @@ impl Recorder {
         Ok(search)
     }
 
-    /// Goes back to a checkpoint whose evidence holds now, and returns its state.
+    /// Rolls back to a checkpoint whose evidence holds now, and returns its state.
     ///
-    /// Its own claims are checked, all that are due before something is [trusted](Occasion::Resume), and only `ok` counts.
-    /// Those that are not due then, as those that are sensitive, do not count against it; but a checkpoint of which no claim
-    /// is due is never gone back to: nothing shows that it holds. A record is appended; nothing is removed. Steps
-    /// under way are undone with all else since then: their ends are refused from now on. Keys of later visits are
-    /// new ([`Begun::idempotency_key`](super::Begun::idempotency_key)): doing them again is wanted.
+    /// Checks the checkpoint's own claims due on [`Resume`](Occasion::Resume); only `ok` counts. Claims not
+    /// due then, such as sensitive claims, do not count against the checkpoint. A checkpoint without any due
+    /// claim is refused, as nothing proves its validity. The rollback appends a record and removes nothing.
+    /// Running steps are undone with all later steps: their ends are refused from now on. Later visits have
+    /// new keys ([`Begun::idempotency_key`](super::Begun::idempotency_key)), as their repetition is intended.
     ///
     /// # Errors
-    /// - [`Error::NotVerified`]: its evidence is not `ok` now; the pack says what was found. Nothing changed.
-    /// - [`Error::NoEvidence`], [`Error::NoState`], [`Error::Read`]: it cannot be gone back to. Nothing changed.
-    /// - [`Error::Store`]: there is no such checkpoint, it is damaged, or the rollback could not be written.
+    /// - [`Error::NotVerified`]: the evidence is not `ok` now; the pack has the verdicts. Nothing changed.
+    /// - [`Error::NoEvidence`], [`Error::NoState`], [`Error::Read`]: the checkpoint cannot be restored.
+    ///   Nothing changed.
+    /// - [`Error::Store`]: the checkpoint does not exist or is damaged, or the rollback could not be written.
     pub async fn rollback_to_checkpoint<S: DeserializeOwned>(&self, at: &CheckpointRef) -> Result<S, Error> {
         let record = self.checkpoints.load(at).await?;
         if !is_judged_commit(record.header()) {
@@ -136,7 +140,7 @@ impl Recorder {
         if verdict != Verdict::Ok {
             return Err(Error::NotVerified { at: at.clone(), verdict, pack: Box::new(checked) });
         }
-        // Read before anything is written: a state that this program cannot read is not gone back to.
+        // Decode before any write: a state that this program cannot read must not be restored.
         self.known_schema(&record)?;
         let state = state_of(&record)?;
         let read = self.decoded(at, &state)?;
@@ -153,7 +157,7 @@ impl Recorder {
         Ok(read)
     }
 
-    /// Reads a state, migrated to what the program knows.
+    /// Decodes a state, migrated to the program's schema.
     fn decoded<S: DeserializeOwned>(&self, at: &CheckpointRef, state: &State) -> Result<S, Error> {
         let bytes = state.json.get().as_bytes();
         let unreadable = |why: String| Error::Read { at: at.clone(), why };
@@ -165,13 +169,14 @@ impl Recorder {
         }
     }
 
-    /// Checks the claims of a record as they stand, before it is trusted.
+    /// Checks the recorded claims of a record, before a rollback trusts them.
     async fn check_now(&self, header: &Header) -> Pack {
         let pack = header.evidence.clone().unwrap_or_else(|| Pack::all([]));
         self.options.verifier.verify_on(&pack, &self.site_of(header), Occasion::Resume).await
     }
 
-    /// Loads a checkpoint whole; none if it is damaged or its state was dropped, so that it is no place to go back to.
+    /// Loads a complete checkpoint; `None` for a damaged checkpoint or a dropped state: a rollback is not
+    /// possible.
     async fn whole(&self, candidate: &Record, checked: &Pack) -> Result<Option<Checkpoint>, Error> {
         match self.checkpoints.load(&candidate.header().reference()).await {
             Ok(record) if record.state_bytes().is_some() => {
@@ -182,7 +187,7 @@ impl Recorder {
         }
     }
 
-    /// Says for each claim of a checkpoint by whose words it is to be checked.
+    /// Resolves for each claim of a checkpoint whether it is checked as is, as a newer claim, or not at all.
     async fn bind(&self, tip: &Tip, seq: u64, pack: Pack) -> Result<Bound, Error> {
         let mut in_flux: Vec<Claim> = Vec::new();
         for entry in &tip.position.frontier {
@@ -207,7 +212,7 @@ impl Recorder {
             );
         }
         if !effective {
-            // A rollback undid it: what was done since says nothing about it.
+            // A rollback undid the checkpoint: later steps say nothing about it.
             (newer, in_flux) = (Vec::new(), Vec::new());
         }
         let all = pack.claims.iter().chain(newer.iter().map(|(_, claim)| claim)).chain(&in_flux);
@@ -216,7 +221,7 @@ impl Recorder {
         let newer: Vec<(BoundBy, (u64, Claim))> = bounds.by_ref().take(newer.len()).zip(newer).collect();
         let in_flux: BTreeSet<String> = bounds.map(|bound| bound.name().to_owned()).collect();
         let claims = pack.claims.into_iter().zip(own).map(|(claim, bound)| {
-            // Which code a step ended with, no later step can change.
+            // A later step cannot change the exit code of an earlier step.
             let is_shared = claim.kind != COMMAND_EXIT;
             let by = newer.iter().find(|(newer, _)| is_shared && bound.gives_way_to(newer));
             if in_flux.iter().any(|name| bound.is_touched_by(name)) {
@@ -230,8 +235,8 @@ impl Recorder {
         Ok(Bound { at_least: pack.at_least, claims: claims.collect() })
     }
 
-    /// Says by what claims are bound now, in their order: a name that does not lead to the file any more that it led to when
-    /// its claim was made stands for itself.
+    /// Returns the current bounds of claims, in order. A subject with another file than at the commit is
+    /// bound by its own name.
     async fn bounds_now(&self, claims: Vec<&Claim>) -> Vec<BoundBy> {
         let mut claims: Vec<Claim> = claims.into_iter().cloned().collect();
         let named: Vec<&mut Claim> = claims.iter_mut().filter(|claim| claim.file.is_some()).collect();
@@ -246,31 +251,31 @@ impl Recorder {
     }
 }
 
-/// By whose words a claim is checked.
+/// The source of the claim that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// Its own.
+    /// The checkpoint's own claim.
     Itself,
-    /// Those of a newer checkpoint.
+    /// The claim of a newer checkpoint.
     Newer(u64),
-    /// Nobody's: its subject is about to be rewritten.
+    /// Not checked: a step may rewrite the subject.
     Nobody,
 }
 
-/// The claims of a checkpoint, bound.
+/// The claims of a checkpoint, with their sources.
 struct Bound {
     at_least: Option<u32>,
     claims: Vec<(Claim, By)>,
 }
 
 impl Bound {
-    /// Returns the claims that can be checked now.
+    /// Returns the claims to check now.
     fn judged(&self) -> Pack {
         let judged = self.claims.iter().filter(|(_, by)| *by != By::Nobody);
         Pack { at_least: None, claims: judged.map(|(claim, _)| claim.clone()).collect() }
     }
 
-    /// Puts the claims that could not be checked back among those that were.
+    /// Merges the unchecked claims back into the checked pack, in order.
     fn finish(&self, checked: &mut Pack) {
         let mut judged = std::mem::take(&mut checked.claims).into_iter();
         for (claim, by) in &self.claims {
@@ -288,7 +293,7 @@ impl Bound {
         checked.at_least = self.at_least;
     }
 
-    /// Says which claims were checked as a newer checkpoint makes them.
+    /// Returns notes about claims checked as a newer checkpoint makes them.
     fn notes(&self) -> Vec<Note> {
         let newer = self.claims.iter().filter_map(|(claim, by)| match by {
             By::Newer(seq) => {
@@ -300,7 +305,7 @@ impl Bound {
     }
 }
 
-/// Returns an error with its causes, in one line.
+/// Returns an error with its causes, on one line.
 fn chain_text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -311,7 +316,7 @@ fn chain_text(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Makes `tip` stand where `target` stood, in a new epoch.
+/// Sets `tip` to the position of `target`, in a new epoch.
 fn restore(tip: &mut Tip, target: &Record) -> Result<(), Error> {
     let header = target.header();
     let mut position =
@@ -322,7 +327,7 @@ fn restore(tip: &mut Tip, target: &Record) -> Result<(), Error> {
             (entry.status, entry.since) = (Status::Ready, seq);
         }
     }
-    // The step count is a limit on the whole run: going back does not reset it.
+    // The step count limits the whole run: a rollback does not reset it.
     position.steps_started = tip.position.steps_started;
     tip.position = position;
     tip.epoch += 1;
@@ -330,7 +335,7 @@ fn restore(tip: &mut Tip, target: &Record) -> Result<(), Error> {
     tip.visits.clear();
     tip.chain.basis = Some(header.seq);
     if let (Phase::Failed(_), Some(step)) = (&header.phase, &header.step) {
-        // Its evidence did not hold then and does now: it is finished after all.
+        // Its evidence failed then and holds now, so the step counts as finished.
         debug_assert!(ending_of(header).is_some(), "a failed step has an ending");
         tip.position.frontier.retain(|entry| entry.step != *step);
         tip.settle(step, Settled::completed(seq));

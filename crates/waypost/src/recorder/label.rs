@@ -1,4 +1,4 @@
-//! What a checkpoint of a self-driven loop is: one of eight labels, kept in its header.
+//! Labels of recorder checkpoints: one of eight, kept in the header.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,38 +6,38 @@ use std::str::FromStr;
 
 use super::Error;
 
-/// The key under which a [`Label`] stands among the labels of a header.
+/// The header key of a [`Label`].
 pub const LABEL_KEY: &str = "type";
-/// The key under which the digest of what was committed under a caller's id stands.
+/// The header key of the content digest of a commit with an external id.
 pub(super) const CONTENT_KEY: &str = "content";
-/// Most labels of one checkpoint beside its own: they are for looking it up, not for data.
+/// Most labels of a checkpoint besides its own: labels are for lookups, not for data.
 pub const LABELS_MAX: usize = 32;
 /// Longest key or value of a label.
 pub const LABEL_BYTES_MAX: usize = 256;
 
-/// What a checkpoint marks in the loop of its program.
+/// The meaning of a checkpoint in the loop of its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Label {
     /// A pass of the loop begins.
     IterationStart,
-    /// A pass of the loop is done.
+    /// A pass of the loop ends.
     IterationEnd,
     /// A tool was run.
     ToolExecuted,
     /// A language model answered.
     LlmResponse,
-    /// A person decided, or must.
+    /// A person decided, or must decide.
     ApprovalPoint,
-    /// The program went from one state of its own into another.
+    /// The program changed between two states of its own.
     StateTransition,
-    /// Somebody wanted a checkpoint here.
+    /// A person or the program requested a checkpoint here.
     ManualCheckpoint,
     /// An error was caught here.
     ErrorBoundary,
 }
 
 impl Label {
-    /// All of them.
+    /// All labels.
     pub const ALL: [Self; 8] = [
         Self::IterationStart,
         Self::IterationEnd,
@@ -49,7 +49,7 @@ impl Label {
         Self::ErrorBoundary,
     ];
 
-    /// Returns the word that is recorded.
+    /// Returns the recorded word.
     pub fn name(self) -> &'static str {
         match self {
             Self::IterationStart => "iteration_start",
@@ -63,12 +63,12 @@ impl Label {
         }
     }
 
-    /// Reads it from the labels of a header.
+    /// Reads the label from the labels of a header.
     pub(super) fn among(labels: &BTreeMap<String, String>) -> Option<Self> {
         labels.get(LABEL_KEY)?.parse().ok()
     }
 
-    /// Says how a scan asks for it.
+    /// Returns the label as a scan filter.
     pub(super) fn wanted(self) -> (String, String) {
         (LABEL_KEY.to_owned(), self.name().to_owned())
     }
@@ -92,7 +92,7 @@ impl FromStr for Label {
     }
 }
 
-/// Sees that labels given by a program are small and take the place of none of ours.
+/// Checks that a program's labels are within limits and do not use reserved keys.
 pub(super) fn check(labels: &BTreeMap<String, String>) -> Result<(), Error> {
     if labels.len() > LABELS_MAX {
         let found = labels.len();

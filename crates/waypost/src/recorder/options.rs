@@ -1,4 +1,4 @@
-//! Settings of a recorder, and the record of a run that one drives.
+//! Settings of a recorder, and the run record for a recorder.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,7 +29,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Makes the usual ones: evidence is checked at commit, by the probes of this crate; states have schema version 0.
+    /// Creates the default settings: evidence is checked at commit by the probes of this crate; the schema
+    /// version is 0.
     pub fn new() -> Self {
         Self {
             base: None,
@@ -42,52 +43,51 @@ impl Options {
         }
     }
 
-    /// Looks for the files of evidence beneath `folder`, and not in the run's own base folder.
+    /// Sets the base folder of evidence files, in place of the run's base folder.
     #[must_use]
     pub fn with_base(self, folder: impl Into<PathBuf>) -> Self {
         Self { base: Some(folder.into()), ..self }
     }
 
-    /// Allows evidence to name absolute paths beneath `folder`.
+    /// Allows evidence with absolute paths beneath `folder`.
     #[must_use]
     pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
         self.allowed.push(folder.into());
         self
     }
 
-    /// Checks evidence by these probes and limits.
+    /// Sets the verifier: probes and limits.
     #[must_use]
     pub fn with_verifier(self, verifier: Verifier) -> Self {
         Self { verifier, ..self }
     }
 
-    /// Checks evidence at commit, or leaves it `skipped` until somebody verifies.
+    /// Sets whether a commit checks evidence; `false` leaves evidence `skipped` until a later verification.
     #[must_use]
     pub fn auto_verify(self, auto_verify: bool) -> Self {
         Self { auto_verify, ..self }
     }
 
-    /// Sets the version of the schema of the states that the program gives. It reads older ones as they are.
+    /// Sets the schema version of the program's states. Older states are read as they are.
     #[must_use]
     pub fn with_schema(self, schema: u32) -> Self {
         Self { schema, migrations: None, ..self }
     }
 
-    /// Sets the version of the schema to that behind the last migration; older states are migrated when they are gone
-    /// back to.
+    /// Sets the migrations, and the schema version after the last one. A rollback migrates older states.
     #[must_use]
     pub fn with_migrations(self, migrations: Migrations) -> Self {
         Self { schema: migrations.current(), migrations: Some(migrations), ..self }
     }
 
-    /// Uses another clock.
+    /// Sets the clock.
     #[must_use]
     pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
     }
 }
 
-/// Makes the record of a run that a recorder drives. Its members may be set before the run is created: labels, base
+/// Creates the record of a run for a recorder. Before the run is created, its fields may be set: labels, base
 /// folder, durability, retention.
 pub fn run_record(run: RunId, workflow: &str) -> RunRecord {
     RunRecord {

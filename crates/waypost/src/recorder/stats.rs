@@ -1,4 +1,4 @@
-//! What happened in a run, counted from its headers and from nothing else.
+//! Counts over a run, from its headers alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,65 +7,65 @@ use jiff::Timestamp;
 
 use crate::record::{Phase, Record, Verdict};
 
-/// Kinds of evidence that are counted apart; further ones are counted together, under the empty name.
+/// Kinds of evidence counted separately; further kinds are counted together, under the empty name.
 const KINDS_MAX: usize = 100;
 
-/// A run in numbers. What a rollback undid counts: it happened.
+/// Counts over a run, including steps undone by a rollback.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
-    /// Checkpoints in all: starts, ends, checks, rollbacks.
+    /// All checkpoints: starts, ends, checks, rollbacks.
     pub checkpoints: u64,
-    /// Damaged ones, of which nothing else is known.
+    /// Damaged checkpoints; they appear in no other count.
     pub damaged: u64,
-    /// Tries that were begun.
+    /// Attempts begun.
     pub begun: u64,
-    /// Tries that completed.
+    /// Attempts completed.
     pub completed: u64,
-    /// Tries that failed, by evidence or by themselves.
+    /// Attempts failed, by evidence or by an error.
     pub failed: u64,
     /// Rollbacks.
     pub restored: u64,
-    /// Checks of evidence, at commit and later, by what they came to.
+    /// Checks of evidence, at commit and later, by verdict.
     pub checks: Checks,
-    /// Claims that did not hold, by their kind.
+    /// Failed claims, by kind.
     pub failures: BTreeMap<String, u64>,
-    /// Bytes of positions and states as they were written.
+    /// Total bytes of positions and states as written.
     pub bytes: u64,
-    /// The largest of them.
+    /// Bytes of the largest position and state.
     pub bytes_max: u64,
-    /// When the first checkpoint was made.
+    /// Time of the first checkpoint.
     pub first_at: Option<Timestamp>,
-    /// When the newest was made.
+    /// Time of the newest checkpoint.
     pub last_at: Option<Timestamp>,
 }
 
 /// Checks of packs by verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// They held.
+    /// Checks that held.
     pub ok: u64,
-    /// They did not.
+    /// Checks that failed.
     pub failed: u64,
-    /// They could not be made.
+    /// Checks that could not be made.
     pub unknown: u64,
-    /// They were left out on purpose.
+    /// Checks that were skipped on purpose.
     pub skipped: u64,
 }
 
 impl Stats {
-    /// Returns the part of all checks made that held, 0 to 1; none without checks. What was skipped was not made.
+    /// Returns the fraction of checks that held, 0 to 1; `None` without checks. Skipped checks are excluded.
     pub fn success_rate(&self) -> Option<f64> {
         let made = self.checks.ok + self.checks.failed + self.checks.unknown;
         (made > 0).then(|| self.checks.ok as f64 / made as f64)
     }
 
-    /// Returns how many checkpoints were made an hour, between the first and the newest; none where no time passed.
+    /// Returns the checkpoints per hour between the first and the newest; `None` if no time passed.
     pub fn per_hour(&self) -> Option<f64> {
         let passed = Duration::try_from(self.last_at?.duration_since(self.first_at?)).ok()?.as_secs_f64();
         (passed > 0.0).then(|| self.checkpoints.saturating_sub(1) as f64 * 3_600.0 / passed)
     }
 
-    /// Returns the mean size of a position and its state, in bytes; 0 without checkpoints.
+    /// Returns the mean size of a position with its state, in bytes; 0 without checkpoints.
     pub fn bytes_mean(&self) -> u64 {
         self.bytes.checked_div(self.checkpoints).unwrap_or(0)
     }
@@ -80,7 +80,7 @@ impl Stats {
             Phase::Restored => self.restored += 1,
             _ => {}
         }
-        // What a start carries is what its step is about to claim, not a check.
+        // The pack of a start lists subjects to be written; it is not a check.
         if let Some(pack) = header.evidence.as_ref().filter(|_| header.phase != Phase::Started) {
             match pack.verdict_at(header.occasion()) {
                 Verdict::Ok => self.checks.ok += 1,

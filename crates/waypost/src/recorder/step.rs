@@ -1,4 +1,4 @@
-//! What a program says when it begins and commits a step.
+//! Arguments of a recorder's begin and commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::record::{
 use super::Error;
 use super::label::{self, CONTENT_KEY, LABEL_KEY, Label};
 
-/// Longest id that a caller may give to a commit: a path or a URL fits.
+/// Longest external id of a commit: a path or a URL fits.
 pub const EXTERNAL_BYTES_MAX: usize = 512;
 
-/// A state in the bytes it will keep.
+/// A state in its final bytes.
 #[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) json: Arc<RawValue>,
     pub(super) schema: u32,
 }
 
-/// A state that a program gave; its schema is the recorder's.
+/// A state given by the program; the recorder adds the schema.
 #[derive(Debug, Clone)]
 pub(super) struct Given(Arc<RawValue>);
 
@@ -44,7 +44,7 @@ impl Given {
     }
 }
 
-/// A step that is to begin.
+/// The arguments of a begin.
 #[derive(Debug, Clone)]
 pub struct Begin {
     pub(super) step: StepId,
@@ -55,26 +55,26 @@ pub struct Begin {
 }
 
 impl Begin {
-    /// Begins `step`; its checkpoints are labelled as `label` says.
+    /// Creates a begin of `step`; its checkpoints get `label`.
     pub fn new(step: StepId, label: Label) -> Self {
         Self { step, label, labels: BTreeMap::new(), state: None, rewrites: None }
     }
 
-    /// Gives the state as it is before the step; without one, the state recorded last goes on.
+    /// Sets the state before the step; by default, the last recorded state continues.
     #[must_use]
     pub fn state<S: Serialize + ?Sized>(self, state: &S) -> Self {
         Self { state: Some(Given::of(state)), ..self }
     }
 
-    /// Adds a label, to look the step's checkpoints up by.
+    /// Adds a label for lookups of the step's checkpoints.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.labels.insert(key.into(), value.into());
         self
     }
 
-    /// Says what the step is about to write: should it be cut half-way, older checkpoints that claim the same are not
-    /// judged by what it left.
+    /// Sets the claims about files that the step is going to write. If the step is interrupted, older
+    /// checkpoints with the same subjects are not checked against partial files.
     #[must_use]
     pub fn rewrites(self, claims: impl IntoIterator<Item = Claim>) -> Self {
         Self { rewrites: Some(Pack::all(claims)), ..self }
@@ -82,7 +82,7 @@ impl Begin {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         label::check(&self.labels)?;
-        // What will be written need not hold.
+        // Claims about future files need not hold.
         Ok(self.rewrites.as_ref().map_or(Ok(()), Pack::check_size)?)
     }
 
@@ -93,7 +93,7 @@ impl Begin {
     }
 }
 
-/// A step that was begun: its start is durable. Its end is told by it.
+/// A begun step with a durable start; needed to end the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Begun {
     pub(super) since: CheckpointRef,
@@ -109,39 +109,40 @@ impl Begun {
         &self.step
     }
 
-    /// Returns which try it is: attempt, iteration and epoch.
+    /// Returns the attempt, iteration and epoch.
     pub fn at(&self) -> &Try {
         &self.at
     }
 
-    /// Returns the checkpoint that has its start.
+    /// Returns the checkpoint of the start.
     pub fn since(&self) -> &CheckpointRef {
         &self.since
     }
 
-    /// Returns its label.
+    /// Returns the label.
     pub fn label(&self) -> Option<Label> {
         Label::among(&self.labels)
     }
 
-    /// Says whether its program ended before it did.
+    /// Returns whether the program of the step ended before the step.
     pub fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// Returns a key that is the same over retries and crashes of this visit, and new after a rollback.
+    /// Returns a key that stays the same over retries and crashes of this visit, and is new after a rollback.
     pub fn idempotency_key(&self) -> String {
         key_of(&self.since.run, &self.since.branch, &self.step, &self.at)
     }
 
-    /// Reads it from the record of its start; what is missing there was damaged.
+    /// Reads an interrupted step from the record of its start; without the record (damage), the labels are
+    /// empty.
     pub(super) fn cut(since: CheckpointRef, step: StepId, at: Try, header: Option<&Header>) -> Self {
         let labels = header.map(|header| header.labels.clone()).unwrap_or_default();
         Self { since, step, at, labels, cut: true }
     }
 }
 
-/// The engine's rule for such keys: hash of run, branch, step, iteration and epoch.
+/// The engine's rule for idempotency keys: hash of run, branch, step, iteration and epoch.
 fn key_of(run: &RunId, branch: &crate::id::BranchPath, step: &StepId, at: &Try) -> String {
     let iteration: Vec<u8> = at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
     let epoch = at.epoch.to_le_bytes();
@@ -150,7 +151,7 @@ fn key_of(run: &RunId, branch: &crate::id::BranchPath, step: &StepId, at: &Try) 
     digest.to_string()[..32].to_owned()
 }
 
-/// What a step came to.
+/// The arguments of a commit.
 #[derive(Debug, Clone)]
 pub struct Commit {
     pub(super) pack: Option<Pack>,
@@ -167,12 +168,13 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Commits with evidence: if it does not hold, the step has failed.
+    /// Creates a commit with evidence: if the evidence does not hold, the step has failed.
     pub fn with(pack: Pack) -> Self {
         Self { pack: Some(pack), ..Self::without_evidence() }
     }
 
-    /// Commits without evidence. Such a checkpoint is complete, but never verified: no rollback goes there.
+    /// Creates a commit without evidence. The checkpoint is complete, but never verified: a rollback to it is
+    /// refused.
     pub fn without_evidence() -> Self {
         Self {
             pack: None,
@@ -189,71 +191,71 @@ impl Commit {
         }
     }
 
-    /// Gives the state as it is after the step; without one, the state recorded last goes on.
+    /// Sets the state after the step; by default, the last recorded state continues.
     #[must_use]
     pub fn state<S: Serialize + ?Sized>(self, state: &S) -> Self {
         Self { state: Some(Given::of(state)), ..self }
     }
 
-    /// Adds a small output, kept in the header; large ones belong into the state or a file.
+    /// Adds a small output, kept in the header; large outputs belong into the state or a file.
     #[must_use]
     pub fn output(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.outputs.insert(name.into(), value.into());
         self
     }
 
-    /// Records the exit code of the command that the step ran; claims of kind `command_exit` are compared with it.
+    /// Sets the exit code of the step's command; claims of kind `command_exit` are compared with it.
     #[must_use]
     pub fn exit_code(self, exit_code: i32) -> Self {
         Self { exit_code: Some(exit_code), ..self }
     }
 
-    /// Records the command that the step ran, for people; like [`printed`](Self::printed), it is no part of what a commit
-    /// under a caller's id is compared by.
+    /// Sets the executed command, for display. Like [`printed`](Self::printed), the command is not part of
+    /// the compared content of a commit with an external id.
     #[must_use]
     pub fn command(self, command: impl Into<String>) -> Self {
         Self { command: Some(command.into()), ..self }
     }
 
-    /// Records what the step printed; the log itself is a blob of the run.
+    /// Sets the printed text; the log itself is a blob of the run.
     #[must_use]
     pub fn printed(self, printed: Option<Printed>) -> Self {
         Self { printed, ..self }
     }
 
-    /// Gives the commit an id of the caller's. The same commit under the same id is written once; one with other claims,
-    /// on other terms, or checked now where that one was not, is another.
+    /// Sets an external id. The same commit under the same id is written once. A commit with other claims,
+    /// other terms, or a check that the first one lacked, is a different commit.
     #[must_use]
     pub fn external(self, id: impl Into<String>) -> Self {
         Self { external: Some(id.into()), ..self }
     }
 
-    /// Labels the commit otherwise than the begin of its step.
+    /// Sets a label that differs from the begin's label.
     #[must_use]
     pub fn label(self, label: Label) -> Self {
         Self { label: Some(label), ..self }
     }
 
-    /// Checks the evidence now, or leaves it `skipped` until somebody verifies; in place of the recorder's setting.
+    /// Sets whether this commit checks evidence, in place of the recorder's setting.
     #[must_use]
     pub fn auto_verify(self, auto_verify: bool) -> Self {
         Self { auto_verify: Some(auto_verify), ..self }
     }
 
-    /// Records tokens and cost.
+    /// Sets tokens and cost.
     #[must_use]
     pub fn usage(self, usage: Usage) -> Self {
         Self { usage: Some(usage), ..self }
     }
 
-    /// Adds an event of the program's own, or text for the report.
+    /// Adds a custom event, or text for the report.
     #[must_use]
     pub fn note(mut self, note: Note) -> Self {
         self.notes.push(note);
         self
     }
 
-    /// Sees that it can be written, before anything is checked.
+    /// Checks that the commit can be written, before any evidence is checked.
     pub(super) fn check(&self) -> Result<(), Error> {
         if let Some(pack) = &self.pack {
             pack.check()?;
@@ -283,7 +285,7 @@ impl Commit {
         }
     }
 
-    /// Returns the labels of the record: those of the start, with what the commit says otherwise.
+    /// Returns the labels of the record: the labels of the start, with the changes of the commit.
     pub(super) fn all_labels(&self, begun: &Begun, content: Option<Digest>) -> BTreeMap<String, String> {
         let mut labels = begun.labels.clone();
         if let Some(label) = self.label {
@@ -295,10 +297,10 @@ impl Commit {
         labels
     }
 
-    /// Returns a digest of all that is committed under a caller's id; none without such an id.
+    /// Returns a digest of the content of a commit with an external id; `None` without an id.
     ///
-    /// The order of members does not matter, nor does which try of the step it is. `auto_verify` is what is done where the
-    /// commit does not say.
+    /// The order of members and the attempt number do not matter. `auto_verify` is the default if the commit
+    /// does not set it.
     pub(super) fn content(&self, begun: &Begun, auto_verify: bool) -> Result<Option<Digest>, Flaw> {
         if self.external.is_none() {
             return Ok(None);
@@ -312,7 +314,7 @@ impl Commit {
         };
         let claim = |claim: &Claim| {
             let Claim { kind, subject, name, expect, pinned, terms, .. } = claim;
-            // What is as always adds nothing: digests of commits that were written before they were looked at stay.
+            // Default terms are left out, so that digests of older commits without terms stay equal.
             let terms = Some(terms).filter(|terms| **terms != Terms::default());
             let [said, more] = [json!([kind, subject, name, expect, pinned]), json!(terms)];
             if more.is_null() { said } else { json!([said, more]) }
@@ -332,7 +334,7 @@ impl Commit {
     }
 }
 
-/// Puts the members of all objects in order, so that equal values have equal bytes.
+/// Sorts the members of all objects, so that equal values have equal bytes.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Array(list) => Value::Array(list.into_iter().map(sorted).collect()),

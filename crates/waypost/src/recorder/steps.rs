@@ -1,4 +1,4 @@
-//! Beginning, committing and failing steps.
+//! Begins, commits and fails steps.
 
 use crate::engine::Told;
 use crate::engine::chain::Draft;
@@ -16,20 +16,20 @@ use super::step::{Begin, Begun, Commit};
 use super::write::{LEDGER_STEPS_MAX, Tip, Writing};
 use super::{Error, Recorder};
 
-/// Ids are the callers', and one may have been given again after a rollback undid it: so many are looked at.
+/// Most records searched for an external id; an id can occur repeatedly after rollbacks.
 const SAME_ID_MAX: usize = 1_000;
 
 impl Recorder {
-    /// Begins a step: when this returns, its start is durable. Should the program die before the step ends, the next
-    /// [`open`](Self::open) reports it as [`cut`](Self::cut).
+    /// Begins a step; its start is durable when this returns. If the program dies before the step ends, the
+    /// next [`open`](Self::open) reports the step as [`cut`](Self::cut).
     ///
-    /// A step that was begun before and has completed gets the next iteration; one that was cut or failed, the next
+    /// A step that completed before gets the next iteration; an interrupted or failed step gets the next
     /// attempt.
     ///
     /// # Errors
-    /// - [`Error::UnderWay`]: this recorder has begun it and not ended it. Nothing was written.
-    /// - [`Error::Write`], [`Error::Invalid`], [`Error::Pack`]: state, labels or claims are refused. Nothing was
-    ///   written.
+    /// - [`Error::UnderWay`]: this recorder has begun the step and not ended it. Nothing was written.
+    /// - [`Error::Write`], [`Error::Invalid`], [`Error::Pack`]: state, labels or claims are refused. Nothing
+    ///   was written.
     /// - [`Error::Store`]: the start could not be written: do not begin the work.
     pub async fn begin_step(&self, begin: Begin) -> Result<Begun, Error> {
         begin.check()?;
@@ -61,7 +61,7 @@ impl Recorder {
         let mut draft = Draft::new(Phase::Started, reason, Some(begin.step.clone()), at.clone());
         draft.started.push(Start { step: begin.step, at, joins: false });
         draft.labels.clone_from(&begun.labels);
-        // Whatever a caller wrote as their outcome: nothing was checked.
+        // A verdict set by the caller is dropped: nothing was checked.
         let unchecked = |claim: Claim| Claim { verdict: Verdict::Skipped, ..claim };
         draft.told.evidence = begin.rewrites.map(|pack| Pack::all(pack.claims.into_iter().map(unchecked)));
         let state = next.state.clone();
@@ -70,23 +70,23 @@ impl Recorder {
         Ok(begun)
     }
 
-    /// Ends a step with what it came to.
+    /// Ends a step with its results, and returns the checkpoint.
     ///
-    /// The evidence is checked first. If it holds, or was not to be checked yet, the step has completed. If it fails or
-    /// cannot be checked, the step has failed: the checkpoint returned says so, it keeps the state that was given with
-    /// it, and the next record goes on with the state from before. A cut step completes only by evidence that is `ok`
-    /// now and was not pinned just now.
+    /// Checks the evidence first. If it holds, or if its check is deferred, the step has completed. If the
+    /// evidence fails or cannot be checked, the step has failed, as the returned checkpoint says. A failed
+    /// checkpoint keeps the state of the commit, and the next record continues with the state before. An
+    /// interrupted step completes only with evidence that is `ok` now and was not pinned just now.
     ///
-    /// With an id of the caller's, the same commit again is answered with the checkpoint that has it, and nothing is
-    /// written; a step that was begun again for it counts as ended. Where evidence failed under that id, the next try of
-    /// the step may use it again.
+    /// With an external id, a repeated commit returns the existing checkpoint and writes nothing; a step that
+    /// was begun again for it counts as ended. If evidence failed under an id, the next attempt of the step
+    /// may use the id again.
     ///
     /// # Errors
     /// - [`Error::NotUnderWay`]: the step has ended, or a rollback undid its start. Nothing was written.
-    /// - [`Error::OtherContent`]: the id stands for something else. Nothing was written.
-    /// - [`Error::Unsettled`]: a cut step, without evidence that shows that it is done. Nothing was written.
-    /// - [`Error::Pack`], [`Error::Invalid`], [`Error::Write`]: it cannot be written like this. Nothing was.
-    /// - [`Error::Store`]: it could not be written; the step is under way still, and can be committed again.
+    /// - [`Error::OtherContent`]: the id belongs to another commit. Nothing was written.
+    /// - [`Error::Unsettled`]: an interrupted step without evidence of its completion. Nothing was written.
+    /// - [`Error::Pack`], [`Error::Invalid`], [`Error::Write`]: the commit is refused. Nothing was written.
+    /// - [`Error::Store`]: the write failed; the step is still running, and can be committed again.
     pub async fn commit_step(&self, begun: &Begun, commit: Commit) -> Result<Checkpoint, Error> {
         commit.check()?;
         let given = self.given(commit.state.clone())?;
@@ -99,7 +99,7 @@ impl Recorder {
             }
             writing.tip.check_open(begun)?;
         }
-        // No lock is held meanwhile: other steps go on.
+        // The lock is not held during the check, so that other steps continue.
         let pack = self.gather(begun, &commit).await?;
         let mut writing = self.writing().await?;
         if let Some(done) = self.committed_before(&mut writing, begun, &commit, content).await? {
@@ -134,11 +134,12 @@ impl Recorder {
         Ok(Checkpoint::of(record, None))
     }
 
-    /// Ends a step that failed, with the error and its causes, outermost first. The state goes on as it was before.
+    /// Ends a failed step with the error and its causes, outermost first. The state before the step
+    /// continues.
     ///
     /// # Errors
     /// - [`Error::NotUnderWay`]: the step has ended, or a rollback undid its start. Nothing was written.
-    /// - [`Error::Store`]: it could not be written; the step is under way still.
+    /// - [`Error::Store`]: the write failed; the step is still running.
     pub async fn fail_step(
         &self,
         begun: &Begun,
@@ -150,7 +151,7 @@ impl Recorder {
         self.fail_step_with(begun, failure, notes).await
     }
 
-    /// Ends a step that failed, with all that is known of how: the kind, the exit code, what it printed.
+    /// Ends a failed step with full details: the kind, the exit code, the printed text.
     ///
     /// # Errors
     /// As [`fail_step`](Self::fail_step).
@@ -176,12 +177,12 @@ impl Recorder {
         Ok(Checkpoint::of(record, None))
     }
 
-    /// Returns the try that a step is at next, and its place among its visits.
+    /// Returns the next attempt of a step, and its iteration.
     async fn next_try(&self, tip: &Tip, step: &StepId) -> Result<(Try, u32), Error> {
         let epoch = tip.epoch;
         if let Some(entry) = tip.entry(step) {
             let iteration = entry.at.iteration.first().copied().unwrap_or(1);
-            // Tries are counted anew where a rollback made the visit a new one.
+            // After a rollback the visit is new, and attempts are counted from 1.
             let attempt = if entry.at.epoch == epoch { entry.at.attempt + 1 } else { 1 };
             return Ok((Try { attempt, iteration: vec![iteration], epoch }, iteration));
         }
@@ -193,7 +194,7 @@ impl Recorder {
         Ok((Try { attempt: 1, iteration: vec![iteration], epoch }, iteration))
     }
 
-    /// Looks up the newest iteration of a step that has completed; 0 if there is none.
+    /// Returns the newest completed iteration of a step; 0 if there is none.
     async fn last_visit(&self, tip: &Tip, step: &StepId) -> Result<u32, Error> {
         let known = tip.position.ledger.get(step.as_str()).map(|settled| settled.seq);
         if known.is_none() && tip.position.ledger.len() < LEDGER_STEPS_MAX {
@@ -212,8 +213,8 @@ impl Recorder {
         Ok(newest.and_then(|iteration| iteration.first().copied()).unwrap_or(0))
     }
 
-    /// Finds the checkpoint that has the id of a commit already; none if the id is new, if a rollback undid it, or if it
-    /// is that of a try that failed.
+    /// Finds the checkpoint that already has the id of a commit. Returns `None` if the id is new, undone by a
+    /// rollback, or used only by another, failed attempt.
     async fn committed_before(
         &self,
         writing: &mut Writing,
@@ -231,7 +232,7 @@ impl Recorder {
         };
         for record in self.store().scan(&scan).await?.records {
             let header = record.header();
-            // A try that failed keeps its id to itself: another try is another commit.
+            // A failed attempt does not block its id: another attempt is another commit.
             let failed = matches!(header.phase, Phase::Failed(_)) && header.about != Some(begun.since.seq);
             if failed || !self.is_effective(&writing.tip, header.seq, header.at.epoch).await? {
                 continue;
@@ -247,7 +248,7 @@ impl Recorder {
         Ok(None)
     }
 
-    /// Says whether no rollback undid a record.
+    /// Returns whether a record is effective, not undone by a rollback.
     async fn is_effective(&self, tip: &Tip, seq: u64, epoch: u32) -> Result<bool, Error> {
         if epoch == tip.epoch {
             return Ok(true);
@@ -261,7 +262,7 @@ impl Recorder {
         Ok(false)
     }
 
-    /// Checks or pins the evidence of a commit, as it asks.
+    /// Checks or pins the evidence of a commit, as its settings say.
     async fn gather(&self, begun: &Begun, commit: &Commit) -> Result<Option<Pack>, Error> {
         let site = self.site.clone().with_exit_code(commit.exit_code);
         let verifier = &self.options.verifier;
@@ -278,7 +279,7 @@ impl Recorder {
     }
 }
 
-/// Sees that the evidence of a cut step shows that it is done.
+/// Checks that the evidence of an interrupted step proves completion.
 fn settles(begun: &Begun, commit: &Commit, pack: Option<&Pack>) -> Result<(), Error> {
     let unsettled = |why: &str| Err(Error::Unsettled { step: begun.step.clone(), why: why.to_owned() });
     let Some(pack) = pack else { return unsettled("there is no evidence") };
@@ -293,7 +294,7 @@ fn settles(begun: &Begun, commit: &Commit, pack: Option<&Pack>) -> Result<(), Er
     Ok(())
 }
 
-/// Marks a step that was begun as failed.
+/// Marks a begun step as failed.
 fn fail(next: &mut Tip, begun: &Begun, seq: u64) {
     let failures = next.entry(&begun.step).map_or(0, |entry| entry.failures) + 1;
     next.close(begun);

@@ -1,8 +1,8 @@
-//! How a recorder writes: one draft at a time becomes a record, and what was not answered is asked about again.
+//! The write side of a recorder: appends a draft at a time, and resolves lost answers.
 //!
-//! A call may be dropped while the store works, and an answer may be lost. Then the batch stays pending, and the next
-//! call sends it again under the same id: it is answered, not applied twice. So what is known here never falls behind
-//! what is stored.
+//! A call may be dropped while the store works, and an answer may be lost. The batch then stays pending, and
+//! the next call sends it again under the same id: the store answers, and does not apply the batch twice. The
+//! tip in memory therefore never lags the store.
 
 use std::collections::BTreeMap;
 
@@ -17,35 +17,35 @@ use crate::store::{Batch, BatchId, Lease, Progress, Store, StoreError, Summary, 
 use super::Error;
 use super::step::{Begun, State};
 
-/// Finished steps whose newest record the position names. A loop has a few; a program that invents names without end
-/// would otherwise write all of them with every checkpoint.
+/// Finished steps in the ledger of the position. A loop has a few; without the limit, a program with ever new
+/// step names would write all of them in every checkpoint.
 pub(super) const LEDGER_STEPS_MAX: usize = 256;
-/// How often old states are let go: rarely enough to cost nothing, often enough to bound the disk.
+/// Batches between trims of old states: rare enough for a low cost, frequent enough to bound the disk.
 const TRIM_BATCHES: u64 = 16;
 
-/// Where the run stands: what the next record continues.
+/// The tip of the run: the base of the next record.
 #[derive(Debug, Clone)]
 pub(super) struct Tip {
     pub(super) chain: Chain,
     pub(super) position: Position,
-    /// What a record carries that is given no other state: the newest that is not that of a failed step.
+    /// The state for records without a new one: the newest state not of a failed step.
     pub(super) state: State,
     pub(super) epoch: u32,
     /// Steps begun and not ended, by the seq of their start.
     pub(super) open: BTreeMap<u64, Begun>,
-    /// The newest iteration of steps that were looked up.
+    /// Newest iterations of steps, cached.
     pub(super) visits: BTreeMap<StepId, u32>,
-    /// The run has ended: nothing is written any more, and the lease is gone.
+    /// The run has ended: further writes are refused, and the lease is released.
     pub(super) ended: bool,
 }
 
 impl Tip {
-    /// Names a record of the run.
+    /// Returns the reference to a record of the run.
     pub(super) fn reference(&self, seq: u64) -> CheckpointRef {
         CheckpointRef { run: self.chain.run.clone(), branch: self.chain.branch.clone(), seq }
     }
 
-    /// Sees that a step was begun and has not ended.
+    /// Checks that a step was begun and has not ended.
     pub(super) fn check_open(&self, begun: &Begun) -> Result<(), Error> {
         let same = |open: &Begun| open.since == begun.since && open.step == begun.step;
         if self.open.get(&begun.since.seq).is_some_and(same) {
@@ -58,13 +58,13 @@ impl Tip {
         self.position.frontier.iter().find(|entry| entry.step == *step)
     }
 
-    /// Takes a step that was begun out of what is unfinished.
+    /// Removes a begun step from the unfinished steps.
     pub(super) fn close(&mut self, begun: &Begun) {
         self.open.remove(&begun.since.seq);
         self.position.frontier.retain(|entry| entry.step != begun.step);
     }
 
-    /// Enters a finished step, and forgets the oldest where there are too many.
+    /// Adds a finished step to the ledger, and drops the oldest beyond the limit.
     pub(super) fn settle(&mut self, step: &StepId, settled: Settled) {
         let ledger = &mut self.position.ledger;
         ledger.insert(step.clone(), settled);
@@ -93,21 +93,21 @@ impl Tip {
     }
 }
 
-/// A batch whose answer is not known, and where the run stands once it is written.
+/// A batch without a known answer, and the tip after the write.
 #[derive(Debug)]
 struct Pending {
     batch: Batch,
     tip: Box<Tip>,
 }
 
-/// The writing side of a recorder.
+/// The write side of a recorder.
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) lease: Lease,
     pub(super) tip: Tip,
     batches: u64,
     pending: Option<Pending>,
-    /// What retention let go since the last record; the next one says so.
+    /// States trimmed since the last record; the next record has the note.
     pruned: Option<Note>,
 }
 
@@ -116,9 +116,9 @@ impl Writing {
         Self { lease, tip, batches, pending: None, pruned: None }
     }
 
-    /// Appends one record that carries `state` and leads to `next`. With a status the lease is given back.
+    /// Appends a record with `state` that leads to `next`. With a status, the append also releases the lease.
     ///
-    /// `next` is as the run stands after the record, but for its chain, which is moved on here.
+    /// `next` is the tip after the record, except for its chain, which is advanced here.
     pub(super) async fn append(
         &mut self,
         store: &dyn Store,
@@ -146,7 +146,7 @@ impl Writing {
         Ok(record)
     }
 
-    /// Finds out what became of a batch whose answer was not heard, sending it again if need be.
+    /// Resolves the outcome of a pending batch, by sending it again if needed.
     pub(super) async fn send(&mut self, store: &dyn Store) -> Result<(), Error> {
         let Some(pending) = &self.pending else { return Ok(()) };
         let mut answer = store.append(&self.lease, pending.batch.clone()).await;
@@ -160,7 +160,8 @@ impl Writing {
                 self.pruned = None;
                 self.batches += 1;
                 if self.tip.ended {
-                    // What stands behind it, as a kernel lock, is given back with it: others may take the run up.
+                    // Releases resources of the lease, such as a kernel lock, so that others may open the
+                    // run.
                     self.lease = Lease::new(self.lease.run().clone(), self.lease.token(), None);
                 }
                 Ok(())
@@ -174,19 +175,20 @@ impl Writing {
         }
     }
 
-    /// Lets go of old states, now and then, where the run keeps only so many.
+    /// Trims old states at intervals, if the run has a retention limit.
     pub(super) async fn trim(&mut self, store: &dyn Store, keep: Option<u32>) {
         if let Some(keep) = keep
             && self.batches.is_multiple_of(TRIM_BATCHES)
         {
-            // What it leaves behind the next one takes; the record before it is acknowledged, and must be told so.
+            // An error is ignored: the next trim repeats the work, and the caller must learn that its record
+            // was acknowledged.
             let trimmed = store.trim(&self.lease, keep, TrimMode::Apply).await;
             self.pruned = trimmed.ok().and_then(|trimmed| pruned(trimmed, keep));
         }
     }
 }
 
-/// Makes the record of a draft at the end of the chain of `next`, and moves the chain past it.
+/// Seals the record of a draft at the end of the chain of `next`, and advances the chain.
 pub(super) fn seal(next: &mut Tip, draft: Draft, state: &State, now: Timestamp) -> Result<Record, Error> {
     let run = next.chain.run.clone();
     let failed = |source| Error::Write { run: RunId::clone(&run), source };

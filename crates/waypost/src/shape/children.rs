@@ -1,50 +1,49 @@
-//! The branches that a step opens.
+//! The branches opened by a step.
 
 use super::Shape;
 use crate::id::{BranchPath, InvalidName, StepId};
 
-/// The child branches that a step opens and joins.
+/// The child branches opened and joined by a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Children {
-    /// The step after which they are named: the one that opens them, or the one before it. No other step of a shape names
-    /// its branches after the same one.
+    /// The naming step of the branches: the opener, or the step before the opener. Unique within a shape.
     pub name: StepId,
-    /// The steps of each.
+    /// The graph of each child.
     pub shape: Box<Shape>,
-    /// Where they are named by the shape and not by items: the key of each, in order, and its first step, where that is
-    /// not the one of the shape.
+    /// For branches named by the shape and not by items: each key, in order, with its first step if different
+    /// from the shape's start.
     pub named: Vec<(String, Option<StepId>)>,
-    /// How many may be at work at once.
+    /// The limit of concurrent children.
     pub parallel_max: usize,
-    /// What the failure of one means for the others.
+    /// The effect of a child's failure on the others.
     pub on_failure: OnChildFailure,
-    /// The step finds out by its own work what they are about: it runs to say so, and again when all of them have ended.
+    /// The step computes its items: it runs first to list the items, and again to join the ended children.
     pub by_work: bool,
-    /// How many failures are too many, where they are collected.
+    /// Limits on collected failures.
     pub limits: FailureLimits,
-    /// They come after the step's own work, whatever became of that: what it came to counts once they have ended. Of a step
-    /// that is done again, so are they.
+    /// The children start after the step's own work, with any outcome. The outcome takes effect after the
+    /// children have ended. A rerun of the step also reruns these children.
     pub afterwards: bool,
-    /// Each is a pass of the step, on a branch that is named by the number of the pass.
+    /// Each child is a pass of the step, on a branch named by the number of the pass.
     pub passes: bool,
-    /// They belong to one definition: if the step changes while they are under way, all of them begin anew.
+    /// The children share a definition: if the step changes while children are running, all children restart.
     pub whole: bool,
 }
 
-/// How many failed branches are so many that the step which opened them fails. Counted from when a session began: who
-/// resumes has looked at them.
+/// Limits on failed branches: beyond a limit, the opening step fails. Only failures of the current session
+/// count, as earlier failures were known at the resume.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FailureLimits {
-    /// One more than so many.
+    /// More failures than this number.
     pub count: Option<u64>,
-    /// More than this part of all, between 0 and 1.
+    /// More failures than this part of all children, between 0 and 1.
     pub rate: Option<f64>,
-    /// So many one after the other with the same error: the rest would hardly fare better.
+    /// This number of consecutive failures with the same error: the remaining children would likely fail too.
     pub alike: Option<u32>,
 }
 
 impl FailureLimits {
-    /// Says which limit of numbers is passed where so many branches of all have failed, if one is.
+    /// Returns a message about the passed limit, if `failed` of `total` branches pass `count` or `rate`.
     pub fn passed_by(&self, failed: u64, total: u64) -> Option<String> {
         if let Some(max) = self.count.filter(|max| failed > *max) {
             return Some(format!("{failed} of {total} branches failed, and no more than {max} may"));
@@ -55,10 +54,10 @@ impl FailureLimits {
 }
 
 impl Children {
-    /// Names the branch of a child.
+    /// Returns the branch path of a child.
     ///
     /// # Errors
-    /// [`InvalidName`]: its key is too long, or it nests too deep.
+    /// [`InvalidName`]: the key is too long, or the path nests too deep.
     pub fn path(&self, above: &BranchPath, key: &str) -> Result<BranchPath, InvalidName> {
         match key.parse().ok().filter(|_| self.passes) {
             Some(pass) => above.pass(&self.name, pass),
@@ -66,18 +65,18 @@ impl Children {
         }
     }
 
-    /// Says whether they begin behind the step before the one that joins them, and not by its own work, as items do.
+    /// Returns whether the children start after the step before the join, unlike items, opened by the join.
     pub fn is_fork(&self) -> bool {
         self.named.iter().any(|(_, start)| start.is_some())
     }
 }
 
-/// What the failure of a child branch means.
+/// The effect of a failed child branch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnChildFailure {
-    /// The run fails, and its siblings are cancelled; a resume takes all of them up again.
+    /// The run fails and siblings are cancelled; a resume continues all of them.
     #[default]
     Stop,
-    /// It ends as failed, the others go on, and the join sees it.
+    /// The child ends as failed, its siblings continue, and the join receives the failure.
     Collect,
 }

@@ -1,17 +1,18 @@
-//! Which steps lie on loops, and which pass of a loop a step is in.
+//! Loops of a graph, and the passes of their steps.
 
-/// The loops of a shape. Two steps are in one loop if each can be reached from the other.
+/// The loops of a shape. Two steps share a loop if each is reachable from the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Loops {
-    /// By place: the loop, or none.
+    /// By place: the number of the loop, or `None`.
     of: Vec<Option<u32>>,
 }
 
 impl Loops {
-    /// Finds the loops of a graph given by its edges in both directions.
+    /// Finds the loops of a graph, given its edges in both directions.
     ///
     /// # Source
-    /// Two walks, the second one backwards in the order in which the first one left the places (Kosaraju and Sharir).
+    /// Strongly connected components by two depth-first walks, the second one backwards (Kosaraju and
+    /// Sharir).
     pub(super) fn find(onward: &[Vec<usize>], back: &[Vec<usize>]) -> Self {
         let mut of = vec![None; onward.len()];
         let mut seen = vec![false; onward.len()];
@@ -38,16 +39,16 @@ impl Loops {
         Self { of }
     }
 
-    /// Says whether both are in one loop.
+    /// Returns whether both steps lie on the same loop.
     pub(super) fn share(&self, one: usize, other: usize) -> bool {
         self.of[one].is_some() && self.of[one] == self.of[other]
     }
 
-    /// Returns the passes of a step that is reached from another: a step that stands earlier or is the same one begins
-    /// the next pass of their loop. Within one loop no step has the same pass twice, since a way back to it must go to
-    /// an earlier place somewhere.
+    /// Returns the passes of a step reached from another step. A step at an earlier or the same place begins
+    /// the next pass of their loop. Within a loop, a step has each pass number at most once: each way back
+    /// crosses a step to an earlier place.
     ///
-    /// `passes`: those of the step before; the first `around` belong to loops around the whole branch.
+    /// `passes`: the predecessor's passes; the first `around` belong to loops around the whole branch.
     pub(super) fn passes(&self, from: usize, to: usize, passes: &[u32], around: usize) -> Vec<u32> {
         let mut next = passes[..around.min(passes.len())].to_vec();
         if self.of[to].is_none() {
@@ -61,7 +62,7 @@ impl Loops {
         next
     }
 
-    /// Returns the passes of a step that a branch begins with.
+    /// Returns the passes of the first step of a branch.
     pub(super) fn first_passes(&self, place: usize, around: &[u32]) -> Vec<u32> {
         let mut passes = around.to_vec();
         if self.of[place].is_some() {
@@ -71,7 +72,7 @@ impl Loops {
     }
 }
 
-/// Walks all places in depth and returns them in the order in which they were left.
+/// Walks all places depth-first and returns them in post-order.
 fn leaving_order(onward: &[Vec<usize>]) -> Vec<usize> {
     let mut order = Vec::with_capacity(onward.len());
     let mut seen = vec![false; onward.len()];

@@ -1,11 +1,11 @@
-//! Whether the branches that a step opens can be named by records.
+//! Checks the branch names of all steps.
 
 use std::collections::HashSet;
 
 use super::{ShapeError, Step};
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath};
 
-/// Makes sure that the branches of all steps of a shape can be named, and told apart by their names.
+/// Checks that branch names are valid, and naming steps unique.
 pub(super) fn check(steps: &[Step]) -> Result<(), ShapeError> {
     steps.iter().try_for_each(check_step)?;
     let mut found = HashSet::new();

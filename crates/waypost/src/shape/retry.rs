@@ -1,30 +1,30 @@
-//! When a failed step is tried again by itself.
+//! Automatic retries of failed steps.
 
 use std::time::Duration;
 
-/// How often and when a failed step is tried again by itself.
+/// How often and when a failed step is retried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Retry {
-    /// Tries after the first.
+    /// Attempts after the first.
     pub max: u32,
-    /// Pause before the first of them.
+    /// Pause before the first retry.
     pub delay: Duration,
     /// How the pause grows.
     pub growth: Growth,
     /// Longest pause.
     pub delay_max: Duration,
-    /// Shorten each pause by a random part of up to a half, so that many runs do not try at the same moment.
+    /// Shortens each pause by a random part of up to a half, to spread retries of many runs.
     pub jitter: bool,
 }
 
-/// How the pause between tries grows.
+/// The growth of the pause between attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Growth {
-    /// It stays.
+    /// Constant.
     Fixed,
-    /// By itself each time.
+    /// By the first pause each time.
     Linear,
-    /// To twice itself each time.
+    /// Doubled each time.
     Exponential,
 }
 
@@ -41,37 +41,37 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Tries up to `max` times more, after one second and then twice as long each time, up to five minutes, each pause
-    /// shortened at random by up to a half.
+    /// Creates a policy of up to `max` retries: a pause of one second, doubled each time, at most five
+    /// minutes, with jitter.
     pub fn exponential(max: u32) -> Self {
         let delay = Duration::from_secs(1);
         Self { max, delay, growth: Growth::Exponential, jitter: true, ..Self::default() }
     }
 
-    /// Tries up to `max` times more, each time after the same pause.
+    /// Creates a policy of up to `max` retries with a constant pause.
     pub fn fixed(max: u32, delay: Duration) -> Self {
         Self { max, delay, ..Self::default() }
     }
 
-    /// Begins with another pause.
+    /// Sets the first pause.
     #[must_use]
     pub fn starting_at(self, delay: Duration) -> Self {
         Self { delay, ..self }
     }
 
-    /// Lets no pause be longer.
+    /// Sets the longest pause.
     #[must_use]
     pub fn up_to(self, delay_max: Duration) -> Self {
         Self { delay_max, ..self }
     }
 
-    /// Lets pauses be exactly as long as they are said to be.
+    /// Disables jitter.
     #[must_use]
     pub fn without_jitter(self) -> Self {
         Self { jitter: false, ..self }
     }
 
-    /// Returns the pause after the `failures`-th failure (from 1), or `None` if the budget is used up.
+    /// Returns the pause after the `failures`-th failure (from 1), or `None` if all retries are used.
     ///
     /// `random` is between 0 and 1.
     pub fn pause(&self, failures: u32, random: f64) -> Option<Duration> {

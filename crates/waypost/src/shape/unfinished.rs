@@ -1,10 +1,10 @@
-//! Which steps of a graph are unfinished, from the frontier of a position.
+//! Unfinished steps of a graph, derived from the frontier of a position.
 
 use crate::record::Position;
 
 use super::Shape;
 
-/// Which steps are unfinished: those in the frontier, and all that come after them.
+/// The unfinished steps: the frontier, and all steps downstream of the frontier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfinished {
     open: Vec<bool>,
@@ -13,13 +13,13 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Derives it from a position. Costs one walk over the graph.
+    /// Derives the set from a position in one walk over the graph.
     pub fn of(shape: &Shape, position: &Position) -> Self {
         let places = position.frontier.iter().filter_map(|entry| shape.place(entry.step.as_str()));
         Self::from_places(shape, places)
     }
 
-    /// Derives it from the steps that are minimal among the unfinished.
+    /// Derives the set from the places of the minimal steps.
     pub fn from_places(shape: &Shape, places: impl Iterator<Item = usize>) -> Self {
         let mut open = vec![false; shape.steps.len()];
         let mut walk: Vec<usize> = places.collect();
@@ -35,17 +35,17 @@ impl Unfinished {
         Self { open, missing, count }
     }
 
-    /// Says whether a step is unfinished.
+    /// Returns whether a step is unfinished.
     pub fn has(&self, place: usize) -> bool {
         self.open[place]
     }
 
-    /// Returns how many steps are unfinished.
+    /// Returns the number of unfinished steps.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Marks a step as finished, and returns the steps that nothing holds back any more.
+    /// Marks a step as finished, and returns the newly ready steps.
     pub fn settle(&mut self, shape: &Shape, place: usize) -> Vec<usize> {
         if !std::mem::replace(&mut self.open[place], false) {
             return Vec::new();
@@ -61,7 +61,8 @@ impl Unfinished {
         freed
     }
 
-    /// Goes on from a step to the one that was chosen, or to none: what can no longer be reached is finished.
+    /// Follows the chosen route to a step, or to the end of the branch; newly unreachable steps count as
+    /// finished.
     ///
     /// `others`: the other unfinished steps whose needs are met.
     pub fn follow(

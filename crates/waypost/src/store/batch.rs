@@ -1,4 +1,4 @@
-//! What is appended: a batch, and the messages left for a run.
+//! Appended data: batches, and signals to a run.
 
 use std::collections::HashSet;
 
@@ -12,43 +12,43 @@ use crate::record::{Record, RunStatus};
 use super::error::StoreError;
 use super::query::Progress;
 
-/// Names a batch within its run, so that a repeated one is known.
+/// The id of a batch within its run, to detect repetitions.
 ///
 /// The token is unique to a lease, and its holder counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BatchId {
     /// The fencing token of the lease.
     pub token: u64,
-    /// Counts the batches under that lease, from 1.
+    /// The 1-based count of batches under this lease.
     pub count: u64,
 }
 
-/// What is appended at once, all or nothing.
+/// Records and related data, appended all or nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Its name.
+    /// The id of the batch.
     pub id: BatchId,
-    /// Records in order. The last one of each branch carries a body.
+    /// Records in order. The last record of each branch carries a body.
     pub records: Vec<Record>,
-    /// Ids of signals that these records took in.
+    /// Ids of signals consumed by these records.
     pub consumed: Vec<String>,
-    /// The run's summary from now on.
+    /// The new summary of the run.
     pub summary: Summary,
-    /// When the run went on last, where these records do not: what is written about a run makes it no younger. Without
-    /// it, that is the time of the last record.
+    /// When the run last progressed, for records that make no progress: remarks about a run do not change its
+    /// age. By default, the time of the last record.
     pub updated_at: Option<Timestamp>,
-    /// Give the lease back with this batch.
+    /// Release the lease with this batch.
     pub release: bool,
 }
 
 impl Batch {
-    /// Returns when the run went on last, once this is appended; without records, nothing.
+    /// Returns when the run last progressed, after this batch; `None` without records.
     pub fn changed_at(&self) -> Option<Timestamp> {
         self.updated_at.or_else(|| self.records.last().map(|record| record.header().created_at))
     }
 
-    /// Checks what can be told of a batch by itself: it has records, all of them of `run` and under `token`, and the
-    /// last one of each branch carries a body. For stores, before they look at what they have.
+    /// Checks the consistency of a batch alone: it has records, all of `run` and under `token`, and the last
+    /// record of each branch carries a body. For stores, before they compare the batch with their data.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] names the record.
@@ -89,15 +89,15 @@ impl Batch {
     }
 }
 
-/// What a list of runs shows of one; kept by the store so that a list opens no record.
+/// The summary of a run, kept by the store so that listing runs opens no record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Status as written; a reader finds out whether `running` is still true.
+    /// Status as written; a reader verifies `running`.
     pub status: RunStatus,
-    /// A step is under way that must not be repeated blindly: if the process dies, the run is `in_doubt`.
+    /// A non-idempotent step is running: if the process dies, the run is `in_doubt`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub doubtful: bool,
-    /// The step under way, or the one that failed.
+    /// The running step, or the failed one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many steps are done, of how many.
@@ -105,7 +105,7 @@ pub struct Summary {
     /// When a waiting run is due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake_at: Option<Timestamp>,
-    /// Checkpoints that could not be written and were tolerated.
+    /// Checkpoints that could not be written, a failure that was tolerated.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u64,
 }
@@ -115,24 +115,24 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// A durable message for a run.
+/// A durable signal to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Signal {
-    /// Unique in its run, given by the sender: the same one twice is one message.
+    /// Unique in its run, chosen by the sender: a repeated id is the same signal.
     pub id: String,
-    /// What it is.
+    /// The kind of the signal.
     pub kind: SignalKind,
-    /// The branch it is meant for; none for the run.
+    /// The target branch; `None` for the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<BranchPath>,
-    /// Who sent it, for people.
+    /// The sender, for display.
     #[serde(default)]
     pub sender: String,
-    /// When, for people.
+    /// The time, for display.
     pub created_at: Timestamp,
 }
 
-/// The kinds of message.
+/// The kinds of signals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SignalKind {
@@ -140,29 +140,29 @@ pub enum SignalKind {
     Stop,
     /// Cancel, final.
     Cancel,
-    /// Write a checkpoint of where the run stands.
+    /// Write a checkpoint of the present position.
     Checkpoint {
-        /// What to find it by.
+        /// The label of the checkpoint.
         label: Option<String>,
     },
-    /// The answer to the wait of this id.
+    /// The answer to the wait with this id.
     Answer {
         /// Id of the wait.
         wait: String,
         /// The answer.
         value: Value,
     },
-    /// A named signal of the user's own.
+    /// A named custom signal.
     Named {
-        /// Its name.
+        /// The name of the signal.
         name: String,
-        /// Its value.
+        /// The value of the signal.
         value: Value,
     },
 }
 
 impl SignalKind {
-    /// Says whether a session is told of it when it renews its lease: what asks something of the run, and not of a step.
+    /// Returns whether lease renewals report the signal: a request to the run, not to a step.
     pub fn is_for_the_run(&self) -> bool {
         match self {
             Self::Stop | Self::Cancel | Self::Checkpoint { .. } => true,

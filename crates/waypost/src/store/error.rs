@@ -1,4 +1,4 @@
-//! What can go wrong with a store, by what a caller can do next.
+//! Errors of a store, by the next action of the caller.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,53 +7,52 @@ use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{Flaw, other_format};
 
-/// A record that is not what was written.
+/// A damaged or missing record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The run.
     pub run: RunId,
-    /// The branch, if it can be told.
+    /// The branch, if known.
     pub branch: BranchPath,
-    /// The seq, as far as it can be told: in a file store the file's number where the file is unreadable. 0 for the run
-    /// record.
+    /// The seq, if known: for an unreadable file of a file store, its number. 0 for the run record.
     pub seq: u64,
-    /// Where it lies: a file's name, or a table and row.
+    /// The place: a file's name, or a table and row.
     pub place: String,
-    /// What is wrong with it.
+    /// The flaw.
     pub flaw: Flaw,
 }
 
-/// What a store cannot do, and why.
+/// Why a store call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no such thing. Nothing changed.
+    /// The object does not exist. Nothing changed.
     #[error("{store} has no {what}")]
     NotFound {
         /// The store.
         store: String,
-        /// What was looked for, such as "run `x`".
+        /// The object, such as "run `x`".
         what: String,
     },
-    /// There is already such a run. Nothing changed.
+    /// The run exists already. Nothing changed.
     #[error("run {run} exists already")]
     Exists {
         /// The run.
         run: RunId,
     },
-    /// Another process has the lease. Nothing changed; wait or stop that process.
+    /// Another process has the lease. Nothing changed; wait or stop the other process.
     #[error("run {run} is held by {}", holder.as_ref().map_or_else(|| "another process".to_owned(), ToString::to_string))]
     Held {
         /// The run.
         run: RunId,
-        /// Who holds it, if that can be told.
+        /// The holder, if known.
         holder: Option<Holder>,
     },
-    /// The lease was lost: another has taken it. Nothing was written; stop all work of this run.
+    /// The lease was lost to another process. Nothing was written; stop all work of this run.
     #[error("the lease on run {run} was lost: its token is {newest}, ours was {token}")]
     Fenced {
         /// The run.
         run: RunId,
-        /// The token that was shown.
+        /// The token of the call.
         token: u64,
         /// The newest token.
         newest: u64,
@@ -65,21 +64,21 @@ pub enum StoreError {
         run: RunId,
         /// The branch.
         branch: BranchPath,
-        /// The seq of the record refused.
+        /// The seq of the refused record.
         seq: u64,
         /// Both sides of the mismatch.
         why: String,
     },
-    /// A record is not what was written, and is not used.
+    /// A record is damaged, and must not be used.
     #[error("{} is damaged ({}): {}", what_of(.damage), .damage.place, .damage.flaw)]
     Damaged {
-        /// Which, where and how.
+        /// The record, its place and its flaw.
         damage: Box<Damage>,
-        /// The next older sound record of the branch; none means that nothing sound is left.
+        /// The next older sound record of the branch; `None` if all are damaged.
         older: Option<u64>,
     },
-    /// Another version wrote the store or a record: a newer one, or one from before the first release. Nothing changed; use
-    /// the same version.
+    /// Another version wrote the store or a record: a newer version, or a version from before the first
+    /// release. Nothing changed; use this version.
     #[error("{what} {}", other_format(*found, *supported))]
     Version {
         /// The store or record.
@@ -89,10 +88,10 @@ pub enum StoreError {
         /// The format read by this version.
         supported: u32,
     },
-    /// The call makes no sense. Nothing changed; a bug of the caller.
+    /// The call is invalid: a bug of the caller. Nothing changed.
     #[error("{0}")]
     Invalid(String),
-    /// No space or quota is left. Nothing of this call is acknowledged; what was acknowledged before is untouched.
+    /// Space or quota is exhausted. The call is not acknowledged; earlier acknowledged data is intact.
     #[error("no space left to write {place}")]
     Full {
         /// The file or database.
@@ -100,7 +99,7 @@ pub enum StoreError {
         /// The system's error.
         source: io::Error,
     },
-    /// The place cannot be made or may not be written. Nothing changed.
+    /// The place cannot be created or is not writable. Nothing changed.
     #[error("cannot create {}", .path.display())]
     Create {
         /// The file or folder.
@@ -108,44 +107,44 @@ pub enum StoreError {
         /// The system's error.
         source: io::Error,
     },
-    /// Reading or writing failed. Nothing of this call is acknowledged.
+    /// A read or write failed. The call is not acknowledged.
     #[error("cannot {action} {place}")]
     Io {
-        /// `read`, `write`, `sync`, …
+        /// `read`, `write`, `sync`, ...
         action: &'static str,
         /// The file or database.
         place: String,
         /// The system's error.
         source: io::Error,
     },
-    /// The database answered with an error that is none of the others.
+    /// The database returned an error without a variant of its own.
     #[error("{store} refused")]
     Database {
         /// The store.
         store: String,
-        /// Its error.
+        /// The database's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A sync failed before: what the disk holds is not known. Open the store again.
+    /// An earlier sync failed: the content of the disk is unknown. Open the store again.
     #[error("{place} is not written any more since a sync of it failed; open the store again")]
     Poisoned {
         /// The file or database.
         place: String,
     },
-    /// The store does not answer. Nothing is known to have changed.
+    /// The store does not answer. As far as known, nothing changed.
     #[error("{store} cannot be reached")]
     Unreachable {
         /// The store.
         store: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The answer was lost: the call may have been carried out. Repeat it with the same id.
+    /// The answer was lost: the call may have taken effect. Repeat the call with the same id.
     #[error("{store} did not answer; the last write may or may not have happened")]
     Unknown {
         /// The store.
         store: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The store was closed.
@@ -163,22 +162,22 @@ fn what_of(damage: &Damage) -> String {
 }
 
 impl StoreError {
-    /// Says that a run is not there.
+    /// Creates the error for a missing run.
     pub fn no_run(store: &impl ToString, run: &RunId) -> Self {
         Self::NotFound { store: store.to_string(), what: format!("run {run}") }
     }
 
-    /// Says that a branch has no records.
+    /// Creates the error for a branch without records.
     pub fn no_branch(run: &RunId, branch: &BranchPath) -> Self {
         Self::NotFound { store: format!("run {run}"), what: format!("branch {branch}") }
     }
 
-    /// Says that a branch has no record at this seq.
+    /// Creates the error for a missing seq of a branch.
     pub fn no_record(run: &RunId, branch: &BranchPath, seq: u64) -> Self {
         Self::NotFound { store: format!("run {run} branch {branch}"), what: format!("checkpoint @{seq}") }
     }
 
-    /// Tells damage from a newer format; `older` as in [`StoreError::Damaged`].
+    /// Creates the error for damage, or for a newer format; `older` as in [`StoreError::Damaged`].
     pub fn of_damage(damage: Damage, older: Option<u64>) -> Self {
         match damage.flaw {
             Flaw::Format { found, supported } => Self::Version { what: what_of(&damage), found, supported },
@@ -186,7 +185,7 @@ impl StoreError {
         }
     }
 
-    /// Sorts a failed write by what can be done next.
+    /// Creates the error for a failed write, by the next action of the caller.
     pub fn of_write(action: &'static str, place: impl Into<String>, source: io::Error) -> Self {
         let place = place.into();
         match source.kind() {
@@ -195,7 +194,7 @@ impl StoreError {
         }
     }
 
-    /// Says whether the same call may succeed later without anybody's doing.
+    /// Returns whether the same call may succeed later without intervention.
     pub fn retry(&self) -> bool {
         matches!(self, Self::Held { .. } | Self::Unreachable { .. } | Self::Unknown { .. })
     }

@@ -1,4 +1,4 @@
-//! What is asked of a store, and its answers.
+//! Queries of a store, and their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +12,15 @@ use crate::record::{Record, RunStatus, SealedRun};
 use super::batch::Summary;
 use super::error::Damage;
 
-/// Most items of one page: bounds the memory of every listing.
+/// Most items of a page: bounds the memory of every listing.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
 
-/// A page of something.
+/// A page request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// Where the page before ended; none for the first.
+    /// The cursor from the previous page; `None` for the first page.
     pub cursor: Option<String>,
-    /// How many items at most; stores give no more than [`PAGE_ITEMS_MAX`].
+    /// Most items; stores return at most [`PAGE_ITEMS_MAX`].
     pub limit: usize,
 }
 
@@ -35,52 +35,52 @@ impl Default for Page {
 pub struct Head {
     /// The record, with its body.
     pub record: Record,
-    /// The seq that the next record must have: one more than the newest, damaged or not.
+    /// The seq of the next record: one more than the newest, damaged or not.
     pub next: u64,
-    /// Newer records that are damaged, newest first.
+    /// Newer damaged records, newest first.
     pub damaged: Vec<Damage>,
 }
 
 /// Heads of open branches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heads {
-    /// In the order in which the branches were opened.
+    /// In order of opening.
     pub heads: Vec<Head>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if any.
     pub next: Option<String>,
 }
 
-/// Which records are wanted.
+/// A query for records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scan {
-    /// Of this run.
+    /// Only this run.
     pub run: RunId,
-    /// Of this branch; none for all, in the order in which they were opened.
+    /// Only this branch; `None` for all, in order of opening.
     pub branch: Option<BranchPath>,
-    /// From this seq.
+    /// From this seq on.
     pub seq_min: Option<u64>,
-    /// To this seq.
+    /// Up to this seq.
     pub seq_max: Option<u64>,
-    /// Only of this step.
+    /// Only this step.
     pub step: Option<String>,
-    /// Only with this phase, by its name.
+    /// Only this phase, by its name.
     pub phase: Option<&'static str>,
-    /// Only with this label.
+    /// Only this label.
     pub label: Option<(String, String)>,
-    /// Only with this foreign id.
+    /// Only this external id.
     pub external: Option<String>,
-    /// Only those that belong to this record.
+    /// Only records about this record.
     pub about: Option<u64>,
     /// The direction within a branch.
     pub order: ScanOrder,
-    /// Where the page before ended.
+    /// The cursor from the previous page.
     pub cursor: Option<String>,
-    /// How many at most; stores give no more than [`PAGE_ITEMS_MAX`].
+    /// Most records; stores return at most [`PAGE_ITEMS_MAX`].
     pub limit: usize,
 }
 
 impl Scan {
-    /// Asks for all records of a run, oldest first.
+    /// Creates a query for all records of a run, oldest first.
     pub fn of(run: &RunId) -> Self {
         Self {
             run: run.clone(),
@@ -98,12 +98,12 @@ impl Scan {
         }
     }
 
-    /// Says whether a seq is in the range.
+    /// Returns whether a seq is in the range.
     pub fn spans(&self, seq: u64) -> bool {
         self.seq_min.is_none_or(|least| seq >= least) && self.seq_max.is_none_or(|most| seq <= most)
     }
 
-    /// Says whether a record is wanted, as far as its header tells: all but branch, cursor and limit.
+    /// Returns whether a record matches, by its header; ignores branch, cursor and limit.
     pub fn wants(&self, record: &Record) -> bool {
         let header = record.header();
         self.spans(header.seq)
@@ -118,74 +118,74 @@ impl Scan {
 /// Direction of a scan within a branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanOrder {
-    /// By rising seq.
+    /// By ascending seq.
     OldestFirst,
-    /// By falling seq.
+    /// By descending seq.
     NewestFirst,
 }
 
-/// Records found.
+/// The answer to a scan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scanned {
-    /// Without bodies.
+    /// Matching records, without bodies.
     pub records: Vec<Record>,
-    /// Records in the range scanned that are damaged; whether they would have been wanted cannot be told. A look-up by
-    /// `external` or `about` may go by an index, and then lists only the damage that it comes by.
+    /// Damaged records in the scanned range; whether they match is unknown. A lookup by `external` or `about`
+    /// may use an index, and then lists only the damage on its way.
     pub damaged: Vec<Damage>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if any.
     pub next: Option<String>,
 }
 
 /// The effective history of a branch, newest first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
-    /// What is sound of it, without bodies.
+    /// The sound records, without bodies.
     pub records: Vec<Record>,
-    /// What of it is damaged or missing, and was passed over. What such a record continues, nobody knows: it is taken to be
-    /// the next sound one below, and all damage between the two counts.
+    /// Damaged or missing records on the way. The basis of a damaged record is unknown: the walk continues
+    /// with the next sound record below, and all damage in between is listed.
     pub damaged: Vec<Damage>,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Steps finished: completed, skipped or tolerated.
     pub done: u64,
-    /// Steps in all, as far as is known.
+    /// All steps, as far as known.
     pub total: u64,
 }
 
-/// What a store knows of a run without opening a record.
+/// A run as a store knows it without opening a record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunSummary {
     /// The run.
     pub run: RunId,
-    /// Name of its workflow.
+    /// Name of the workflow.
     pub workflow: String,
-    /// Its file, relative to the store's home.
+    /// The workflow file, relative to the store's home.
     pub path: Option<String>,
-    /// Status, found out now.
+    /// Status, verified now.
     pub status: RunStatus,
-    /// The rest of what was last written.
+    /// The rest of the summary, as last written.
     pub summary: Summary,
     /// Labels of the run.
     pub labels: BTreeMap<String, String>,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// When it last changed.
+    /// Time of the last change.
     pub updated_at: Timestamp,
-    /// How many checkpoints it has, trimmed ones included.
+    /// The number of checkpoints, trimmed ones included.
     pub checkpoints: u64,
-    /// Bytes of its records as kept, logs not counted.
+    /// Bytes of the stored records, without logs.
     pub bytes: u64,
-    /// Who holds its lease now, if anybody.
+    /// The present holder of the lease, if any.
     pub holder: Option<Holder>,
 }
 
 impl RunSummary {
-    /// Finds out what `status` is true: what was written, unless its process is gone.
+    /// Returns the true status: as written, unless the holder is dead.
     ///
-    /// A holder that is gone counts as none, even while its supervisor still has the lock.
+    /// A dead holder counts as none, even while its supervisor still has the lock.
     pub fn true_status(summary: &Summary, holder: Option<&Holder>) -> RunStatus {
         let held = holder.is_some_and(|holder| !holder.is_gone());
         match summary.status {
@@ -198,38 +198,38 @@ impl RunSummary {
     }
 }
 
-/// A run with its frozen record.
+/// A run with its run record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunEntry {
-    /// What is frozen.
+    /// The fixed part.
     pub record: SealedRun,
-    /// What changes.
+    /// The changing part.
     pub summary: RunSummary,
 }
 
-/// Which runs are wanted.
+/// A query for runs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunQuery {
-    /// Only ids that begin so.
+    /// Only ids with this prefix.
     pub prefix: Option<String>,
-    /// Only with one of these statuses, as found out now; empty for all.
+    /// Only these statuses, verified now; empty for all.
     pub statuses: BTreeSet<RunStatus>,
-    /// Only of this workflow.
+    /// Only this workflow.
     pub workflow: Option<String>,
-    /// Only of this file, relative to the store's home.
+    /// Only this file, relative to the store's home.
     pub path: Option<String>,
-    /// Only with all of these labels.
+    /// Only runs with all of these labels.
     pub labels: BTreeMap<String, String>,
-    /// Only changed since.
+    /// Only runs changed since.
     pub since: Option<Timestamp>,
-    /// Where the page before ended.
+    /// The cursor from the previous page.
     pub cursor: Option<String>,
-    /// How many at most; 0 and all above [`PAGE_ITEMS_MAX`] mean that.
+    /// Most runs; 0 and values above [`PAGE_ITEMS_MAX`] mean [`PAGE_ITEMS_MAX`].
     pub limit: usize,
 }
 
 impl RunQuery {
-    /// Says whether a run is wanted.
+    /// Returns whether a run matches.
     pub fn wants(&self, run: &RunSummary) -> bool {
         self.prefix.as_ref().is_none_or(|prefix| run.run.as_str().starts_with(prefix.as_str()))
             && (self.statuses.is_empty() || self.statuses.contains(&run.status))
@@ -239,38 +239,37 @@ impl RunQuery {
             && self.since.is_none_or(|since| run.updated_at >= since)
     }
 
-    /// Returns the limit in force.
+    /// Returns the effective limit.
     pub fn limit(&self) -> usize {
         if self.limit == 0 { PAGE_ITEMS_MAX } else { self.limit.min(PAGE_ITEMS_MAX) }
     }
 }
 
-/// A run that can be named and not summarised.
+/// A run with a known id and an unreadable summary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreadableRun {
     /// The run.
     pub run: RunId,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
-/// Runs found, newest first.
+/// The answer to a run query, newest first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Runs {
-    /// Their summaries.
+    /// The summaries.
     pub runs: Vec<RunSummary>,
-    /// Runs that are there, or were, and of which no summary can be read; whether they would have been wanted cannot be
-    /// told, but by their ids.
+    /// Present or lost runs without a readable summary; except by id, whether they match is unknown.
     pub damaged: Vec<UnreadableRun>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if any.
     pub next: Option<String>,
 }
 
-/// What was or would be dropped.
+/// The bodies dropped, or to be dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Trimmed {
-    /// Checkpoints whose body goes.
+    /// Checkpoints that lose their body.
     pub checkpoints: u64,
-    /// Bytes of those bodies.
+    /// Bytes of these bodies.
     pub bytes: u64,
 }

@@ -1,48 +1,49 @@
-//! Which checkpoints keep their state where a run keeps only so many: one rule, for every store.
+//! Retention: selects the checkpoints that keep their state, by one rule for every store.
 //!
 //! ```text
 //!   @1 done a   @2 done b   @3 b fails   @4 b fails   ...   @90 b fails            keep 2
 //!   ^ counted   ^ counted        (goes)       (goes)        ^ the newest 2 of these stay too
 //! ```
 //!
-//! What counts is a step boundary: a checkpoint after which more is finished than before. Tries that failed, starts,
-//! waits, checks and what a rollback undid finish nothing; were they counted, a step that fails again and again would
-//! push out the very state that it is to be done from. They are counted for themselves, since without a limit they would
-//! be kept without end, and only as far back as step boundaries are.
+//! Only step boundaries count: checkpoints after which more steps are finished than before. Failed attempts,
+//! starts, waits, checks and records undone by a rollback finish nothing. If they counted, a repeatedly
+//! failing step would displace the state needed for its retry. A separate limit bounds these checkpoints, and
+//! none is kept beyond the oldest kept step boundary.
 //!
-//! Stores give what they have, newest first, and do what comes out. Nothing here reads a state, a clock or a disk.
+//! Stores pass their checkpoints, newest first, and apply the result. This module reads no state, clock or
+//! disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::record::{FailureKind, Fan, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
 
-/// What retention looks at of one sound checkpoint that has its state.
+/// The facts about a sound checkpoint with a state, as retention needs them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {
     seq: u64,
-    /// More is finished than before.
+    /// More steps are finished than before.
     finishes: bool,
-    /// The record it continues, where that is not the one before.
+    /// The continued record, if not the previous one.
     basis: Option<u64>,
-    /// A step ended and its claims were judged: whether they held.
+    /// For an ended step with checked claims: whether they held.
     held: Option<bool>,
-    /// The record whose claims it judges again, and whether they held.
+    /// The record checked again by this one, and whether the claims held.
     judges: Option<(u64, bool)>,
-    /// Records that the position of the newest one refers to.
+    /// Records that the newest position refers to.
     needs: Vec<u64>,
-    /// A person has given it a label, to come back to it.
+    /// A person gave the checkpoint a label.
     is_labelled: bool,
 }
 
 impl Mark {
-    /// Takes what counts from a header.
+    /// Extracts the facts from a header.
     pub fn of(header: &Header) -> Self {
         let held = header.evidence.as_ref().map(|pack| pack.verdict_at(header.occasion()) == Verdict::Ok);
         let (finishes, commits) = match &header.phase {
             Phase::Completed(_) => (true, true),
             Phase::Skipped(_) => (true, false),
             Phase::Failed(failure) => (failure.tolerated, failure.kind == FailureKind::Evidence),
-            // The state that a branch begins with, or begins anew with, and that its first step is done from.
+            // The first state of a branch, also after a restart: the input of its first step.
             _ => (header.seq == 1 || header.basis == Some(0), false),
         };
         Self {
@@ -56,7 +57,8 @@ impl Mark {
         }
     }
 
-    /// Takes what counts from the newest checkpoint of a branch: its position says what else is needed.
+    /// Extracts the facts from the newest checkpoint of a branch, with the records that its position
+    /// requires.
     pub fn of_newest(record: &Record) -> Self {
         let mut mark = Self::of(record.header());
         mark.needs.extend(mark.basis);
@@ -72,23 +74,23 @@ impl Mark {
     }
 }
 
-/// Returns the checkpoints of a branch that keep their states, by seq; `marks` are all that have one and are sound,
-/// newest first, the first made by [`Mark::of_newest`].
+/// Returns the seqs of a branch's checkpoints that keep their states. `marks` are all sound checkpoints with
+/// a state, newest first, the first created by [`Mark::of_newest`].
 ///
-/// These stay:
+/// Kept are:
 ///
-/// - the newest `keep` step boundaries ([`RETENTION_MIN`] at least) that no rollback undid;
-/// - of the others that are newer than the oldest of those, the newest `keep`;
-/// - those that a person has given a label;
-/// - the newest state whose evidence held when it was last looked at, however long ago that was;
-/// - what the newest checkpoint goes on from or refers to: its basis, what it may use again, the fan-out it is amid, where
-///   it goes back to once its steps are undone;
-/// - of what stays, the newest check of its evidence, if that came out otherwise than when it was committed.
+/// - the newest `keep` step boundaries ([`RETENTION_MIN`] at least), without those undone by a rollback;
+/// - among other checkpoints newer than the oldest of these boundaries, the newest `keep`;
+/// - checkpoints with a label from a person;
+/// - the newest state with a passed last check, at any age;
+/// - records required by the newest checkpoint: basis, reuse candidates, open fan-out, and the rollback
+///   target of running undo commands;
+/// - for each kept checkpoint, the newest check of its evidence, if the verdict differs from the commit.
 pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
     let keep = keep.max(RETENTION_MIN) as usize;
     let mut kept = BTreeSet::new();
     let (mut boundaries, mut others) = (0, 0);
-    // What is above was undone, seen from what is newer.
+    // Records above were undone, as seen from newer ones.
     let mut reach = u64::MAX;
     let mut judged: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
     let mut verified = None;
@@ -114,7 +116,7 @@ pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
     kept.extend(marks.iter().filter(|mark| mark.is_labelled).map(|mark| mark.seq));
     let needs = marks.first().map_or(&[][..], |newest| &newest.needs);
     kept.extend(marks.iter().map(|mark| mark.seq).filter(|seq| needs.contains(seq)));
-    // Without the check that says otherwise, its own commit would be believed again.
+    // Without the contrary check, the verdict of the commit would count again.
     let checked = marks.iter().filter(|mark| mark.held.is_some() && kept.contains(&mark.seq));
     let checks: Vec<u64> = checked
         .filter_map(|mark| judged.get(&mark.seq).filter(|(_, held)| Some(*held) != mark.held))

@@ -1,4 +1,4 @@
-//! The file that an archive is: members one behind the other, and a manifest at their end that vouches for them.
+//! The archive file: members in sequence, and a manifest at the end with their hashes.
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -13,20 +13,20 @@ use waypost::store::Signal;
 
 /// The version of the layout of an archive.
 pub(super) const ARCHIVE_FORMAT: u32 = 1;
-/// The entry that a run can begin with.
+/// The member for `import`.
 pub(super) const CHECKPOINT: &str = "checkpoint.json";
-/// The entry with what was given to the run and no session has taken in, where there is some.
+/// The member with pending answers and signals, if any.
 pub(super) const SIGNALS: &str = "signals.jsonl";
-/// The last entry.
+/// The last member.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// How hard is compressed: what makes logs small and costs little.
+/// Compression level: small logs at a low cost.
 const LEVEL: i32 = 6;
-/// With which bytes such a file begins (RFC 8878, 3.1.1).
+/// The first bytes of such a file (RFC 8878, 3.1.1).
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// How much is read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
 
-/// What an archive says of itself.
+/// The manifest of an archive.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) v: u32,
@@ -38,7 +38,7 @@ pub(super) struct Manifest {
     pub(super) tool: String,
     pub(super) checkpoints: u64,
     pub(super) files: Vec<Entry>,
-    /// What records name and the archive does not have as they say.
+    /// Files named by records that are missing or different in the archive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) missing: Vec<Missing>,
 }
@@ -51,16 +51,16 @@ pub(super) struct Entry {
     sha256: String,
 }
 
-/// A log or blob that is not as a record says.
+/// A log or blob with a mismatch to its record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Missing {
-    /// Its name in the archive.
+    /// The name in the archive.
     pub(super) name: String,
-    /// What is wrong with it.
+    /// The mismatch.
     pub(super) why: String,
 }
 
-/// Puts files one behind the other, and remembers them.
+/// Writes members, and collects their manifest entries.
 pub(super) struct Writer {
     tar: tar::Builder<zstd::Encoder<'static, io::BufWriter<File>>>,
     pub(super) entries: Vec<Entry>,
@@ -77,10 +77,10 @@ impl Writer {
         self.put_from(name, (bytes, bytes.len() as u64), time)
     }
 
-    /// Puts so many bytes of what is read.
+    /// Writes `bytes` bytes from a reader.
     ///
     /// # Errors
-    /// Those of both sides; [`io::ErrorKind::UnexpectedEof`]: there were fewer.
+    /// Those of both sides; [`io::ErrorKind::UnexpectedEof`]: the reader has fewer bytes.
     pub(super) fn put_from(
         &mut self,
         name: &str,
@@ -106,7 +106,7 @@ impl Writer {
     }
 }
 
-/// Hashes what is read through it.
+/// Hashes the bytes read through it.
 struct Hashed<R> {
     content: R,
     digester: Digester,
@@ -122,7 +122,7 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// What is in an archive that was read to its end.
+/// The contents of a fully read archive.
 struct Contents {
     /// All members but the manifest.
     entries: Vec<Entry>,
@@ -131,17 +131,17 @@ struct Contents {
     signals: Option<Vec<u8>>,
 }
 
-/// What a new run takes from an archive, or is told of it.
+/// The parts of an archive for a new run.
 #[derive(Debug)]
 pub(in crate::commands) struct Archived {
-    /// The checkpoint that it begins with.
+    /// The first checkpoint of the new run.
     pub(in crate::commands) checkpoint: Vec<u8>,
-    /// What was given to the archived run, and no session of it has taken in.
+    /// Answers and signals given to the archived run, and not processed by its sessions.
     pub(in crate::commands) signals: Vec<Signal>,
 }
 
 impl Contents {
-    /// Reads all of an archive; the checksum of the compressed data is compared at its end.
+    /// Reads a whole archive; the checksum of the compressed data is compared at the end.
     fn read(path: &Path) -> io::Result<Self> {
         let mut tar = tar::Archive::new(zstd::Decoder::new(File::open(path)?)?);
         let mut contents =
@@ -194,11 +194,12 @@ pub(super) fn check(path: &Path, manifest: &Manifest) -> io::Result<()> {
     }
 }
 
-/// Reads the checkpoint that a run can begin with out of an archive, after checking all of it; none if the file is no
-/// archive.
+/// Reads the checkpoint for a new run from an archive, after checking the whole file; `None` if the file is
+/// not an archive.
 ///
 /// # Errors
-/// [`LoadError::Corrupt`]: the archive is not whole, or has no such checkpoint. [`LoadError::Incompatible`].
+/// [`LoadError::Corrupt`]: the archive is incomplete, or has no such checkpoint. [`LoadError::Incompatible`]: another
+/// version wrote the archive.
 pub(in crate::commands) fn checkpoint_in(path: &Path) -> Option<Result<Archived, LoadError>> {
     let mut file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| file.is_file()))?;
     let mut begin = [0; MAGIC.len()];
@@ -224,7 +225,7 @@ fn read_archived(path: &Path) -> Result<Archived, LoadError> {
     Ok(Archived { checkpoint: contents.checkpoint.ok_or_else(none)?, signals })
 }
 
-/// Reads which version of the layout a manifest is of.
+/// Reads the layout version of a manifest.
 fn version_of(manifest: &[u8]) -> Result<u32, String> {
     #[derive(Deserialize)]
     struct Version {
@@ -233,7 +234,7 @@ fn version_of(manifest: &[u8]) -> Result<u32, String> {
     serde_json::from_slice(manifest).map(|version: Version| version.v).map_err(|error| error.to_string())
 }
 
-/// Says how members differ from those of the manifest, if they do.
+/// Returns the difference between the members and the manifest, if any.
 fn difference(told: &[Entry], found: &[Entry]) -> Option<String> {
     if let Some((told, _)) = told.iter().zip(found).find(|(told, found)| told != found) {
         return Some(format!("its {} is not what its manifest says", told.name));

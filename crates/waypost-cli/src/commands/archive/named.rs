@@ -1,4 +1,4 @@
-//! The files of a run, and whether they are what its records say of them.
+//! The files of a run, compared with its records.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,25 +18,25 @@ use super::not_written;
 use crate::commands::once;
 use crate::error::Error;
 
-/// What records say of a file.
+/// A file, as its record describes it.
 #[derive(Debug, Clone, Copy)]
 struct Told {
     bytes: u64,
     digest: Digest,
-    /// It is a log, of which the middle may have been left out, and which may begin with what an earlier try printed.
+    /// A log: the middle may have been dropped, and the beginning may be from an earlier attempt.
     is_log: bool,
 }
 
-/// The files that records name, by their names in the folder of the run.
+/// The files named by records, by their names in the run's folder.
 #[derive(Debug, Default)]
 pub(super) struct Named {
     told: BTreeMap<String, Told>,
-    /// Those that are there, but not as they were told.
+    /// Present files that do not match their record.
     other: BTreeMap<String, String>,
 }
 
 impl Named {
-    /// Takes in what a record names: the log of the try that it ends, and frozen items.
+    /// Adds the files named by a record: the log of the ended attempt, and frozen items.
     pub(super) fn take(&mut self, record: &Record) {
         let header = record.header();
         let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
@@ -44,7 +44,7 @@ impl Named {
             let told = Told { bytes: printed.bytes, digest: printed.digest, is_log: true };
             self.told.insert(log_name(&header.branch, step, &header.at), told);
         }
-        // Where retention dropped the position, what it named is not needed any more.
+        // If retention dropped the position, its items are not needed any more.
         let position = record.position().unwrap_or_default();
         let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
@@ -52,7 +52,7 @@ impl Named {
         }
     }
 
-    /// Takes in what the run of a script has kept of its commands.
+    /// Adds the memoized outputs of a script's run.
     pub(super) async fn take_memos(&mut self, store: &dyn Store, run: &RunId) -> Result<(), Error> {
         for (blob, bytes, digest) in once::blobs(store, run).await? {
             self.take_blob(&blob, bytes, digest);
@@ -64,7 +64,7 @@ impl Named {
         self.told.insert(format!("blobs/{blob}"), Told { bytes, digest, is_log: false });
     }
 
-    /// Says what of it is not there, or not as it was told, once all files were taken.
+    /// Returns the missing and different files, after all files were packed.
     pub(super) fn missing(self, folder: Option<&Path>) -> Vec<Missing> {
         let Self { told, mut other } = self;
         for name in told.into_keys() {
@@ -75,7 +75,7 @@ impl Named {
         other.into_iter().map(|(name, why)| Missing { name: format!("files/{name}"), why }).collect()
     }
 
-    /// Notes that a file is there.
+    /// Notes a present file.
     fn found(&mut self, name: &str, seen: Seen) {
         if let Some(why) = self.told.remove(name).and_then(|told| seen.differs_from(told)) {
             self.other.insert(name.to_owned(), why);
@@ -83,7 +83,7 @@ impl Named {
     }
 }
 
-/// Puts the files of a run into its archive.
+/// Packs the files of a run into its archive.
 pub(super) struct Files<'a> {
     pub(super) writer: &'a mut Writer,
     pub(super) named: &'a mut Named,
@@ -93,10 +93,10 @@ pub(super) struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Takes a file, or all files below a folder, in the order of their names. What is neither is no part of a run.
+    /// Packs a file, or all files below a folder, in order of name. Other types do not belong to a run.
     ///
     /// # Errors
-    /// [`StoreError::Io`] names what cannot be read; else what cannot be written is the archive.
+    /// [`StoreError::Io`] names an unreadable file; other errors are about writing the archive.
     pub(super) fn pack(&mut self, path: &Path, name: &str) -> Result<(), Error> {
         let Ok(kind) = fs::symlink_metadata(path) else { return Ok(()) };
         if kind.is_file() {
@@ -139,10 +139,10 @@ fn not_read(path: &Path, source: io::Error) -> Error {
     StoreError::Io { action: "read", place: path.display().to_string(), source }.into()
 }
 
-/// A file while it is read: hashes its end, and keeps what went wrong apart from what goes wrong with the archive.
+/// A file during its read: hashes its end, and separates read errors from errors of the archive.
 struct Watched {
     file: File,
-    /// How many bytes are still before that end.
+    /// Bytes left before the hashed end.
     skip: u64,
     digester: Digester,
     failure: Option<io::Error>,
@@ -165,19 +165,19 @@ impl Read for Watched {
     }
 }
 
-/// A file as it was found.
+/// A file as found.
 struct Seen {
     bytes: u64,
-    /// The digest of its last bytes, as many as were told, if it has as many.
+    /// The digest of the last bytes, as many as the record names, if the file is long enough.
     end: Digest,
 }
 
 impl Seen {
-    /// Says how it is not what was told, if it is not.
+    /// Returns the difference from the record, if any.
     fn differs_from(&self, told: Told) -> Option<String> {
         let kept = (LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX) as u64;
         if told.is_log && told.bytes > kept {
-            // The line between both parts says how much was left out.
+            // A line between the two parts counts the dropped bytes.
             let is_short = self.bytes <= kept;
             return is_short.then(|| format!("has {} bytes, and more than {kept} were kept", self.bytes));
         }

@@ -1,4 +1,4 @@
-//! The page: one file that needs no network and no script. Everything that comes from a run is escaped.
+//! The HTML page: one file without network access or scripts. All text from a run is escaped.
 
 use std::fmt::Write as _;
 
@@ -12,12 +12,12 @@ use super::{Ended, Told, status_of};
 use crate::time;
 use crate::view::{ClaimView, ShowView, StepView};
 
-/// Rows of what ended on branches: a person reads no more, and `waypost show` and `events` have all.
+/// Most rows of ended branches; `waypost show` and `events` have the rest.
 const BRANCH_ROWS_MAX: usize = 2_000;
-/// Longest text of an output or of what a step adds: the page stays one that a browser opens.
+/// Longest text of an output or note, so that browsers can open the page.
 const TEXT_CHARACTERS_MAX: usize = 20_000;
 
-/// What a page is made of.
+/// The input of a page.
 pub(super) struct Page<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) show: &'a ShowView,
@@ -160,7 +160,7 @@ impl Page<'_> {
         text.push_str("</details>\n");
     }
 
-    /// Lists what ended on branches, as the items of a step.
+    /// Lists the ends on branches, such as items.
     fn branches(&self, text: &mut String) {
         let ended: Vec<&Ended> = self.told.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
         if ended.is_empty() {
@@ -245,7 +245,7 @@ fn clip(text: &str) -> String {
     }
 }
 
-/// Returns a text that stands for itself in HTML and in its attributes, and turns no direction of writing.
+/// Escapes text for HTML and its attributes, and removes bidirectional marks.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Pictures as SVG within a page: the graph, and the tries in time.
+//! SVG pictures of a page: the graph, and the attempts over time.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,9 +9,9 @@ use super::page::escaped;
 use super::{Bar, Told};
 use crate::time;
 
-/// Steps that a picture of the graph may have: more are no picture, and the list says the same.
+/// Most steps in a picture of the graph: larger pictures are not readable, and the list has the same content.
 const NODES_MAX: usize = 300;
-/// Tries that are drawn: a page of a few hundred KiB. The first ones, and how many are left out.
+/// Most drawn attempts: a page of a few hundred KiB. The rest is counted.
 const BARS_MAX: usize = 1_000;
 
 const NODE_WIDTH: usize = 180;
@@ -21,11 +21,11 @@ const GAP_Y: usize = 34;
 const LABEL_WIDTH: usize = 260;
 const BAR_WIDTH: usize = 620;
 const ROW: usize = 20;
-/// Characters of a name that fit.
+/// Characters that fit in a name.
 const NODE_CHARACTERS: usize = 20;
 const LABEL_CHARACTERS: usize = 34;
 
-/// Returns the sign of a status, so that nothing is told by colour alone.
+/// Returns the symbol of a status, so that colour is never the only signal.
 pub(super) fn sign(status: &str) -> &'static str {
     match status {
         "completed" => "✓",
@@ -39,14 +39,14 @@ pub(super) fn sign(status: &str) -> &'static str {
     }
 }
 
-/// Draws the graph from top to bottom; nothing for none, and for one that is too large.
+/// Draws the graph from top to bottom; empty for an empty or too large graph.
 pub(super) fn graph(edges: &[(String, Vec<String>)], status: impl Fn(&str) -> &'static str) -> String {
     if edges.is_empty() || edges.len() > NODES_MAX {
         return String::new();
     }
     let place: HashMap<&str, usize> =
         edges.iter().enumerate().map(|(at, (id, _))| (id.as_str(), at)).collect();
-    // A step stands below all that it needs. The file may name a step before those.
+    // A step is drawn below all its needs. The file may list a step before its needs.
     let mut layer = vec![0_usize; edges.len()];
     for _ in 0..edges.len() {
         let mut moved = false;
@@ -110,10 +110,10 @@ pub(super) fn graph(edges: &[(String, Vec<String>)], status: impl Fn(&str) -> &'
     svg + "</svg>\n"
 }
 
-/// Draws each try from its begin to its end.
+/// Draws each attempt from its begin to its end.
 pub(super) fn timeline(told: &Told, until: Timestamp) -> String {
     let mut bars: Vec<&Bar> = told.bars.iter().collect();
-    // For a person; nothing is decided by it.
+    // For display only.
     bars.sort_by_key(|bar| bar.begin);
     let left_out = bars.len().saturating_sub(BARS_MAX);
     bars.truncate(BARS_MAX);

@@ -18,11 +18,11 @@ use crate::error::Error;
 use crate::looking;
 use crate::surroundings;
 
-/// Reads the choices from the options of `resume`. `failed`: the run with the failed steps for `--treat-as done`; `None` if
-/// `--treat-as` answers a question about a step in doubt.
+/// Reads the choices from the options of `resume`. `failed`: the run with the failed steps for `--treat-as
+/// done`; `None` if `--treat-as` answers a question about a step in doubt.
 ///
 /// # Errors
-/// [`Error::Usage`]: a step is in an item or another scope, or an output is of a step without a settlement as done.
+/// [`Error::Usage`]: a step is in an item or another scope, or an output is for a step not settled as done.
 pub(super) fn of(
     args: &ResumeArgs,
     failed: Option<&Snapshot>,
@@ -94,7 +94,7 @@ pub(super) async fn decide(
     })
 }
 
-/// What `--treat-as` answers.
+/// The scope of `--treat-as`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
     /// No step is in doubt.
@@ -112,7 +112,7 @@ pub(super) fn nothing_to_decide(run: &RunId) -> Error {
     Error::usage(message, "leave `--treat-as` out")
 }
 
-/// Refuses to work on items again where the evidence of finished steps does not hold any more: those come first.
+/// Refuses to retry items if evidence of finished steps has failed: these steps must rerun first.
 pub(super) async fn refuse_broken(
     context: &Context,
     store: &Arc<dyn Store>,

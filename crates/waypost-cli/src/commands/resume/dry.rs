@@ -1,7 +1,7 @@
-//! `waypost resume --dry-run`: what a resume with these options would do.
+//! `waypost resume --dry-run`: the plan of a resume with these options.
 //!
-//! Input: the options of a resume. Output: the plan. The plan from the records is corrected by a dry run of the engine with the
-//! options of the real resume.
+//! Input: the options of a resume. Output: the plan. The plan from the records is corrected by a dry run of
+//! the engine with the options of the real resume.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ fn told_of_question(question: &Decision, asked: Option<TreatAs>) -> String {
     }
 }
 
-/// Names the failed items of a retry.
+/// Returns notes about the failed items of a retry.
 fn told_of(letters: &[DeadLetter]) -> Vec<String> {
     let told = |letter: &DeadLetter| {
         let step = letter.step.as_ref().map(|step| format!(", from step {step} on")).unwrap_or_default();
@@ -135,10 +135,10 @@ fn told_of(letters: &[DeadLetter]) -> Vec<String> {
     }
 }
 
-/// Leaves out of a plan what is not begun when a session stops after a step: all that this step does not need; says so.
+/// Removes from a plan the steps not needed by the step of `--until`; returns a note.
 ///
 /// # Errors
-/// [`RunError::InvalidStep`]: there is no such step.
+/// [`RunError::InvalidStep`]: the step does not exist.
 pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &str) -> Result<String, Error> {
     let Some(place) = shape.place(until) else {
         return Err(RunError::InvalidStep(StepId::new(until).map_err(Error::from_name)?).into());

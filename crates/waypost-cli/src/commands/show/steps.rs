@@ -1,7 +1,7 @@
-//! How the steps of a branch stand: by the position of the record shown, and by the headers of its effective history.
+//! The steps of a branch: by the position of the shown record, and by the headers of its effective history.
 //!
-//! Either may lack something. Where retention dropped the state, the headers alone tell what was under way. Where a header
-//! is damaged, the state says of the step that ended there what became of it, with which exit code and outputs.
+//! Each source may be incomplete. If retention dropped the state, only the headers name running steps. If a
+//! header is damaged, the state has the outcome, exit code and outputs of the step that ended there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,20 +19,20 @@ use crate::error::Error;
 use crate::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
 
-/// A branch that is shown.
+/// A shown branch.
 pub(super) struct Branch {
     pub(super) name: BranchPath,
-    /// The record shown, with its body unless retention dropped it.
+    /// The shown record, with its body unless retention dropped it.
     pub(super) record: Record,
     pub(super) history: History,
-    /// All its steps are shown, also those that are not begun.
+    /// All steps are shown, including those not begun.
     pub(super) whole: bool,
-    /// It is that of a hook: whatever became of it, the run goes on.
+    /// A hook's branch: its outcome does not stop the run.
     pub(super) is_hook: bool,
 }
 
 impl Branch {
-    /// Reads what the record of a branch that is shown continues; `whole`: the branch that was asked for.
+    /// Reads the history of a shown branch's record; `whole`: the requested branch.
     pub(super) async fn read(
         store: &dyn Store,
         record: Record,
@@ -43,7 +43,8 @@ impl Branch {
         Ok(Self { whole: whole == Some(&name), name, record, history, is_hook: false })
     }
 
-    /// Returns the seq of the record with which hooks were opened after the last try of a step; none if it has none.
+    /// Returns the seq of the record that opened hooks after the last attempt of a step; `None` without
+    /// hooks.
     pub(super) fn opened_after(&self, step: &Step) -> Option<u64> {
         for header in self.history.records.iter().map(Record::header) {
             let is_tried = header.started.iter().any(|start| start.step == step.id);
@@ -63,17 +64,17 @@ impl Branch {
         None
     }
 
-    /// Returns the position of the record shown; none if retention dropped it.
+    /// Returns the position of the shown record; `None` if retention dropped it.
     pub(super) fn position(&self) -> Option<Position> {
         self.record.position().ok()
     }
 
-    /// Says whether the record had a state, which is not kept any more.
+    /// Returns whether the state of the record was dropped.
     pub(super) fn is_without_state(&self) -> bool {
         self.record.header().body.is_some() && self.record.body_bytes().is_none()
     }
 
-    /// Shows the steps of the branch: those of the definition in its order, then any others.
+    /// Returns the steps of the branch: those of the definition in order, then others.
     pub(super) fn steps<'a>(
         &'a self,
         known: impl Iterator<Item = &'a StepId>,
@@ -117,7 +118,7 @@ impl Branch {
                 Some(_) => entry.map(|entry| entry.status),
                 None => told.standing.get(id).copied().flatten(),
             };
-            // What is to be done again stands as if it had not been done.
+            // A step to rerun is shown as not done.
             let counts = |epoch: u32| match entry {
                 Some(entry) => epoch >= entry.at.epoch,
                 None => !is_open.unwrap_or(false),
@@ -126,7 +127,7 @@ impl Branch {
             let state = state.and_then(|state| state.get("steps")?.get(id));
             let settled = position.as_ref().and_then(|position| position.ledger.get(step)).copied();
             let is_finished = entry.is_none() && is_open.map_or(settled.is_some(), |open| !open);
-            // Of one whose results were used again, the newest word is that, and its end is before.
+            // For a step with reused results, the newest record is the reuse; its end is older.
             let ends_told = if is_finished { &told.finished } else { &told.ends };
             let end = ends_told.get(id).copied().filter(|header| counts(header.at.epoch));
             let is_its_end = |header: &&Header| settled.is_none_or(|settled| settled.seq <= header.seq);
@@ -151,7 +152,7 @@ impl Branch {
     }
 }
 
-/// Says whether a step is finished by a record of this phase.
+/// Returns whether a record of this phase finishes a step.
 fn ends(phase: &Phase) -> bool {
     match phase {
         Phase::Completed(_) | Phase::Skipped(_) => true,
@@ -160,29 +161,29 @@ fn ends(phase: &Phase) -> bool {
     }
 }
 
-/// What headers tell of each step.
+/// Facts about each step from headers.
 #[derive(Default)]
 struct Told<'a> {
-    /// What it came to last.
+    /// The last outcome.
     ends: HashMap<&'a str, &'a Header>,
-    /// With what it finished last.
+    /// The last end that finished the step.
     finished: HashMap<&'a str, &'a Header>,
-    /// Its last start.
+    /// The last start.
     starts: HashMap<&'a str, (&'a Start, Timestamp)>,
-    /// Steps whose last start was to count what became of their items.
+    /// Steps whose last start was a join.
     joins: HashSet<&'a str>,
-    /// How it stood after the last word about it; none where it was finished.
+    /// The status after the newest record; `None` if finished.
     standing: HashMap<&'a str, Option<Status>>,
-    /// What all its tries used together.
+    /// The usage of all attempts.
     usage: HashMap<&'a str, Usage>,
 }
 
 impl<'a> Told<'a> {
-    /// Takes headers, newest first.
+    /// Processes headers, newest first.
     fn by(history: &'a [Record]) -> Self {
         let mut told = Self::default();
         for header in history.iter().map(Record::header) {
-            // What a record starts comes after what ends in it.
+            // Starts in a record come after its end.
             for start in &header.started {
                 if header.reason == Reason::Join && !told.starts.contains_key(start.step.as_str()) {
                     told.joins.insert(start.step.as_str());
@@ -199,12 +200,12 @@ impl<'a> Told<'a> {
                 continue;
             }
             if let Some(usage) = &header.usage {
-                // The last try is met first: its model is the one shown.
+                // The last attempt comes first: its model is shown.
                 let model = || Usage { model: usage.model.clone(), ..Usage::default() };
                 *told.usage.entry(step.as_str()).or_insert_with(model) += usage;
             }
             if header.phase.opens_after() {
-                // What it did stands before.
+                // The work of the step is in older records.
                 told.starts.remove(step.as_str());
                 told.joins.remove(step.as_str());
             }
@@ -212,7 +213,7 @@ impl<'a> Told<'a> {
                 && let Some((_, since)) = told.starts.get_mut(step.as_str())
                 && told.joins.remove(step.as_str())
             {
-                // Its items were what it did.
+                // The items were the step's work.
                 *since = header.created_at;
             }
             if !matches!(header.phase, Phase::Started) {
@@ -234,7 +235,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// What the position and the state keep of a step that is finished, whatever became of its record.
+/// Facts about a finished step from position and state, whether or not its record is readable.
 struct Kept {
     status: StepStatus,
     exit_code: Option<i32>,
@@ -253,31 +254,31 @@ impl Kept {
             _ => StepStatus::Completed,
         };
         let code = told("exit_code").and_then(Value::as_i64).and_then(|code| i32::try_from(code).ok());
-        // What is usual is left out of a state.
+        // A state omits default values.
         let usual = (status == StepStatus::Completed && state.is_some()).then_some(0);
         Self { status, exit_code: code.or(usual) }
     }
 }
 
-/// What is known of one step.
+/// All facts about a step.
 struct StepFacts<'a> {
     entry: Option<&'a FrontierEntry>,
-    /// How far it is, if it is not finished.
+    /// The status, if not finished.
     standing: Option<Status>,
     end: Option<&'a Header>,
-    /// What is kept of it, if it is finished by the position.
+    /// Facts from position and state, if finished by the position.
     kept: Option<Kept>,
-    /// What its tries used together.
+    /// The usage of all attempts.
     usage: Option<Usage>,
     start: Option<(&'a Start, Timestamp)>,
-    /// What the state has of it.
+    /// The step's entry in the state.
     state: Option<&'a Value>,
     live: bool,
-    /// It is a step of a hook.
+    /// A step of a hook.
     is_hook: bool,
-    /// It must not be repeated blindly.
+    /// The step is not idempotent.
     doubtful: bool,
-    /// It may be over items.
+    /// The step may have items.
     has_items: bool,
 }
 
@@ -340,7 +341,7 @@ impl StepFacts<'_> {
         }
     }
 
-    /// Returns what became of its items, or how many there are, if it works on some.
+    /// Returns the item counts, if the step has items.
     fn items(&self) -> Option<ItemsView> {
         let count = |of: &Value, name: &str| of.get(name).and_then(Value::as_u64);
         if let Some(items) = self.state.and_then(|state| state.get("items")) {
@@ -351,7 +352,7 @@ impl StepFacts<'_> {
         Some(ItemsView { total: fan.total, succeeded: None, failed: None })
     }
 
-    /// Returns the outputs: from the header where they are small, else from the state.
+    /// Returns the outputs: from the header if small, else from the state.
     fn outputs(&self, ending: Option<&Ending>) -> Map<String, Value> {
         let Some(ending) = ending else { return Map::new() };
         if ending.outputs_bytes.is_none() {
@@ -360,7 +361,7 @@ impl StepFacts<'_> {
         self.outputs_kept()
     }
 
-    /// Returns the outputs that the state has.
+    /// Returns the outputs in the state.
     fn outputs_kept(&self) -> Map<String, Value> {
         let outputs = self.state.and_then(|state| state.get("outputs")?.as_object());
         outputs.cloned().unwrap_or_default()

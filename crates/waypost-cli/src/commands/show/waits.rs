@@ -1,4 +1,4 @@
-//! What a run waits for, and how that is given.
+//! Open waits of a run, with the commands to fulfil them.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use crate::place::quoted;
 use crate::time;
 use crate::view::WaitView;
 
-/// Says what a step waits for, with the command that gives it.
+/// Formats a wait of a step, with the command to fulfil it.
 pub(crate) fn told(run: &str, wait: &WaitView, is_given: bool, words: &str) -> String {
     let step = match wait.branch.as_str() {
         "main" => wait.step.clone(),
@@ -40,12 +40,12 @@ pub(crate) fn told(run: &str, wait: &WaitView, is_given: bool, words: &str) -> S
     }
 }
 
-/// Says on a line of its own what may be answered.
+/// Returns a separate line with the allowed answers.
 fn wanted(answer: &AnswerKind) -> String {
     format!("\n    where ANSWER is {}", shown(&answer.told()))
 }
 
-/// Says whether a signal is what the wait of this id is for.
+/// Returns whether a signal fulfils the wait with this id.
 pub(crate) fn gives(signal: &Signal, id: &str, on: &WaitKind) -> bool {
     match (&signal.kind, on) {
         (SignalKind::Answer { wait, .. }, WaitKind::Answer) => wait == id,
@@ -55,12 +55,12 @@ pub(crate) fn gives(signal: &Signal, id: &str, on: &WaitKind) -> bool {
 }
 
 impl Shown {
-    /// Says whether what is waited for was given, and only has to be taken in.
+    /// Returns whether a pending signal already fulfils the wait.
     pub(super) fn is_given(&self, wait: &WaitView) -> bool {
         self.given.iter().any(|signal| gives(signal, &wait.id, &wait.on))
     }
 
-    /// Says whether a resume would do more than to look: of a run that only waits, whether something of that has come.
+    /// Returns whether a resume would do work: for a waiting run, whether a wait is fulfilled.
     pub(super) fn has_something_to_do(&self, waiting: &[WaitView], now: Timestamp) -> bool {
         let has_come = |wait: &WaitView| match &wait.on {
             WaitKind::Until(due) => *due <= now,

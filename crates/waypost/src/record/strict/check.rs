@@ -1,4 +1,4 @@
-//! Whether a state comes back as it went in, found out by trying.
+//! Round-trip check of a state.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,15 +9,15 @@ use crate::path::{FieldPath, quoted};
 use crate::record::Flaw;
 use crate::schema::{DecodeError, decode};
 
-/// Finds out whether a state comes back as it went in: writes it, reads it, writes it again and compares.
+/// Checks that a state survives a round trip: encodes, decodes, encodes again and compares.
 ///
-/// For a test of one's own state type, or once before a long run: it catches what [`encode`] alone cannot, such as a
-/// field that is written and not read, or a type that cannot be read at all. The order of keys and of elements does
-/// not count, since that of a hash set differs from one value to the next. Costs about four times an encoding.
+/// For a test of an own state type, or once before a long run. The check detects more than [`encode`] alone,
+/// such as a field written and not read, or a type without a working reader. The order of keys and of
+/// elements is ignored, as hash sets iterate in varying order. Costs about four times an encoding.
 ///
 /// # Errors
 /// - Those of [`encode`].
-/// - [`Flaw::Unkept`]: names the field that cannot be read back, or that comes back as something else.
+/// - [`Flaw::Unkept`]: names the unreadable or changed field.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub fn check_state<S: Serialize + DeserializeOwned>(state: &S) -> Result<(), Fla
     check_written::<S>(&bytes)
 }
 
-/// As [`check_state`], of a state that was written already.
+/// As [`check_state`], for an encoded state.
 pub(crate) fn check_written<S: Serialize + DeserializeOwned>(first: &[u8]) -> Result<(), Flaw> {
     let read = decode::<S>(first).map_err(unread)?;
     let mut second = Vec::with_capacity(first.len());
@@ -58,7 +58,7 @@ fn unread(error: DecodeError) -> Flaw {
     Flaw::Unkept { path: error.path, why: format!("it would not be read again: {}", error.why) }
 }
 
-/// Finds the first value of `first` that `second` does not have.
+/// Finds the first value of `first` that `second` lacks.
 fn changed(first: &Value, second: &Value, path: &mut FieldPath) -> Option<Flaw> {
     match (first, second) {
         _ if first == second => None,
@@ -93,7 +93,7 @@ fn changed(first: &Value, second: &Value, path: &mut FieldPath) -> Option<Flaw> 
     }
 }
 
-/// The elements without their order: as texts whose keys and elements are sorted, sorted.
+/// Returns the elements in canonical order: each as text with sorted keys and elements, then sorted.
 fn in_some_order(elements: &[Value]) -> Vec<String> {
     let mut texts: Vec<String> = elements.iter().map(canonical).collect();
     texts.sort_unstable();
@@ -115,7 +115,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// Enough of a value to recognise it.
+/// Returns a short text that identifies a value.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => quoted(text),

@@ -1,4 +1,4 @@
-//! Maps: their keys are made text, and no two may become the same text.
+//! Serialiser of maps: converts keys to text, and refuses duplicate texts.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -8,26 +8,28 @@ use serde::ser::{Impossible, Serialize, SerializeMap, Serializer};
 use super::{Refusal, Strict, Text};
 use crate::path::quoted;
 
-/// Up to this many keys each is compared with each, which takes no memory; more are sorted.
+/// Up to this many keys are compared pairwise, without an allocation; more keys are sorted.
 const KEYS_COMPARED_MAX: usize = 8;
 
-/// Writes an object whose keys are values.
+/// Serialiser of a map.
 ///
-/// Keys that come in rising order, as those of a `BTreeMap` of text do, cannot be the same; only others are looked at
-/// again when the map ends.
+/// Keys in rising order, as from a `BTreeMap` with text keys, cannot be equal. Other maps are checked at
+/// their end.
 pub(super) struct Entries<'t, 'b> {
     text: &'t mut Text<'b>,
-    /// Where the map begins in the bytes.
+    /// The offset of the map in the bytes.
     begin: usize,
-    /// Where its keys begin among those of all maps that are open: maps within it take theirs away again.
+    /// The index of the map's first key among the keys of all open maps. Inner maps remove their own keys at
+    /// their end.
     first: usize,
     rising: bool,
 }
 
-/// The keys of the maps that are open, outermost first. One list for all, so that a map costs no memory of its own.
+/// The keys of all open maps, outermost first. The maps share a list, to save an allocation per map.
 #[derive(Default)]
 pub(super) struct Keys {
-    /// Where they stand in the bytes of the state: half the size of offsets, for maps of millions.
+    /// Ranges of the keys in the state's bytes; 32 bits, as this halves the memory for maps with millions of
+    /// keys.
     places: Vec<Range<u32>>,
 }
 
@@ -53,7 +55,7 @@ impl<'t, 'b> Entries<'t, 'b> {
         u32::try_from(self.text.bytes.len() - self.text.begin).expect("no state has 4 GiB")
     }
 
-    /// A key that stands there more than once.
+    /// Returns a key that occurs more than once.
     fn twice(&self) -> Option<&[u8]> {
         let places = self.places();
         if places.len() <= KEYS_COMPARED_MAX {
@@ -62,7 +64,7 @@ impl<'t, 'b> Entries<'t, 'b> {
                 places[..count].iter().any(|before| self.key(before) == key).then_some(key)
             });
         }
-        // Numbers are sorted several times as fast as texts; texts decide only where the numbers are equal.
+        // Numbers sort several times as fast as texts; texts are compared only if the numbers are equal.
         let mut keys: Vec<(u64, &[u8])> =
             places.iter().map(|place| self.key(place)).map(|key| (print(key), key)).collect();
         keys.sort_unstable();
@@ -70,7 +72,7 @@ impl<'t, 'b> Entries<'t, 'b> {
     }
 }
 
-/// Mixes a text into a number. Nothing depends on how well, but the time to sort.
+/// Hashes a text to a number. A weak hash costs only sorting time.
 fn print(text: &[u8]) -> u64 {
     const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
     text.chunks(8).fold(0, |print: u64, chunk| {
@@ -105,7 +107,7 @@ impl SerializeMap for Entries<'_, '_> {
         let twice = if self.rising { None } else { self.twice() };
         if let Some(key) = twice {
             let key = serde_json::from_slice::<String>(key).expect("a key was written as a string");
-            // The path names the map as a whole.
+            // Truncate to the map, so that the error path names the map as a whole.
             self.text.bytes.truncate(self.begin);
             return Err(Refusal::new(format!("two of its keys are {}", quoted(&key))));
         }
@@ -114,7 +116,7 @@ impl SerializeMap for Entries<'_, '_> {
     }
 }
 
-/// Writes a key: as a string, whatever it is.
+/// Serialiser of a key: any key becomes a string.
 struct Key<'t, 'b> {
     text: &'t mut Text<'b>,
 }
