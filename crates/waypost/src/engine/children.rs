@@ -13,15 +13,18 @@ use super::rollback::epoch_in_pass;
 use super::begin::{by_hand, decode_state};
 use super::chain::Chain;
 use super::child_heads::NewestOf;
-use super::fan_out::{CHILD_PAGE, FanOut, Item, ItemReader, Items, Queued, freeze, named_items};
+use super::fan_out::{
+    CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, freeze, named_items,
+};
 use super::inspect::position_of;
 use super::invalidate::{Results, reenter};
 use super::manual::Edits;
 use super::open_scopes;
+use super::requested;
 use super::scheduler::{children_of, for_children, for_what_comes_after};
 use super::scope::{Found, Line, LineId, Opener};
 use super::session::Session;
-use super::trace::{child_input, trace_of};
+use super::trace::{child_input, trace_of, work_pins};
 use super::{Performed, Program, RunError, Told};
 
 mod earlier;
@@ -38,7 +41,7 @@ impl<'a, P: Program> Session<'a, P> {
         };
         match opened {
             Ok(items) => {
-                self.open_as(id, Opening { place, items, told: Told::default(), after: false, root: None })
+                self.open_as(id, Opening { place, items, told: Told::default(), after: false, joined: None })
                     .await
             }
             Err(failure) => Ok(Err(failure)),
@@ -48,14 +51,14 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Begins a fan-out over what the step has found out by its own work, or what comes after it.
     pub(super) async fn open_found(&mut self, id: LineId, found: Found) -> Result<(), RunError> {
-        let Found { place, items, told, after, failure, root } = found;
+        let Found { place, items, told, after, failure, joined } = found;
         let line = self.lines.get(id);
         if line.cancel.is_asked() || line.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
         let comes_after = after || failure.is_some();
-        let opening = Opening { place, items: Source::Items(items), told, after, root };
+        let opening = Opening { place, items: Source::Items(items), told, after, joined };
         match self.open_as(id, opening).await? {
             Ok(()) => {}
             Err(refused) if comes_after => {
@@ -71,7 +74,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Begins a fan-out; says why not, if it cannot be: nothing has changed then.
     async fn open_as(&mut self, id: LineId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
-        let Opening { place, items, told, after, root } = opening;
+        let Opening { place, items, told, after, joined } = opening;
         let items = match items {
             Source::Items(list) => check_items(list).map(Source::Items),
             named @ Source::Named(_) => Ok(named),
@@ -124,10 +127,12 @@ impl<'a, P: Program> Session<'a, P> {
         let passes = if pass > 1 { passes } else { Vec::new() };
         let relisted = line.entry_mut(place).relisted.take();
         let since = relisted.unwrap_or_default();
-        let fan = Fan { after, work, pass, passes, since, ..Fan::new(items, total) };
+        let comes_after = after || children.afterwards;
+        let work_pins = (self.keeps_traces && comes_after).then(|| work_pins(told.evidence.as_ref(), joined));
+        let fan = Fan { after, work, work_pins, pass, passes, since, ..Fan::new(items, total) };
         line.entry_mut(place).fan = Some(fan);
         let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
-        (draft.told, draft.children) = (told, root);
+        (draft.told, draft.children) = (told, joined.map(|joined| joined.root));
         let revisited = is_again || relisted.is_some() || line.position.revisited;
         line.fans.retain(|fan| fan.place != place);
         let is_relisted = relisted.is_some();
@@ -312,7 +317,12 @@ impl<'a, P: Program> Session<'a, P> {
             true if self.retries => Results::Retry,
             true => Results::Drop,
         };
-        let entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
+        let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
+        let requests = &self.main().position.requests;
+        if is_reentered && !requests.is_empty() {
+            let asks = Results::dropped(!self.retries);
+            requested::apply(self.program.shape(), requests, &chain.branch, &mut entered, asks);
+        }
         let rerun_whole = match self.reruns_whole(id, place) {
             true => shape
                 .steps()
@@ -354,7 +364,12 @@ impl<'a, P: Program> Session<'a, P> {
     /// Returns the digest of what an opener gives a child, where ends have traces.
     fn input_of_child(&self, id: LineId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.lines.get(id), place));
-        trace.flatten().map(|trace| child_input(&trace, item))
+        let input = trace.flatten().map(|trace| child_input(&trace, item));
+        let work_pins = self.lines.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_pins);
+        match (input, work_pins) {
+            (Some(input), Some(pins)) => Some(Digest::merkle(&[input, pins])),
+            (input, _) => input,
+        }
     }
 
     fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {
@@ -446,8 +461,8 @@ struct Opening {
     told: Told,
     /// It comes after the branches that the work of the step opened.
     after: bool,
-    /// The Merkle root of those.
-    root: Option<Digest>,
+    /// The digests of those.
+    joined: Option<JoinedDigests>,
 }
 
 /// What is to be opened.

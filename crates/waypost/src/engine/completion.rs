@@ -40,8 +40,7 @@ impl<P: Program> Session<'_, P> {
                 let line = self.lines.get_mut(id);
                 // What its work opened, it has joined.
                 let after = line.entry(place).fan.is_some();
-                let root = root.map(|joined| joined.root);
-                line.found.push(Found { place, items, told, after, failure: None, root });
+                line.found.push(Found { place, items, told, after, failure: None, joined: root });
             }
             Performed::Cut { why, told } => self.cut(id, place, why, told),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
@@ -80,6 +79,7 @@ impl<P: Program> Session<'_, P> {
         let matters = keeps_traces
             || told.evidence.is_some()
             || joins
+            || line.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
             || !ending.outputs.is_empty()
             || ending.outputs_bytes.is_some();
         let fan = line.entry(place).fan.as_ref().and_then(Fan::of_work);
@@ -106,9 +106,13 @@ impl<P: Program> Session<'_, P> {
         };
         let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
         let trace = keeps_traces.then(|| trace_of(program, line, place)).flatten();
+        let fan_of = |line: &Line<'_, P::State>| line.entry(place).fan.clone();
         let made = |line: &Line<'_, P::State>| {
             let output = program.gave(line.spot(place), &line.state);
-            Made { output, evidence: told.evidence.as_ref(), children: joined.map(|joined| joined.pins) }
+            let work = fan_of(line).and_then(|fan| fan.work_pins);
+            let pins = joined.map(|joined| joined.pins).into_iter().chain(work).collect::<Vec<_>>();
+            let children = (!pins.is_empty()).then(|| Digest::merkle(&pins));
+            Made { output, evidence: told.evidence.as_ref(), children }
         };
         let digests = match keeps_chain {
             true => end_of_chain(program, line, &made(line)),
@@ -230,7 +234,7 @@ impl<P: Program> Session<'_, P> {
         if line.fans.iter().any(|fan| fan.place == place) && line.entry(place).status == Status::Waiting {
             line.caught.push(Caught { place, failure, items, told });
         } else {
-            line.found.push(Found { place, items, told, after, failure: Some(failure), root: None });
+            line.found.push(Found { place, items, told, after, failure: Some(failure), joined: None });
         }
     }
 

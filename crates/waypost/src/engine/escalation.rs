@@ -201,7 +201,7 @@ impl<P: Program> Session<'_, P> {
             self.settle_failure(id, place, Failing { failure, told, pause: None, causes });
         } else {
             let failure = Some(failure);
-            line.found.push(Found { place, items, told, after: true, failure, root: None });
+            line.found.push(Found { place, items, told, after: true, failure, joined: None });
         }
     }
 

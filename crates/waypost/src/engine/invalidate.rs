@@ -137,6 +137,33 @@ impl Invalidated {
     }
 }
 
+/// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
+/// from the state. With [`Results::Drop`], a downstream step with `idempotent: false` is in doubt.
+pub(super) fn exclude(
+    shape: &Shape,
+    position: &mut Position,
+    step: &StepId,
+    results: Results,
+) -> Vec<Forget> {
+    let Some(place) = shape.place(step.as_str()) else { return Vec::new() };
+    let mut forgotten = Vec::new();
+    for at in shape.downstream(&[place]).into_iter().chain([place]) {
+        let step = &shape.steps()[at];
+        if !position.has_result(&step.id) {
+            continue;
+        }
+        if at != place && results == Results::Drop && step.must_ask_again(true, None) {
+            position.ask_about(&step.id, None);
+        }
+        position.drop_results(&step.id);
+        if at != place && step.children.is_some() {
+            position.rerun_whole.insert(step.id.clone());
+        }
+        forgotten.push(Forget::Step(step.id.clone()));
+    }
+    forgotten
+}
+
 /// Returns the position of a re-entered child scope: all results are reusable, none is current.
 ///
 /// `before`: the previous position. Begun steps with `idempotent: false` are in doubt.

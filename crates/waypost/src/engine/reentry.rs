@@ -46,32 +46,29 @@ pub(super) async fn open_again(
     let header = known.record.header();
     let branch = &header.branch;
     let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
-    let (mut cuts, mut drafts, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut drafts, mut forgotten) = (Vec::new(), Vec::new());
+    let mut position = known.position.clone();
     let epoch = next_epoch(opening.engine, header, &known.position).await?;
-    for target in targets {
-        let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
-        let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
-        drafts.push(redo_draft(made.header(), branch, (target, opening.judged), epoch));
-        forgotten.extend(forget);
-        cuts.push(cut);
+    for is_requested in [true, false] {
+        let results = if is_requested { opening.results } else { Results::Keep };
+        let opening = Opening { results, ..opening };
+        let mut cuts = Vec::new();
+        for target in targets.iter().filter(|target| target.is_requested == is_requested) {
+            let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
+            let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
+            drafts.push(redo_draft(made.header(), branch, (target, opening.judged), epoch));
+            forgotten.extend(forget);
+            cuts.push(cut);
+        }
+        if !cuts.is_empty() {
+            let after = invalidate_in(opening, (branch, shape), &position, cuts);
+            forgotten.extend(after.forgotten);
+            position = after.position;
+        }
     }
-    if cuts.is_empty() {
+    if drafts.is_empty() {
         return Ok(None);
     }
-    // In a pass, a step that has not run yet reads what it gave in the pass before.
-    let in_pass = in_pass(opening.root, branch);
-    let loops = |place: usize| shape.share_loop(place, place);
-    let below = downstream(shape, &cuts);
-    let named = cuts.iter().map(|cut| cut.place).filter(|place| in_pass && !loops(*place));
-    let mut stale: Vec<usize> = named.collect();
-    let Invalidated { mut position, forgotten: dropped } =
-        invalidate(shape, &known.position, cuts, opening.results);
-    let has_result = |place: usize| position.has_result(&shape.steps()[place].id);
-    stale.extend(below.into_iter().filter(|place| in_pass || (loops(*place) && !has_result(*place))));
-    if opening.results == Results::Keep {
-        forgotten.extend(stale.into_iter().map(|place| Forget::Step(shape.steps()[place].id.clone())));
-    }
-    forgotten.extend(dropped);
     // What its children made is what the opener's own evidence is about.
     let own = targets.iter().filter(|target| target.claims.is_some());
     let openers = own.filter(|target| {
@@ -81,6 +78,30 @@ pub(super) async fn open_again(
     });
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
     Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
+}
+
+/// Invalidates steps of a scope. In a pass, a step that has not run yet reads its output of the pass before: that output
+/// leaves the state.
+fn invalidate_in(
+    opening: Opening<'_>,
+    (branch, shape): (&BranchPath, &Shape),
+    before: &Position,
+    cuts: Vec<Cut>,
+) -> Invalidated {
+    let in_pass = in_pass(opening.root, branch);
+    let loops = |place: usize| shape.share_loop(place, place);
+    let below = downstream(shape, &cuts);
+    let named = cuts.iter().map(|cut| cut.place).filter(|place| in_pass && !loops(*place));
+    let mut stale: Vec<usize> = named.collect();
+    let Invalidated { position, forgotten: dropped } = invalidate(shape, before, cuts, opening.results);
+    let has_result = |place: usize| position.has_result(&shape.steps()[place].id);
+    stale.extend(below.into_iter().filter(|place| in_pass || (loops(*place) && !has_result(*place))));
+    let mut forgotten = Vec::new();
+    if opening.results == Results::Keep {
+        forgotten.extend(stale.into_iter().map(|place| Forget::Step(shape.steps()[place].id.clone())));
+    }
+    forgotten.extend(dropped);
+    Invalidated { position, forgotten }
 }
 
 /// Returns the entry with which an invalid step stands in the frontier, and what is taken out of the state for it.

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
+use crate::record::Position;
 use crate::shape::Shape;
 
 use super::ResumeFrom;
-use super::reruns::opener_of;
+use super::invalidate::{Results, exclude};
+use super::reruns::{Reopened, Target, opener_of};
 
 /// A request, and the paths to the named branches.
 #[derive(Debug, Default)]
@@ -69,6 +71,38 @@ impl Requested {
         }
     }
 
+    /// Records the requested steps that cannot be opened now, since failed evidence reopens an upstream step: their results are
+    /// excluded from reuse, and so are those of the downstream steps. The scopes below apply the rest when they are entered.
+    pub(super) fn defer(
+        &self,
+        shape: &Shape,
+        targets: &BTreeMap<BranchPath, Vec<Target>>,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
+        results: Results,
+    ) {
+        for (branch, step) in self.step.iter().chain(&self.changed) {
+            let is_target = |target: &Target| target.step == *step && target.is_requested;
+            if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
+                continue;
+            }
+            let requested = step.clone();
+            let mut path: Vec<BranchPath> =
+                std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+            path.reverse();
+            for on in path {
+                let below = below_on(shape, &on, (branch, step));
+                let Some((own, step)) = shape.of_branch(&on).zip(below) else { break };
+                let moved = moves.get_mut(&on).filter(|moved| moved.position.has_result(&step));
+                let Some(moved) = moved else { continue };
+                moved.forgotten.extend(exclude(own, &mut moved.position, &step, results));
+                if let Some(main) = moves.get_mut(&BranchPath::main()) {
+                    main.position.requests.insert((branch.clone(), requested.clone()));
+                }
+                break;
+            }
+        }
+    }
+
     /// Returns the causes of the reruns on a branch.
     pub(super) fn causes_on(&self, branch: &BranchPath) -> impl Iterator<Item = (&StepId, RerunCause)> {
         let named = self.step.iter().map(|named| (named, RerunCause::Requested { by: self.by.clone() }));
@@ -89,5 +123,32 @@ impl Requested {
     /// Returns the steps of a branch that opened the next ones on the ways.
     pub(super) fn ways_on(&self, branch: &BranchPath) -> impl Iterator<Item = &StepId> {
         self.ways.get(branch).into_iter().flatten()
+    }
+}
+
+/// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the step itself; `None` if
+/// the scope is not on the path.
+fn below_on(shape: &Shape, on: &BranchPath, (branch, step): (&BranchPath, &StepId)) -> Option<StepId> {
+    if on == branch {
+        return Some(step.clone());
+    }
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let next = around.find(|below| below.parent().as_ref() == Some(on))?;
+    opener_of(shape, &next)
+}
+
+/// Applies the deferred requests to a scope that is entered: the requested steps and all downstream steps are not reused.
+pub(super) fn apply(
+    root: &Shape,
+    requests: &BTreeSet<(BranchPath, StepId)>,
+    branch: &BranchPath,
+    position: &mut Position,
+    results: Results,
+) {
+    let Some(shape) = root.of_branch(branch) else { return };
+    for (on, step) in requests {
+        if let Some(step) = below_on(root, branch, (on, step)) {
+            exclude(shape, position, &step, results);
+        }
     }
 }

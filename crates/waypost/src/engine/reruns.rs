@@ -15,6 +15,7 @@ use crate::shape::Shape;
 
 use super::chain::Draft;
 use super::definition::Forget;
+use super::requested::Requested;
 use super::trust::{Branches, InForce, Judged};
 
 /// Where a branch is gone on with, if not where it stands.
@@ -38,6 +39,8 @@ pub(super) struct Target {
     pub(super) step: StepId,
     /// Its own evidence; none for a join whose branches do something again.
     pub(super) claims: Option<Vec<String>>,
+    /// A person requested the rerun, of the step or below it: no downstream result is reused.
+    pub(super) is_requested: bool,
 }
 
 impl Target {
@@ -76,9 +79,10 @@ pub(super) fn targets(
     shape: &Shape,
     branches: &Branches,
     broken: &[Broken],
-    (wanted, apart): (&BTreeSet<BranchPath>, bool),
+    (requested, apart): (&Requested, bool),
 ) -> Targets {
-    let mut chooser = Selection { shape, branches, broken, below: BTreeMap::new() };
+    let wanted = &requested.branches;
+    let mut chooser = Selection { shape, branches, broken, requested, below: BTreeMap::new() };
     for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
         let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
@@ -114,6 +118,7 @@ struct Selection<'a> {
     shape: &'a Shape,
     branches: &'a Branches,
     broken: &'a [Broken],
+    requested: &'a Requested,
     /// By branch, those that it opened and that have something to do again, or have some below them that do.
     below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
 }
@@ -132,7 +137,7 @@ impl Selection<'_> {
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
             let step = broken.step.clone();
-            Target { seq: broken.seq, step, claims }
+            Target { seq: broken.seq, step, is_requested: broken.claims.is_empty(), claims }
         });
         let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());
@@ -144,7 +149,8 @@ impl Selection<'_> {
                 _ if waits && !is_passed => waiting.push(child.clone()),
                 Some(settled) => {
                     let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq;
-                    let target = Target { seq, step, claims: None };
+                    let is_requested = self.requested.ways_on(branch).any(|on_path| *on_path == step);
+                    let target = Target { seq, step, claims: None, is_requested };
                     joined.push((target, child.clone()));
                 }
                 None => {}

@@ -132,8 +132,7 @@ pub(super) async fn find<P: Program>(
     survey.note_joins(&mut branches).await?;
     let apart = program.keeps_apart() && !asked.requested.is_empty();
     let left_behind = std::mem::take(&mut survey.left_behind);
-    let Targets { targets, unreached } =
-        targets(shape, &branches, &judged.broken, (&asked.requested.branches, apart));
+    let Targets { targets, unreached } = targets(shape, &branches, &judged.broken, (asked.requested, apart));
     if asked.again {
         let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
         if !questions.is_empty() {
@@ -157,6 +156,10 @@ pub(super) async fn find<P: Program>(
             && is_own
             && taken.as_ref().is_some_and(|(_, moved)| moved.position.chain.is_some());
         moves.extend(taken);
+    }
+    if program.keeps_apart() {
+        let results = Results::dropped(!asked.retries);
+        asked.requested.defer(shape, &targets, &mut moves, results);
     }
     let (looked, left) = (trust != Trust::Blind, judged.left);
     Ok(ResumePoint { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
@@ -217,7 +220,7 @@ impl<'a> Survey<'a> {
         let (engine, branch) = (self.engine, known.record.header().branch.clone());
         let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
         if !own.is_routed() {
-            let results = match program.keeps_apart() && !asked.requested.is_empty() {
+            let results = match program.keeps_apart() {
                 false => Results::Keep,
                 true => Results::dropped(!asked.retries),
             };

@@ -6,7 +6,7 @@ use futures_util::future::AbortHandle;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{BranchPath, StepId};
 use crate::record::{
     End, EndDigests, Failure, Fan, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
     STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
@@ -15,7 +15,7 @@ use crate::shape::{Shape, Unfinished};
 
 use super::chain::{Chain, Draft};
 use super::escalation::Dying;
-use super::fan_out::{FanOut, Item};
+use super::fan_out::{FanOut, Item, JoinedDigests};
 use super::signals::StopHandle;
 use super::trace::pass_in;
 use super::{Spot, StepFailure, Told};
@@ -59,8 +59,8 @@ pub(super) struct Found {
     pub(super) after: bool,
     /// What the step came to if they cannot be opened: that it failed before.
     pub(super) failure: Option<Failure>,
-    /// Of a step that has joined branches: the Merkle root of those.
-    pub(super) root: Option<Digest>,
+    /// The digests of the branches that the work opened, where the step has joined them.
+    pub(super) joined: Option<JoinedDigests>,
 }
 
 /// A step that has failed amid its branches, until they have come to rest, and what comes after it is opened.
@@ -322,6 +322,10 @@ impl<'a, S> Line<'a, S> {
             }
         }
         self.fans.retain(|fan| fan.place != place);
+        if self.shape.steps()[place].children.is_some() && !self.position.requests.is_empty() {
+            let root = self.shape;
+            self.position.requests.retain(|(branch, _)| !is_below(root, branch, &id));
+        }
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),
             None => drop(self.position.ledger.remove(&id)),
@@ -581,4 +585,11 @@ impl<'a, S> Line<'a, S> {
         let found = self.fans.iter_mut().find(|fan| fan.place == place);
         found.expect("a step with open children has a fan-out")
     }
+}
+
+/// Says whether a branch is below a step of the main branch.
+fn is_below(root: &Shape, branch: &BranchPath, step: &StepId) -> bool {
+    let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+        .find(|around| around.parent().is_some_and(|parent| parent.is_main()));
+    outermost.and_then(|outermost| super::reruns::opener_of(root, &outermost)).as_ref() == Some(step)
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Program;
-use super::fan_out::Item;
+use super::fan_out::{Item, JoinedDigests};
 use super::scope::Line;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{Claim, EndDigests, Pack, Trace};
@@ -161,6 +161,14 @@ fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
     let earlier = line.digests.get(step).filter(|_| line.pass_of(place) > 1).map(|end| end.pins);
     let above = made.children.iter().chain(&above).chain(&earlier).map(|pins| &pins.as_bytes()[..]);
     Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
+}
+
+/// Returns the pins of the work of a step before its hooks: its own claims, and the pins of the branches that it joined.
+pub(super) fn work_pins(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> Digest {
+    let claims = claims_of(&Made { evidence, ..Made::default() });
+    let claims = claims.iter().map(|claim| claim.as_bytes());
+    let joined = joined.map(|joined| joined.pins);
+    Digest::of_parts(claims.chain(joined.iter().map(|pins| &pins.as_bytes()[..])))
 }
 
 /// Returns the digest of all that the steps of a scope pinned, from the ends that no other step needs; `None` if one of them

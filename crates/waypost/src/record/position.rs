@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::header::{Try, Wait};
 use super::is_default;
-use crate::id::{Digest, StepId};
+use crate::id::{BranchPath, Digest, StepId};
 
 /// The unfinished steps of a branch, and the records of the finished steps' results.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -73,6 +73,9 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
+    /// On the main branch: requested reruns of steps in scopes that are not entered yet, by branch and step.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub requests: BTreeSet<(BranchPath, StepId)>,
     /// Choices of a person about unfinished steps. Each choice is applied and removed at the step's turn.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<StepId, Choice>,
@@ -527,13 +530,27 @@ pub struct Fan {
     /// The fan-out of the work, if the work has one: a rerun begins there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Box<Fan>>,
+    /// Of hooks: the pins of the work of the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work_pins: Option<Digest>,
 }
 
 impl Fan {
     /// Creates a fan-out without opened children. The record that carries the fan-out fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
-        Self { items, total, opened: 0, since: 0, failures: 0, pass, passes, after: false, work: None }
+        Self {
+            items,
+            total,
+            opened: 0,
+            since: 0,
+            failures: 0,
+            pass,
+            passes,
+            after: false,
+            work: None,
+            work_pins: None,
+        }
     }
 
     /// Returns the fan-out of this pass or an earlier one, by number.
