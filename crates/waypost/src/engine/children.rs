@@ -133,7 +133,7 @@ impl<'a, P: Program> Session<'a, P> {
         line.entry_mut(place).fan = Some(fan);
         let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.told, draft.children) = (told, joined.map(|joined| joined.root));
-        let revisited = is_again || relisted.is_some() || line.position.revisited;
+        let revisited = is_again || comes_after || relisted.is_some() || line.position.revisited;
         line.fans.retain(|fan| fan.place != place);
         let is_relisted = relisted.is_some();
         let mut fan = FanOut::new(place, source, total, revisited);

@@ -52,17 +52,17 @@ pub(super) async fn open_again(
     for is_requested in [true, false] {
         let results = if is_requested { opening.results } else { Results::Keep };
         let opening = Opening { results, ..opening };
-        let mut cuts = Vec::new();
+        let (mut cuts, mut restored) = (Vec::new(), Vec::new());
         for target in targets.iter().filter(|target| target.is_requested == is_requested) {
             let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
             let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
             drafts.push(redo_draft(made.header(), branch, (target, opening.judged), epoch));
-            forgotten.extend(forget);
+            restored.extend(forget);
             cuts.push(cut);
         }
         if !cuts.is_empty() {
             let after = invalidate_in(opening, (branch, shape), &position, cuts);
-            forgotten.extend(after.forgotten);
+            forgotten.extend(after.forgotten.into_iter().chain(restored));
             position = after.position;
         }
     }
@@ -125,10 +125,11 @@ async fn cut_of(
     }
     let loops = shape.share_loop(place, place);
     let is_named = opening.results != Results::Keep && target.claims.is_some();
-    // Where what it was given in its last pass is not kept any more, it begins with the first.
+    let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
+    // Without the state before the pass, the step begins with the first pass.
     let (iteration, forgotten) = match loops {
         true if is_named => (first_pass(shape, place, made), None),
-        true if opening.results != Results::Keep => (made.at.iteration.clone(), None),
+        true if opening.results != Results::Keep && is_newest => (made.at.iteration.clone(), None),
         true => pass_again(engine, (shape, place), made).await?,
         false => (made.at.iteration.clone(), None),
     };
