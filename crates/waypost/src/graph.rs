@@ -61,13 +61,15 @@ mod homes;
 mod join;
 mod level;
 mod origin;
+mod pending;
 mod perform;
 mod run;
 mod trial;
+mod waits;
 mod way;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
-pub use context::{Context, SAID_BYTES_MAX, SLEEP_IN_MEMORY_MAX};
+pub use context::{Context, SAID_BYTES_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use history::HistoryEntry;
@@ -75,6 +77,7 @@ pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
 pub use origin::{Forked, Inspected};
 pub use run::{Resume, Run, RunStream, Update};
+pub use waits::SLEEP_IN_MEMORY_MAX;
 
 pub use crate::shape::END;
 
@@ -227,7 +230,7 @@ impl Program for Erased {
     async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
         let GraphJob { level, place, state, joined, idempotent } = job;
         let level = self.levels[level].as_ref();
-        let context = Context::new(attempt.clone(), idempotent);
+        let context = Context::new(attempt.clone());
         let work = Work { level, attempt: &attempt, context, place, idempotent };
         work.perform(state, joined).await
     }

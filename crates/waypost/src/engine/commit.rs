@@ -265,6 +265,7 @@ impl<P: Program> Session<'_, P> {
             // Whoever asked may be gone: it was dropped, and starts again with what was kept.
             let _ = kept.send(());
         }
+        self.given.drain(..).for_each(|(pending, end)| pending.give(end));
         self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
     }
 

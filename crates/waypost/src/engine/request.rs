@@ -3,11 +3,14 @@
 //! A step never appends: it asks, and the one loop of the session commits. Whoever asks to keep something is answered
 //! once it is on disk; whoever asks to wait is dropped, and starts again from its top when what it waits for is there.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::Told;
 use super::line::LineId;
+use super::pending_wait::PendingWait;
 use crate::record::Wait;
 
 /// How many requests may be on their way: a step that asks faster than the store commits is slowed down.
@@ -36,6 +39,8 @@ pub(super) enum Asked {
     },
     /// To commit how far the step is, for people: it is not read back.
     Tell { value: Value, told: Told },
-    /// To let the step go until something happened.
-    Wait(Wait),
+    /// To give a message to this wait, beside other work of the step.
+    Listen(Arc<PendingWait>),
+    /// To suspend the step until one of these waits has an end.
+    Suspend(Vec<Wait>),
 }

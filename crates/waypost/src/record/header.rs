@@ -11,6 +11,7 @@ use super::is_default;
 use super::run::{Definition, RunStatus};
 use super::trace::{EndDigests, Trace};
 use super::usage::Usage;
+use super::wait::{Taken, Wait, WaitKind};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
 /// The name of the label that a person gives a checkpoint, to come back to it. It is the key of its progress, too.
@@ -83,6 +84,9 @@ pub struct Header {
     /// The record of this branch that this one belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<u64>,
+    /// On the record of an answer or a signal: the wait that took it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<Box<Taken>>,
     /// A changed workflow that the run goes on with from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<Definition>,
@@ -494,37 +498,6 @@ pub enum SkipCause {
     UpstreamFailed(StepId),
     /// This person chose it.
     ByHand(String),
-}
-
-/// What a branch waits for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Wait {
-    /// Identifies the wait: hash of branch, step, iteration, epoch and key.
-    pub id: String,
-    /// The key given in the step.
-    pub key: String,
-    /// What is awaited.
-    pub on: WaitKind,
-    /// What a person is asked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<Value>,
-}
-
-/// The kinds of waiting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitKind {
-    /// A person's answer.
-    Answer,
-    /// A signal of this name.
-    Signal(String),
-    /// A time.
-    Until(Timestamp),
-    /// All child branches.
-    Children,
-    /// A resume: it was held before or after a step, as asked when the run was started.
-    Resume,
 }
 
 /// How a branch ended.

@@ -1,6 +1,7 @@
 //! Tests of the library, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod answers;
 mod branch_edit;
 mod branch_keys;
 mod branches;
@@ -8,6 +9,7 @@ mod cancelling;
 mod carried;
 mod configuration;
 mod contract;
+mod deadlines;
 mod diff;
 mod doubt;
 mod engine;
@@ -53,6 +55,7 @@ mod retention;
 mod retries;
 mod run_events;
 mod schema;
+mod signals_again;
 mod strict;
 mod toy;
 mod traces;

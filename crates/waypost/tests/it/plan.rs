@@ -124,7 +124,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         other => panic!("no status {other}"),
     };
     let wait =
-        |key: &str| Wait { id: key.to_owned(), key: key.to_owned(), on: WaitKind::Answer, question: None };
+        |key: &str| Wait { id: key.to_owned(), key: key.to_owned(), on: WaitKind::Answer, question: None, until: None };
     FrontierEntry {
         step: StepId::new(words[0]).unwrap(),
         status,
