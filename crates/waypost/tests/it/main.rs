@@ -63,6 +63,7 @@ mod traps_2;
 mod traps_5;
 mod travel;
 mod trees;
+mod unordered;
 mod unwritten;
 mod waits;
 mod walks;
