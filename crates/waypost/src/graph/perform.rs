@@ -21,6 +21,7 @@ use super::error::StepError;
 use super::evidence::{self, Evidence};
 use super::level::{Held, Level};
 use super::pending::{Turn, Turns};
+use super::trial::Reading;
 use crate::engine::{Attempt, Ended, Follow, Joined, Performed, panic_message};
 use crate::id::StepId;
 use crate::record::{Ending, Failure, FailureKind};
@@ -58,6 +59,7 @@ pub(super) struct Work<'a> {
     pub(super) context: Context,
     pub(super) place: usize,
     pub(super) idempotent: bool,
+    pub(super) reading: Reading,
 }
 
 impl Work<'_> {
@@ -65,7 +67,7 @@ impl Work<'_> {
     pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<Given> {
         let step = &self.attempt.step;
         let state = match self.call(state, joined).await {
-            FunctionEnd::Returned(Ok(state)) => state,
+            FunctionEnd::Returned(Ok(state)) => self.reading.back(self.level, state),
             FunctionEnd::Returned(Err(error)) => return self.failed(self.failure_of(&error)),
             FunctionEnd::Panicked(panic) => {
                 let error = StepError::retryable(format!("step `{step}` panicked: {panic}"));

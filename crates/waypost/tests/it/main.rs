@@ -49,6 +49,7 @@ mod plan;
 mod play;
 mod portable;
 mod random_graphs;
+mod read_back;
 mod recorder;
 mod report;
 mod retention;
