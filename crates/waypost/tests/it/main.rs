@@ -42,6 +42,7 @@ mod lost;
 mod many_items;
 mod marks;
 mod newer;
+mod or_resume;
 mod other_graph;
 mod pages;
 mod panics;
