@@ -86,7 +86,8 @@ impl<P: Program> Session<'_, P> {
             repaired: self.repaired,
             lost: self.lost,
         }
-    }}
+    }
+}
 
 /// A step that failed for good, and its failure.
 #[derive(Debug, Clone, PartialEq)]

@@ -90,8 +90,7 @@ impl PendingWait {
 
     /// Says once whether the session must be told of it: it waits for a message, and the session does not know it.
     pub(crate) fn is_to_be_recorded(&self) -> bool {
-        let on_message =
-            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_));
+        let on_message = |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_));
         let mut progress = self.progress();
         self.wait.as_ref().is_some_and(on_message) && !std::mem::replace(&mut progress.is_recorded, true)
     }

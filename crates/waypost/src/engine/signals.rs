@@ -101,9 +101,8 @@ impl<P: Program> Session<'_, P> {
     /// Gives a message to the first wait that it is for; says whether there is one.
     fn deliver(&mut self, signal: &Signal) -> bool {
         let Some(message) = Message::of(signal) else { return false };
-        let meant = |line: &Line<'_, P::State>| {
-            signal.branch.as_ref().is_none_or(|branch| branch == line.branch())
-        };
+        let meant =
+            |line: &Line<'_, P::State>| signal.branch.as_ref().is_none_or(|branch| branch == line.branch());
         let lines = self.lines.iter().filter(|(_, line)| meant(line));
         let waiter = lines.filter_map(|(id, line)| Some((id, line.waiter_for(&message)?))).next();
         let Some((id, waiter)) = waiter else { return false };
@@ -176,9 +175,12 @@ impl Message {
     fn of(signal: &Signal) -> Option<Self> {
         let sent_at = signal.created_at;
         match &signal.kind {
-            SignalKind::Answer { wait, value } => {
-                Some(Self { wanted: Wanted::Answer(wait.clone()), value: value.clone(), signal: None, sent_at })
-            }
+            SignalKind::Answer { wait, value } => Some(Self {
+                wanted: Wanted::Answer(wait.clone()),
+                value: value.clone(),
+                signal: None,
+                sent_at,
+            }),
             SignalKind::Named { name, value } => {
                 let taken = TakenSignal { id: signal.id.clone(), name: name.clone(), sent_at };
                 let wanted = Wanted::Signal(WaitKind::Signal(name.clone()));

@@ -51,9 +51,10 @@ pub(super) async fn free_signals_at(
     seq: u64,
     begun: &Position,
 ) -> Result<Vec<Signal>, StoreError> {
-    let entries = begun.frontier.iter().map(|entry| {
-        ((BranchPath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX)
-    });
+    let entries = begun
+        .frontier
+        .iter()
+        .map(|entry| ((BranchPath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX));
     let epochs = entries.collect();
     let mut free = free_at(store, run, seq, epochs).await?;
     let named = |signal: &Signal| matches!(signal.kind, SignalKind::Named { .. });
@@ -91,8 +92,11 @@ async fn free_at(
             false => drop(free.insert(&signal.id, record)),
         }
     }
-    let mut free: Vec<Signal> =
-        free.into_iter().filter(|(id, _)| !taken.contains(id)).filter_map(|(_, record)| message(record)).collect();
+    let mut free: Vec<Signal> = free
+        .into_iter()
+        .filter(|(id, _)| !taken.contains(id))
+        .filter_map(|(_, record)| message(record))
+        .collect();
     free.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
     Ok(free)
 }
@@ -186,7 +190,9 @@ impl InForce<'_> {
     /// Says whether a record took its signal, and is in force.
     fn holds(&self, record: &Record) -> bool {
         let header = record.header();
-        let Some(step) = header.step.clone().filter(|_| header.reason == Reason::Answer) else { return false };
+        let Some(step) = header.step.clone().filter(|_| header.reason == Reason::Answer) else {
+            return false;
+        };
         let visit = (header.branch.clone(), step, header.at.iteration.clone());
         let is_newest = self.epochs.get(&visit).is_none_or(|epoch| *epoch <= header.at.epoch);
         is_newest && self.branches.get(&header.branch).is_some_and(|seqs| seqs.contains(&header.seq))

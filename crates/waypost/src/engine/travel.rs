@@ -6,8 +6,8 @@ use crate::events::SIGNAL_KEY;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{
-    Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
-    RunStatus, Settled, Status, Taken, TakenSignal, Try, Wait,
+    Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, RunStatus,
+    SealedRun, Settled, Status, Taken, TakenSignal, Try, Wait,
 };
 use crate::shape::Shape;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
@@ -118,7 +118,8 @@ impl Engine {
     /// its branch was cancelled, was not.
     async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
         let answer = |record: Record| {
-            let is_it = record.header().taken.as_ref().is_some_and(|taken| taken.wait == id && !id.is_empty());
+            let is_it =
+                record.header().taken.as_ref().is_some_and(|taken| taken.wait == id && !id.is_empty());
             is_it.then_some(())
         };
         let answers = Scan { phase: Some("progress"), ..Scan::of(run) };

@@ -50,7 +50,10 @@ impl Waits {
             None => return std::future::pending().await,
         }
         let now = Instant::now();
-        self.open().iter().filter(|wait| wait.due.is_some_and(|due| due <= now)).for_each(|wait| wait.give(WaitEnd::Due));
+        self.open()
+            .iter()
+            .filter(|wait| wait.due.is_some_and(|due| due <= now))
+            .for_each(|wait| wait.give(WaitEnd::Due));
     }
 
     /// Ends the waits for the stop of the step.

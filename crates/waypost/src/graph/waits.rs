@@ -211,7 +211,8 @@ impl Context {
     }
 
     async fn pause(&self, wait: Wait) -> WaitEnd {
-        let rest = wait.due().map(|due| Duration::try_from(due.duration_since(self.now())).unwrap_or_default());
+        let rest =
+            wait.due().map(|due| Duration::try_from(due.duration_since(self.now())).unwrap_or_default());
         self.waits().pause(Some(wait), rest.and_then(|rest| Instant::now().checked_add(rest))).await
     }
 

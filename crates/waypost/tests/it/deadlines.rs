@@ -241,7 +241,8 @@ async fn questions_asked_at_once_return_together_in_their_order() {
         });
         let first = timed.begin(&graph).await;
         assert_eq!(first.waiting.len(), 40);
-        let mut ids: Vec<_> = first.waiting.iter().map(|waiting| waiting.wait.id.clone()).enumerate().collect();
+        let mut ids: Vec<_> =
+            first.waiting.iter().map(|waiting| waiting.wait.id.clone()).enumerate().collect();
         let last = ids.pop().unwrap();
         for (place, id) in ids.into_iter().rev() {
             timed.engine().answer("r", &id, json!(place)).await.unwrap();
@@ -296,9 +297,13 @@ async fn work_beside_a_question_ends_before_the_step_is_suspended() {
             asked
         };
 
-        let (first, asked) = tokio::join!(world.engine.run(&graph, "r", Notes::default()).into_future(), opens);
+        let (first, asked) =
+            tokio::join!(world.engine.run(&graph, "r", Notes::default()).into_future(), opens);
         let first = first.unwrap();
-        assert_eq!((first.status, first.waiting[0].wait.id.as_str()), (RunStatus::Waiting, asked.wait.id.as_str()));
+        assert_eq!(
+            (first.status, first.waiting[0].wait.id.as_str()),
+            (RunStatus::Waiting, asked.wait.id.as_str())
+        );
         assert_eq!(stage.said(), ["begun", "done"]);
         world.engine.answer("r", &asked.wait.id, json!("yes")).await.unwrap();
         world.reopen();
@@ -315,7 +320,8 @@ async fn an_answer_during_work_beside_its_question_needs_no_new_start() {
         let graph = beside(&stage, &gate);
         let answers = async {
             let asked = loop {
-                match world.engine.waiting(&crate::faulty::run_id()).await.ok().and_then(|mut all| all.pop()) {
+                match world.engine.waiting(&crate::faulty::run_id()).await.ok().and_then(|mut all| all.pop())
+                {
                     Some(asked) => break asked,
                     None => tokio::task::yield_now().await,
                 }

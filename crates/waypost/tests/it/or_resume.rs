@@ -1,7 +1,8 @@
 //! One id for a program that is simply started, also several times at once; and names that may change.
 
 use std::future::IntoFuture as _;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -52,7 +53,10 @@ async fn of_three_starts_at_once_one_runs_and_two_are_told_who() {
                 [ends.0, ends.1, ends.2].into_iter().partition(Result::is_ok);
             assert_eq!((done.len(), refused.len()), (1, 2));
             let outcome = done.into_iter().next().unwrap().unwrap();
-            assert_eq!((outcome.status, outcome.state.done.join(" ")), (RunStatus::Completed, "a b c".to_owned()));
+            assert_eq!(
+                (outcome.status, outcome.state.done.join(" ")),
+                (RunStatus::Completed, "a b c".to_owned())
+            );
             for refused in refused {
                 let refused = refused.unwrap_err();
                 let process = format!("process {}", std::process::id());
@@ -71,7 +75,7 @@ struct Count {
 }
 
 /// A graph that appends a line to a file in each of its steps.
-fn counting(file: std::path::PathBuf) -> Graph<Count> {
+fn counting(file: PathBuf) -> Graph<Count> {
     let mut builder = Graph::<Count>::builder("counting");
     for name in ["a", "b", "c", "d"] {
         let file = file.clone();
@@ -92,33 +96,37 @@ fn counting(file: std::path::PathBuf) -> Graph<Count> {
 
 const FOLDER: &str = "WAYPOST_TEST_OR_RESUME";
 
-/// The program of the test below, in a process of its own.
+/// Runs the graph once, and leaves what came of it in a file named by the process.
+async fn start_once(folder: &Path) {
+    let engine = Engine::new(Arc::new(FileStore::open(folder.join("store")).unwrap()) as Arc<dyn Store>);
+    let graph = counting(folder.join("lines"));
+    let said = match engine.run(&graph, "r", Count::default()).or_resume().await {
+        Ok(outcome) => format!("ended {:?} {}", outcome.status, outcome.state.steps),
+        Err(refused) => format!("refused, held by {}", holder(&refused)),
+    };
+    std::fs::write(folder.join(std::process::id().to_string()), said).unwrap();
+}
+
 #[tokio::test]
 async fn one_of_three_processes_does_the_work() {
     if let Some(folder) = std::env::var_os(FOLDER) {
-        let folder = std::path::PathBuf::from(folder);
-        let engine = Engine::new(Arc::new(FileStore::open(folder.join("store")).unwrap()) as Arc<dyn Store>);
-        let graph = counting(folder.join("lines"));
-        match engine.run(&graph, "r", Count::default()).or_resume().await {
-            Ok(outcome) => println!("ended {:?} {}", outcome.status, outcome.state.steps),
-            Err(refused) => println!("refused, held by {}", holder(&refused)),
-        }
-        return;
+        return start_once(Path::new(&folder)).await;
     }
     let folder = tempfile::tempdir().unwrap();
     drop(FileStore::open(folder.path().join("store")).unwrap());
     let start = || {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "or_resume::one_of_three_processes_does_the_work", "--nocapture"]);
-        command.env(FOLDER, folder.path()).stdout(std::process::Stdio::piped()).spawn().unwrap()
+        command.args(["--exact", "or_resume::one_of_three_processes_does_the_work"]);
+        command.env(FOLDER, folder.path()).stdout(Stdio::null()).spawn().unwrap()
     };
 
     let processes: Vec<_> = (0..3).map(|_| start()).collect();
-    let ids: Vec<u32> = processes.iter().map(std::process::Child::id).collect();
-    let said: Vec<String> = processes
-        .into_iter()
-        .map(|process| String::from_utf8(process.wait_with_output().unwrap().stdout).unwrap())
-        .collect();
+    let ids: Vec<u32> = processes.iter().map(Child::id).collect();
+    for mut process in processes {
+        assert!(process.wait().unwrap().success());
+    }
+    let said = ids.iter().map(|id| std::fs::read_to_string(folder.path().join(id.to_string())).unwrap());
+    let said: Vec<String> = said.collect();
 
     let lines = std::fs::read_to_string(folder.path().join("lines")).unwrap();
     assert_eq!(lines, "a\nb\nc\nd\n");
@@ -137,11 +145,17 @@ async fn an_inner_graph_may_be_renamed_amid_its_work() {
     for mut world in World::each() {
         let stage = Stage::default();
         let outer = |name: &str| {
-            let inner = stage.steps(Graph::builder(name), &["in1", "in2"]).edge("in1", "in2").build().unwrap();
+            let inner =
+                stage.steps(Graph::builder(name), &["in1", "in2"]).edge("in1", "in2").build().unwrap();
             let builder = stage.steps(Graph::builder("outer"), &["a"]);
-            let builder = builder.subgraph("sub", &inner, |_| Notes::default(), |state: &mut Notes, ended| {
-                state.done.extend(ended.done);
-            });
+            let builder = builder.subgraph(
+                "sub",
+                &inner,
+                |_| Notes::default(),
+                |state: &mut Notes, ended| {
+                    state.done.extend(ended.done);
+                },
+            );
             builder.edge("a", "sub").build().unwrap()
         };
         let before = outer("draft");
@@ -154,6 +168,9 @@ async fn an_inner_graph_may_be_renamed_amid_its_work() {
 
         let end = world.engine.resume(&outer("a letter, renamed"), "r").await.unwrap();
 
-        assert_eq!((stage.said(), end.state.done), (vec!["in2".to_owned()], vec!["a".to_owned(), "in1".to_owned(), "in2".to_owned()]));
+        assert_eq!(
+            (stage.said(), end.state.done),
+            (vec!["in2".to_owned()], vec!["a".to_owned(), "in1".to_owned(), "in2".to_owned()])
+        );
     }
 }

@@ -72,7 +72,9 @@ async fn branches_items_and_inner_graphs_see_no_unwritten_field() {
             "item",
             |_| vec![1],
             ToString::to_string,
-            |_: u32, _| async { Ok::<_, StepError>(Session { token: "of an item".to_owned(), ..Session::default() }) },
+            |_: u32, _| async {
+                Ok::<_, StepError>(Session { token: "of an item".to_owned(), ..Session::default() })
+            },
         )
         .join(|mut session: Session, ends: ItemEnds<u32, Session>, _| async move {
             let mut ends = ends;
@@ -122,8 +124,7 @@ async fn a_state_that_comes_back_otherwise_names_step_and_field() {
     assert_eq!(chain(&refused), SIGNED);
 }
 
-const SIGNED: &str =
-    "cannot write the state of run r at step `sign`: note: it is written as \"signed\" and comes back as \"\"";
+const SIGNED: &str = "cannot write the state of run r at step `sign`: note: it is written as \"signed\" and comes back as \"\"";
 
 fn chain(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", chain(source)))
@@ -140,7 +141,7 @@ async fn keeps(price: Price, _: Context) -> Result<Price, StepError> {
 }
 
 async fn divides(_: Price, _: Context) -> Result<Price, StepError> {
-    Ok(Price { price: 0.0 / 0.0 })
+    Ok(Price { price: f64::NAN })
 }
 
 /// The step that an error names.
@@ -165,7 +166,9 @@ async fn nan_names_the_step_that_made_it() {
         .unwrap();
     for (graph, holds) in [(&plain, ""), (&plain, "c"), (&careful, ""), (&looped, "")] {
         let run = engine();
-        let run = run.run(graph, "r", Price::default()).interrupt_before([holds].iter().filter(|hold| !hold.is_empty()));
+        let run = run
+            .run(graph, "r", Price::default())
+            .interrupt_before([holds].iter().filter(|hold| !hold.is_empty()));
         let refused = run.await.unwrap_err();
         assert_eq!(named(&refused), "bad", "held before `{holds}`");
         assert!(chain(&refused).ends_with("price: NaN cannot be kept in JSON"), "{}", chain(&refused));
@@ -193,7 +196,9 @@ async fn nan_in_a_branch_or_an_inner_graph_names_the_step() {
         .step("plan", keeps)
         .step("good", keeps)
         .fork("plan", ["good"])
-        .join("bad", |_: Price, _: Branches<Price>, _| async move { Ok::<_, StepError>(Price { price: f64::INFINITY }) })
+        .join("bad", |_: Price, _: Branches<Price>, _| async move {
+            Ok::<_, StepError>(Price { price: f64::INFINITY })
+        })
         .build()
         .unwrap();
     for graph in [fork, outer, joins] {
@@ -206,7 +211,11 @@ async fn nan_in_a_branch_or_an_inner_graph_names_the_step() {
 async fn the_run_goes_on_once_the_step_makes_a_number() {
     let graph = |bad: bool| {
         let step = move |price: Price, _: Context| async move {
-            Ok::<_, StepError>(if bad { Price { price: f64::NAN } } else { Price { price: price.price + 1.0 } })
+            Ok::<_, StepError>(if bad {
+                Price { price: f64::NAN }
+            } else {
+                Price { price: price.price + 1.0 }
+            })
         };
         Graph::<Price>::builder("line").step("a", step).build().unwrap()
     };

@@ -147,7 +147,12 @@ async fn a_fork_has_the_signals_that_were_not_taken_by_then() {
         let rerun = world.engine.resume(&graph, "before").from_step("ship").await.unwrap();
 
         for end in [before, again, rerun] {
-            assert_eq!((end.status, end.state.done), (RunStatus::Completed, words("a,box 7,c")), "{}", end.run);
+            assert_eq!(
+                (end.status, end.state.done),
+                (RunStatus::Completed, words("a,box 7,c")),
+                "{}",
+                end.run
+            );
         }
     }
 }
