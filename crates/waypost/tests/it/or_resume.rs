@@ -4,12 +4,14 @@ use std::future::IntoFuture as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waypost::engine::RunError;
 use waypost::record::RunStatus;
 use waypost::store::{Store, StoreError};
 use waypost::{Engine, FileStore, Graph, StepError};
+use waypost_testing::faulty::Call;
 
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
@@ -22,23 +24,49 @@ fn holder(refused: &RunError) -> String {
     }
 }
 
-// Two of three were told that the run exists, and not who works on it.
+/// `a`, `b` and `c`, of which `b` takes a while.
+fn slow_line(stage: &Stage) -> Graph<Notes> {
+    let slow = stage.clone();
+    let builder = stage.steps(Graph::builder("line"), &["a"]).step("b", move |state: Notes, _| {
+        let stage = slow.clone();
+        async move {
+            stage.pass("b").await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            Ok::<_, StepError>(state.and("b"))
+        }
+    });
+    stage.steps(builder, &["c"]).edge("a", "b").edge("b", "c").build().unwrap()
+}
+
+// The second one was told that the run exists, and not who works on it.
+#[tokio::test]
+async fn a_start_that_looked_before_the_run_was_made_is_told_who_has_it() {
+    for world in World::each() {
+        let stage = Stage::default();
+        let graph = slow_line(&stage);
+        let (engine, first, began) = (world.engine.clone(), graph.clone(), stage.clone());
+        let other = async move {
+            tokio::spawn(async move {
+                engine.run(&first, "r", Notes::default()).or_resume().await.unwrap();
+            });
+            while !began.has_said("b") {
+                tokio::task::yield_now().await;
+            }
+        };
+        world.store.meanwhile(|call| matches!(call, Call::Other("run")), other);
+
+        let refused = world.engine.run(&graph, "r", Notes::default()).or_resume().await.unwrap_err();
+
+        assert!(holder(&refused).starts_with(&format!("process {}", std::process::id())), "{refused}");
+    }
+}
+
 #[tokio::test]
 async fn of_three_starts_at_once_one_runs_and_two_are_told_who() {
     for begun in [false, true] {
         for mut world in World::each() {
             let stage = Stage::default();
-            let slow = stage.clone();
-            let builder = stage.steps(Graph::builder("line"), &["a"]).step("b", move |state: Notes, _| {
-                let stage = slow.clone();
-                async move {
-                    stage.pass("b").await?;
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                    Ok::<_, StepError>(state.and("b"))
-                }
-            });
-            let builder = stage.steps(builder, &["c"]);
-            let graph = builder.edge("a", "b").edge("b", "c").build().unwrap();
+            let graph = slow_line(&stage);
             if begun {
                 let run =
                     async |world: &World| world.engine.run(&graph, "r", Notes::default()).into_future().await;
@@ -85,7 +113,7 @@ fn counting(file: PathBuf) -> Graph<Count> {
                 use std::io::Write as _;
                 let mut lines = std::fs::OpenOptions::new().create(true).append(true).open(file)?;
                 writeln!(lines, "{name}")?;
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
                 count.steps += 1;
                 Ok::<_, StepError>(count)
             }
