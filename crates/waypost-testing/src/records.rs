@@ -192,6 +192,7 @@ impl Links {
             digests: None,
             branch_pins: None,
             about: None,
+            taken: None,
             definition: None,
             config: None,
             repeated: None,

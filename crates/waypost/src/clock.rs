@@ -4,8 +4,10 @@
 //! are for display; the order is `seq`, never the clock.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 /// A source of the current time.
 pub trait Clock: Debug + Send + Sync {
@@ -24,5 +26,33 @@ impl Clock for SystemClock {
     )]
     fn now(&self) -> Timestamp {
         Timestamp::now()
+    }
+}
+
+/// Tells the time of a session: a clock that is set back makes no wait longer.
+#[derive(Debug)]
+pub(crate) struct SteadyClock {
+    clock: Arc<dyn Clock>,
+    began: (Instant, Timestamp),
+}
+
+impl SteadyClock {
+    /// Begins now, by `clock`.
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        let began = (Instant::now(), clock.now());
+        Self { clock, began }
+    }
+
+    /// Returns the clock without the correction.
+    pub(crate) fn inner(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+}
+
+impl Clock for SteadyClock {
+    fn now(&self) -> Timestamp {
+        let (began, at) = self.began;
+        let monotonic = at.checked_add(began.elapsed()).unwrap_or(at);
+        self.clock.now().max(monotonic)
     }
 }

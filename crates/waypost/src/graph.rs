@@ -61,13 +61,15 @@ mod homes;
 mod join;
 mod level;
 mod origin;
+mod pending;
 mod perform;
 mod run;
 mod trial;
+mod waits;
 mod way;
 
-pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT};
-pub use context::{Context, SAID_BYTES_MAX, SLEEP_IN_MEMORY_MAX};
+pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY};
+pub use context::{Context, SAID_BYTES_MAX};
 pub use error::{GraphError, StepError};
 pub use fork::{Each, Fork};
 pub use history::HistoryEntry;
@@ -75,12 +77,13 @@ pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
 pub use origin::{Forked, Inspected};
 pub use run::{Resume, Run, RunStream, Update};
+pub use waits::SLEEP_IN_MEMORY_MAX;
 
 pub use crate::shape::END;
 
 use level::{Held, Level};
 use perform::{Given, GraphJob, Work};
-use trial::Trials;
+use trial::{Reading, Trials};
 
 /// How long a step that heeds [`Context::cancelled`] may take to end by itself, before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -90,13 +93,14 @@ pub struct Graph<S> {
     name: String,
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
+    reading: Reading,
     state: PhantomData<fn() -> S>,
 }
 
 impl<S> Clone for Graph<S> {
     fn clone(&self) -> Self {
         let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
-        Self { name: self.name.clone(), shape, levels, state: PhantomData }
+        Self { name: self.name.clone(), shape, levels, reading: self.reading, state: PhantomData }
     }
 }
 
@@ -120,6 +124,17 @@ impl<S: State> Graph<S> {
     /// Returns its steps and edges.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Reads each state back as soon as it is made, also in release builds, and gives the next step what was read.
+    ///
+    /// Each step then sees what it would see after a crash: a field that is not written, as with `#[serde(skip)]`, has its
+    /// default from the next step on, and not only after a resume. A state that comes back with other fields is refused,
+    /// and the step that made it and the field are named. Builds with debug assertions always do that; a release build
+    /// does it for the first states of a session, and compares only. Costs about four times as much as to write the state.
+    #[must_use]
+    pub fn strict_states(self) -> Self {
+        Self { reading: Reading::All, ..self }
     }
 
     /// Makes sure that a run that nobody named but by its id is one of this graph.
@@ -147,6 +162,7 @@ impl<S: State> Graph<S> {
 pub(crate) struct Erased {
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
+    reading: Reading,
     trials: Trials,
 }
 
@@ -154,7 +170,7 @@ impl<S> Graph<S> {
     pub(crate) fn erased(&self) -> Erased {
         let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
         let trials = Trials::of(levels.len());
-        Erased { shape, levels, trials }
+        Erased { shape, levels, reading: self.reading, trials }
     }
 }
 
@@ -183,7 +199,7 @@ impl Program for Erased {
         let begin = bytes.len();
         let written = unpanicked(|| {
             self.levels[level].encode(state, bytes)?;
-            if self.trials.is_due(level, bytes.len() - begin) {
+            if self.reading == Reading::All || self.trials.is_due(level, bytes.len() - begin) {
                 self.levels[level].check(&bytes[begin..])?;
             }
             Ok(())
@@ -219,7 +235,8 @@ impl Program for Erased {
 
     fn prepare(&self, spot: Spot<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
         let called = format_args!("the copy of the state for step `{}`", spot.step.id);
-        let state = perform::unpanicked(called, || Ok(self.levels[spot.level].copy(state)))?;
+        let level = self.levels[spot.level].as_ref();
+        let state = perform::unpanicked(called, || Ok(self.reading.back(level, level.copy(state))))?;
         let (level, place, idempotent) = (spot.level, spot.place, spot.step.idempotent);
         Ok(GraphJob { level, place, state, joined, idempotent })
     }
@@ -227,8 +244,8 @@ impl Program for Erased {
     async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
         let GraphJob { level, place, state, joined, idempotent } = job;
         let level = self.levels[level].as_ref();
-        let context = Context::new(attempt.clone(), idempotent);
-        let work = Work { level, attempt: &attempt, context, place, idempotent };
+        let context = Context::new(attempt.clone());
+        let work = Work { level, attempt: &attempt, context, place, idempotent, reading: self.reading };
         work.perform(state, joined).await
     }
 

@@ -28,12 +28,12 @@ mod run;
 mod strict;
 mod trace;
 mod usage;
+mod wait;
 
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
-    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER, Wait,
-    WaitKind,
+    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER,
 };
 pub use position::{
     Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, SettleBy, Settled,
@@ -44,6 +44,7 @@ pub use strict::{STATE_DEPTH_MAX, check_state, encode};
 pub(crate) use strict::{check_written, to_value};
 pub use trace::{EndDigests, Trace};
 pub use usage::Usage;
+pub use wait::{Taken, TakenSignal, Wait, WaitKind};
 
 /// The newest record format: the library writes it, and reads nothing newer.
 pub const FORMAT: u32 = 2;

@@ -67,13 +67,6 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
 pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
-    let status = store.run(&run).await?.summary.status;
-    if !status.is_resumable() && status != RunStatus::Running {
-        return Err(Error::usage(
-            format!("run {run} is {}, and takes no signals any more", status.name()),
-            "`waypost list --resumable` shows runs that do",
-        ));
-    }
     refuse_secret(
         store.as_ref(),
         &run,

@@ -82,6 +82,9 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::Answered { run, .. } => {
             ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
         }
+        RunError::Ended { .. } => {
+            ("ended", Exit::Usage, hint("`waypost list --resumable` shows runs that take signals"))
+        }
         RunError::InvalidName(_) => ("usage", Exit::Usage, None),
         RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {

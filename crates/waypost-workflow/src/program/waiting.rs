@@ -94,10 +94,13 @@ impl Waiting {
         match &self.on {
             On::Answer { question, answer } => answered(attempt, question, answer).await,
             On::Time(time) => slept(attempt, *time).await.map(|()| Came::Value(None)),
-            On::Signal(name) => match attempt.answered(SIGNAL_KEY).await? {
-                Some(value) => Ok(Came::Value(Some(("value", value)))),
-                None => match attempt.wait(SIGNAL_KEY, WaitKind::Signal(name.clone()), None).await {},
-            },
+            On::Signal(name) => {
+                let wait = attempt.make_wait(SIGNAL_KEY, WaitKind::Signal(name.clone()), None);
+                match attempt.answered(&wait.id).await? {
+                    Some(value) => Ok(Came::Value(Some(("value", value)))),
+                    None => match attempt.suspend(vec![wait]).await {},
+                }
+            }
         }
     }
 
@@ -121,8 +124,9 @@ impl Waiting {
 async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Result<Came, MemoError> {
     for asked in 1u32.. {
         let key = if asked == 1 { "answer".to_owned() } else { format!("answer {asked}") };
-        let Some(value) = attempt.answered(&key).await? else {
-            match attempt.wait(&key, WaitKind::Answer, Some(json!(question))).await {}
+        let wait = attempt.make_wait(&key, WaitKind::Answer, Some(json!(question)));
+        let Some(value) = attempt.answered(&wait.id).await? else {
+            match attempt.suspend(vec![wait]).await {}
         };
         match answer.take(&value) {
             // A key keeps its first answer, so the question is repeated under another key.
@@ -158,7 +162,7 @@ async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
     };
     let rest = Duration::try_from(due.duration_since(now)).unwrap_or_default();
     if rest > PAUSE_IN_SESSION_MAX {
-        match attempt.wait(key, WaitKind::Until(due), None).await {}
+        match attempt.suspend(vec![attempt.make_wait(key, WaitKind::Until(due), None)]).await {}
     }
     tokio::time::sleep(rest).await;
     Ok(())

@@ -6,17 +6,19 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, SteadyClock};
 use crate::evidence::{Site, Verifier};
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
-use super::request::{Request, ResumeQuery};
+use super::pending_wait::PendingWait;
+use super::request::{Asked, Request};
 use super::scope::{LineId, MAIN};
 use super::signals::{Stop, StopHandle, StopLevel};
 use super::{Engine, Spot, Told};
@@ -84,7 +86,7 @@ pub struct Attempt {
     pub(super) job: u64,
     pub(super) requests: mpsc::Sender<Request>,
     pub(super) memos: Arc<Memos>,
-    pub(super) clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<SteadyClock>,
     pub(super) config: Arc<Map<String, Value>>,
     pub(super) verifier: Arc<Verifier>,
     pub(super) site: Arc<Site>,
@@ -112,7 +114,7 @@ impl Attempt {
             job: 0,
             requests: mpsc::channel(1).0,
             memos: Arc::new(Memos::new(Arc::clone(&engine.store), 0)),
-            clock: Arc::clone(&engine.clock),
+            clock: Arc::new(SteadyClock::new(Arc::clone(&engine.clock))),
             config: Arc::default(),
             verifier: Arc::clone(&engine.verifier),
             site: Arc::default(),
@@ -158,7 +160,12 @@ impl Attempt {
 
     /// Returns the clock of the engine.
     pub fn clock(&self) -> &dyn Clock {
-        self.clock.as_ref()
+        self.clock.inner()
+    }
+
+    /// Returns the time for waits: a clock that is set back during the session makes no wait longer.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// Resolves when the step must end: asked to stop, or out of time.
@@ -197,7 +204,7 @@ impl Attempt {
             let (mut value, told) = said();
             let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             value.insert("elapsed_ms".to_owned(), elapsed_ms.into());
-            if self.ask(ResumeQuery::Tell { value: Value::Object(value), told }).await.is_err() {
+            if self.ask(Asked::Tell { value: Value::Object(value), told }).await.is_err() {
                 return pending().await;
             }
         }
@@ -238,12 +245,12 @@ impl Attempt {
         self.read(Memo::Kept, key).await
     }
 
-    /// Returns what a wait for `key` of this step was answered in this iteration.
+    /// Returns the answer or signal that the wait with this id took, [`wait_id`](Self::wait_id).
     ///
     /// # Errors
     /// [`MemoError::Read`]: the store cannot be read.
-    pub async fn answered(&self, key: &str) -> Result<Option<Value>, MemoError> {
-        self.read(Memo::Answered, key).await
+    pub async fn answered(&self, id: &str) -> Result<Option<Value>, MemoError> {
+        self.read(Memo::Answered, id).await
     }
 
     async fn read(&self, kind: Memo, key: &str) -> Result<Option<Value>, MemoError> {
@@ -266,7 +273,7 @@ impl Attempt {
         }
         let (kept, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = ResumeQuery::Keep { key: key.to_owned(), value, told, kept };
+        let what = Asked::Keep { key: key.to_owned(), value, told, kept };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }
@@ -282,16 +289,26 @@ impl Attempt {
         }
     }
 
-    /// Lets the step go until `on` is fulfilled: this call never returns. The step then starts again from its top, and
-    /// [`answered`](Self::answered) has the answer under `key`.
-    pub async fn wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
+    /// Makes a wait of this step.
+    pub fn make_wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Wait {
         let id = self.wait_id(key, question.as_ref());
-        let wait = Wait { id, key: key.to_owned(), on, question };
-        let _ = self.ask(ResumeQuery::Wait(wait)).await;
+        Wait { id, key: key.to_owned(), on, question, until: None }
+    }
+
+    /// Suspends the step until one of `waits` has an end: this call never returns. The step then starts again from its
+    /// top, and [`answered`](Self::answered) has the answer or signal.
+    pub async fn suspend(&self, waits: Vec<Wait>) -> Infallible {
+        let _ = self.ask(Asked::Suspend(waits)).await;
         pending().await
     }
 
-    async fn ask(&self, what: ResumeQuery) -> Result<(), ()> {
+    /// Has the session give a message to a wait while other work of the step goes on.
+    pub(crate) async fn listen(&self, wait: Arc<PendingWait>) {
+        // A session that has ended gives nothing.
+        let _ = self.ask(Asked::Listen(wait)).await;
+    }
+
+    async fn ask(&self, what: Asked) -> Result<(), ()> {
         let request = Request { line: self.line, job: self.job, what };
         self.requests.send(request).await.map_err(drop)
     }
@@ -306,7 +323,7 @@ pub enum Ended {
     Timeout(Duration),
 }
 
-/// Where a result of a step comes from: what it kept and what it was answered have keys of their own.
+/// Where a result of a step comes from: the step kept it under a key, or the wait with an id took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Memo {
     Kept,
@@ -359,8 +376,11 @@ impl Memos {
                 let ours = is_kept && pass == (&attempt.at.iteration, attempt.at.epoch);
                 if let (true, Phase::Progress { key, value }) = (ours, &header.phase) {
                     found += 1;
-                    let kind = if header.reason == Reason::Answer { Memo::Answered } else { Memo::Kept };
-                    values.entry((kind, key.clone())).or_insert_with(|| value.clone());
+                    let memo = match &header.taken {
+                        Some(taken) => (Memo::Answered, taken.wait.clone()),
+                        None => (Memo::Kept, key.clone()),
+                    };
+                    values.entry(memo).or_insert_with(|| value.clone());
                 }
                 if found == self.count {
                     return Ok(values);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
     Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record,
-    Repeated, RunStatus, SealedRun, Start, Trace, Try,
+    Repeated, RunStatus, SealedRun, Start, Taken, Trace, Try,
 };
 use crate::store::FIRST_TOKEN;
 
@@ -35,6 +35,7 @@ pub(crate) struct Draft {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
+    pub(crate) taken: Option<Box<Taken>>,
     /// The record that it continues, if not the one before; of the first of a batch, the chain knows.
     pub(crate) basis: Option<u64>,
     /// What its branch stands at with it, where what is written behind it at once takes the branch elsewhere.
@@ -64,6 +65,7 @@ impl Draft {
             labels,
             external: None,
             about: None,
+            taken: None,
             basis: None,
             stand: None,
         }
@@ -219,6 +221,7 @@ impl Chain {
             labels: draft.labels.clone(),
             external: draft.external.clone(),
             about: draft.about,
+            taken: draft.taken.clone(),
             definition: draft.definition.clone(),
             config: draft.config.clone(),
             repeated: None,

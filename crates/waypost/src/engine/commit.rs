@@ -68,7 +68,9 @@ impl<P: Program> Session<'_, P> {
             let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
             let body = Body::with(&line.position, program.schema(level), encode);
             let who = |line: &Line<'_, P::State>| {
-                (line.chain.run.clone(), line.drafts.last().and_then(|draft| draft.step.clone()))
+                let made = line.drafts.iter().rfind(|draft| matches!(draft.phase, Phase::Completed(_)));
+                let draft = made.or(line.drafts.last());
+                (line.chain.run.clone(), draft.and_then(|draft| draft.step.clone()))
             };
             let body = body.map_err(|source| {
                 let (run, step) = who(line);
@@ -265,6 +267,7 @@ impl<P: Program> Session<'_, P> {
             // Whoever asked may be gone: it was dropped, and starts again with what was kept.
             let _ = kept.send(());
         }
+        self.given.drain(..).for_each(|(pending, end)| pending.give(end));
         self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
     }
 

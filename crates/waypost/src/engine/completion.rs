@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
     EndDigests, Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled,
-    SettledAs, Status, Wait, WaitKind,
+    SettledAs, Status,
 };
 
 use super::fan_out::JoinedDigests;
@@ -191,25 +191,6 @@ impl<P: Program> Session<'_, P> {
         if !in_progress {
             line.unmark_started(place);
         }
-    }
-
-    /// Lets a step go that waits.
-    pub(super) fn suspend(&mut self, id: LineId, place: usize, wait: Wait) {
-        self.touched.insert(id);
-        self.mark_dirty(id);
-        let now = self.now();
-        let line = self.lines.get_mut(id);
-        let entry = line.entry_mut(place);
-        entry.status = Status::Waiting;
-        entry.since = 0;
-        let due = match wait.on {
-            WaitKind::Until(due) => Some(due),
-            _ => None,
-        };
-        entry.wait_until(due, now);
-        entry.waits = vec![wait.clone()];
-        line.draft_of(place, Phase::Waiting(vec![wait]), Reason::Interrupt);
-        self.asks_anew = true;
     }
 
     /// Takes in a failure: the step is tried again, what comes after it is opened, it is tolerated, or it ends its branch or

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value};
 
+use crate::events::SIGNAL_KEY;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{
-    Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun,
-    Status, Try,
+    Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, RunStatus,
+    SealedRun, Status, Taken, TakenSignal, Try, Wait,
 };
 use crate::shape::Shape;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
@@ -14,8 +15,7 @@ use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as 
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::definition::{Forget, forget};
-use super::fork_children::OpenFans;
-use super::fork_children::{Along, copy_settled, openings, settled_on};
+use super::fork_children::{Along, OpenFans, copy_settled, openings, settled_on};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
@@ -23,9 +23,9 @@ use super::reentry::invalidate_named;
 use super::rollback::{ask_about_done, check_left, load_with_state};
 use super::scope::{Line, MAIN};
 use super::session::Session;
-use super::trust;
+use super::taken::free_signals_at;
 use super::undo::{refuse_undone, undone_steps};
-use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting};
+use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting, trust};
 
 impl Engine {
     /// Answers the wait `id` of a run. A resume, or the session at work, goes on with the answer.
@@ -35,22 +35,27 @@ impl Engine {
     /// - [`RunError::Answered`]: it has an answer already, which stays.
     pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
         let run = RunId::new(run)?;
-        let mut since = None;
+        let (mut since, now) = (None, self.clock.now());
         let mut waiting = Vec::new();
         for head in &Snapshot::read(self.store.as_ref(), &run).await?.heads {
             let position = position_of(&head.record)?;
-            let asks =
-                |entry: &&FrontierEntry| entry.waits.iter().any(|wait| wait.id == id && !id.is_empty());
+            let is_open = |wait: &Wait| wait.until.is_none_or(|until| now <= until);
+            let asks = |entry: &&FrontierEntry| {
+                entry.waits.iter().any(|wait| wait.id == id && !id.is_empty() && is_open(wait))
+            };
             since = since.or(position.frontier.iter().find(asks).map(|entry| entry.since));
             waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
         }
         let Some(since) = since else {
-            // It may have been answered, and taken in, since it was shown.
+            // It may have been answered, and taken in, since it was shown, or its deadline has passed.
             return match self.was_answered(&run, id).await? {
                 true => Err(RunError::Answered { run, id: id.to_owned() }),
                 false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
             };
         };
+        if self.has_answer(&run, id).await? {
+            return Err(RunError::Answered { run, id: id.to_owned() });
+        }
         // One answer each time that it is asked: where damage took away the record of an answer, it is asked again.
         let known = format!("answer-{id}-{since}");
         let kind = SignalKind::Answer { wait: id.to_owned(), value };
@@ -62,10 +67,18 @@ impl Engine {
 
     /// Sends a named signal to a run: the first step that waits for it takes it, now or later.
     ///
+    /// A signal that was taken after a checkpoint can be taken again after a rollback to that checkpoint, in a fork from
+    /// it, and by a rerun of the step.
+    ///
     /// # Errors
-    /// [`StoreError::NotFound`]: there is no such run.
+    /// - [`StoreError::NotFound`]: there is no such run.
+    /// - [`RunError::Ended`]: the run has ended, and no step will take it.
     pub async fn signal(&self, run: &str, name: &str, value: Value) -> Result<(), RunError> {
         let run = RunId::new(run)?;
+        let status = self.store.run(&run).await?.summary.status;
+        if !status.is_resumable() && status != RunStatus::Running {
+            return Err(RunError::Ended { run, signal: name.to_owned(), status });
+        }
         let kind = SignalKind::Named { name: name.to_owned(), value };
         let count = self.store.signals(&run).await?.len();
         let now = self.clock.now().as_nanosecond().to_le_bytes();
@@ -93,38 +106,22 @@ impl Engine {
         Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
     }
 
+    /// Says whether an answer to the wait `id` was left, and not taken in yet.
+    async fn has_answer(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
+        let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
+        Ok(self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)))
+    }
+
     /// Says whether the wait `id` was answered, taken in or not, without leaving an answer. One that was withdrawn, as
     /// its branch was cancelled, was not.
     async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
-        let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
-        if self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)) {
-            return Ok(true);
-        }
-        let asks = |record: &Record| match &record.header().phase {
-            Phase::Waiting(waits) => waits.iter().find(|wait| wait.id == id).map(|wait| wait.key.clone()),
-            _ => None,
-        };
-        let asked = |record: Record| asks(&record).map(|key| (record.header().clone(), key));
-        let Some((asked, key)) = self.find(Scan { phase: Some("waiting"), ..Scan::of(run) }, asked).await?
-        else {
-            return Ok(false);
-        };
-        let answers = Scan {
-            branch: Some(asked.branch),
-            step: asked.step.map(|step| step.to_string()),
-            phase: Some("progress"),
-            seq_min: Some(asked.seq + 1),
-            ..Scan::of(run)
-        };
-        let (iteration, epoch) = (asked.at.iteration, asked.at.epoch);
         let answer = |record: Record| {
-            let header = record.header();
-            let ours = header.reason == Reason::Answer
-                && (&header.at.iteration, header.at.epoch) == (&iteration, epoch)
-                && matches!(&header.phase, Phase::Progress { key: answered, .. } if *answered == key);
-            ours.then_some(())
+            let is_it =
+                record.header().taken.as_ref().is_some_and(|taken| taken.wait == id && !id.is_empty());
+            is_it.then_some(())
         };
-        Ok(self.find(answers, answer).await?.is_some())
+        let answers = Scan { phase: Some("progress"), ..Scan::of(run) };
+        Ok(self.has_answer(run, id).await? || self.find(answers, answer).await?.is_some())
     }
 
     /// Returns the first thing that `wanted` finds among the records scanned.
@@ -191,7 +188,8 @@ impl Engine {
         let cut = self.still_cut(checkpoint.header(), &position, before).await?;
         let newest = position_of(&self.store.newest(&from.run, &from.branch).await?)?;
         ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
-        let origin = Origin { checkpoint, position, definition, settled, along, cut };
+        let signals = free_signals_at(self.store.as_ref(), &from.run, from.seq, &position).await?;
+        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
@@ -249,7 +247,8 @@ impl Engine {
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
         let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
         let cut = cut_in(&position, before);
-        let origin = Origin { checkpoint, position, definition, settled, along, cut };
+        let signals = Vec::new();
+        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
@@ -260,7 +259,7 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, mut position, definition, settled, mut along, cut } = origin;
+        let Origin { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
@@ -321,6 +320,7 @@ impl Engine {
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
         along.note_opened(BranchPath::main(), opened);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+        main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
         let stands = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
         let cut: Vec<&StepId> = cut.iter().filter(stands).collect();
         cut.into_iter().for_each(|step| main.doubt_cut(step, cut_there(&header.run)));
@@ -393,6 +393,8 @@ struct Origin {
     along: Along,
     /// The steps that were cut there, or may have been, and must not be repeated blindly.
     cut: Vec<StepId>,
+    /// The signals that no work finished there has taken.
+    signals: Vec<Signal>,
 }
 
 /// How a run begins where another stood.
@@ -434,6 +436,17 @@ impl<S> Default for StartOptions<S> {
             from: None,
         }
     }
+}
+
+/// Makes the record that gives a signal of another run to this one.
+fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
+    let SignalKind::Named { name, mut value } = signal.kind else { return None };
+    program.redact_answer(&mut value);
+    let phase = Phase::Progress { key: SIGNAL_KEY.to_owned(), value };
+    let mut draft = Draft::new(phase, Reason::Fork, None, Try::default());
+    let signal = TakenSignal { id: signal.id, name, sent_at: signal.created_at };
+    draft.taken = Some(Box::new(Taken { wait: String::new(), signal: Some(signal) }));
+    Some(draft)
 }
 
 /// Writes a record of another run down again.

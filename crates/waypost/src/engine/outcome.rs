@@ -1,11 +1,13 @@
 //! How a session ends, or why it could not be held.
 
-use super::program::BeginError;
-use super::scope::Line;
 use crate::id::{BranchPath, InvalidName, RunId, StepId};
 use crate::plan::Decision;
 use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
 use crate::store::{Damage, Progress, StoreError};
+
+use super::program::{BeginError, Program};
+use super::scope::{Line, MAIN};
+use super::session::Session;
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +61,35 @@ impl<S> Outcome<S> {
     }
 }
 
+impl<P: Program> Session<'_, P> {
+    /// Returns how the session ended.
+    pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
+        let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
+        let progress = self.progress();
+        let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let stopped_by = self.stopped_by();
+        let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
+        let first = failures.first().cloned();
+        let (failed_on, failed) =
+            first.map(|StepFailure { branch, step, failure }| (branch, (step, failure))).unzip();
+        Outcome {
+            run: main.chain.run,
+            status,
+            state: main.state,
+            at: main.chain.next - 1,
+            progress,
+            failed,
+            failed_on,
+            failures,
+            waiting,
+            stopped_by,
+            idle: false,
+            repaired: self.repaired,
+            lost: self.lost,
+        }
+    }
+}
+
 /// A step that failed for good, and its failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFailure {
@@ -88,7 +119,8 @@ impl Waiting {
 
     /// Lists what a branch waits for, but for its own children.
     pub fn of_position(branch: &BranchPath, position: &Position) -> Vec<Self> {
-        let waiting = position.frontier.iter().filter(|entry| entry.status == Status::Waiting);
+        let waits = |status: Status| matches!(status, Status::Waiting | Status::Started);
+        let waiting = position.frontier.iter().filter(|entry| waits(entry.status));
         let each = waiting.flat_map(|entry| entry.waits.iter().map(|wait| (entry.step.clone(), wait)));
         each.filter(|(_, wait)| wait.on != WaitKind::Children)
             .map(|(step, wait)| Self { branch: branch.clone(), step, wait: wait.clone() })
@@ -284,6 +316,16 @@ pub enum RunError {
         run: RunId,
         /// The wait.
         id: String,
+    },
+    /// The run has ended: no step will take the signal. Nothing changed.
+    #[error("cannot send signal `{signal}` to run {run}: it is {}", status.name())]
+    Ended {
+        /// The run.
+        run: RunId,
+        /// The name of the signal.
+        signal: String,
+        /// How the run has ended.
+        status: RunStatus,
     },
     /// It was cancelled for good.
     #[error("run {0} was cancelled and cannot be resumed")]

@@ -3,17 +3,21 @@
 //! A step never appends: it asks, and the one loop of the session commits. Whoever asks to keep something is answered
 //! once it is on disk; whoever asks to wait is dropped, and starts again from its top when what it waits for is there.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::Told;
-use super::scope::LineId;
 use crate::record::Wait;
+
+use super::Told;
+use super::pending_wait::PendingWait;
+use super::scope::LineId;
 
 /// How many requests may be on their way: a step that asks faster than the store commits is slowed down.
 pub(super) const REQUESTS_MAX: usize = 64;
 
-/// ResumeQuery by a step under way.
+/// Asked by a step under way.
 #[derive(Debug)]
 pub(super) struct Request {
     /// The branch it runs on.
@@ -21,11 +25,11 @@ pub(super) struct Request {
     /// Which start of a step it comes from; one that has ended meanwhile asks for nothing any more.
     pub(super) job: u64,
     /// What is asked.
-    pub(super) what: ResumeQuery,
+    pub(super) what: Asked,
 }
 
 #[derive(Debug)]
-pub(super) enum ResumeQuery {
+pub(super) enum Asked {
     /// To commit a result under a key, so that the step has it when it starts again.
     Keep {
         key: String,
@@ -36,6 +40,8 @@ pub(super) enum ResumeQuery {
     },
     /// To commit how far the step is, for people: it is not read back.
     Tell { value: Value, told: Told },
-    /// To let the step go until something happened.
-    Wait(Wait),
+    /// To give a message to this wait, beside other work of the step.
+    Listen(Arc<PendingWait>),
+    /// To suspend the step until one of these waits has an end.
+    Suspend(Vec<Wait>),
 }

@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::clock::Clock as _;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
@@ -90,9 +91,7 @@ enum Taken {
 impl<P: Program> Session<'_, P> {
     /// Returns the time for waits. Setting the clock back during the session makes no wait longer.
     pub(super) fn now(&self) -> Timestamp {
-        let (began, at) = self.began;
-        let monotonic = at.checked_add(began.elapsed()).unwrap_or(at);
-        self.engine.clock.now().max(monotonic)
+        self.clock.now()
     }
 
     /// Goes on after a resume: plans were made, nothing was started.

@@ -7,7 +7,7 @@ use crate::record::{
     Status, Try, WAIT_AFTER, Wait, WaitKind,
 };
 use crate::shape::{Children, OnChildFailure};
-use crate::store::{Progress, SignalKind};
+use crate::store::Progress;
 
 use super::failure::upstream;
 use super::scope::{Line, LineId, MAIN};
@@ -453,39 +453,6 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Hands out answers and signals that steps wait for.
-    pub(super) async fn deliver_all(&mut self) -> Result<(), RunError> {
-        if !self.lines.iter().any(|(_, line)| line.asks()) {
-            return Ok(());
-        }
-        let run = self.main().chain.run.clone();
-        for signal in self.engine.store.signals(&run).await? {
-            if self.consumed.contains(&signal.id) {
-                continue;
-            }
-            let (wanted, value) = match signal.kind {
-                SignalKind::Answer { wait, value } => (Wanted::Answer(wait), value),
-                SignalKind::Named { name, value } => (Wanted::Signal(WaitKind::Signal(name)), value),
-                SignalKind::Stop | SignalKind::Cancel | SignalKind::Checkpoint { .. } => continue,
-            };
-            let matches = |wait: &Wait| wanted.is(wait);
-            let meant = |line: &Line<'_, P::State>| {
-                signal.branch.as_ref().is_none_or(|branch| branch == line.branch())
-            };
-            let found = self.lines.iter().filter(|(_, line)| meant(line));
-            let found = found.filter_map(|(id, line)| Some((id, line.waiting_for(&matches)?))).next();
-            if let Some((id, place)) = found {
-                let mut value = value;
-                self.program.redact_answer(&mut value);
-                self.lines.get_mut(id).answer(place, &matches, value);
-                self.consumed.push(signal.id);
-                self.mark_dirty(id);
-                self.touched.insert(id);
-            }
-        }
-        Ok(())
-    }
-
     /// Returns how the run stands if nothing goes on by itself any more.
     pub(super) fn standstill(&self) -> Option<RunStatus> {
         if !self.jobs.is_empty() || !self.launching.is_empty() || !self.touched.is_empty() {
@@ -548,21 +515,6 @@ impl<'a, P: Program> Session<'a, P> {
     }
 }
 
-/// What a message from outside is meant for.
-enum Wanted {
-    Answer(String),
-    Signal(WaitKind),
-}
-
-impl Wanted {
-    fn is(&self, wait: &Wait) -> bool {
-        match self {
-            Self::Answer(id) => wait.id == *id,
-            Self::Signal(on) => wait.on == *on,
-        }
-    }
-}
-
 pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Children {
     let step = &line.shape.steps()[place];
     let fan = line.position.frontier.iter().find(|entry| entry.step == step.id).and_then(|e| e.fan.as_ref());
@@ -572,7 +524,7 @@ pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Childr
 
 /// The wait of a step for the branches that it opened.
 pub(super) fn for_children() -> Wait {
-    Wait { id: String::new(), key: "children".to_owned(), on: WaitKind::Children, question: None }
+    Wait { on: WaitKind::Children, ..hold("children".to_owned()) }
 }
 
 /// The wait of a step for the branches that come after its work.
@@ -582,7 +534,7 @@ pub(super) fn for_what_comes_after() -> Wait {
 
 /// A wait for a resume.
 pub(super) fn hold(key: String) -> Wait {
-    Wait { id: String::new(), key, on: WaitKind::Resume, question: None }
+    Wait { id: String::new(), key, on: WaitKind::Resume, question: None, until: None }
 }
 
 /// Says whether the failure of a branch ends only that branch.

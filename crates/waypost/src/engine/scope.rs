@@ -1,10 +1,10 @@
 //! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use futures_util::future::AbortHandle;
 use jiff::Timestamp;
-use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
@@ -16,6 +16,7 @@ use crate::shape::{Shape, Unfinished};
 use super::chain::{Chain, Draft};
 use super::escalation::Dying;
 use super::fan_out::{FanOut, Item, JoinedDigests};
+use super::pending_wait::PendingWait;
 use super::signals::StopHandle;
 use super::trace::pass_in;
 use super::{Spot, StepFailure, Told};
@@ -35,8 +36,18 @@ pub(super) struct Flight {
     /// Unique in the session.
     pub(super) job: u64,
     pub(super) abort: AbortHandle,
-    /// It asked to wait, and is being let go.
-    pub(super) waits: Option<Wait>,
+    /// It is being suspended, until one of these has an end.
+    pub(super) waits: Vec<Wait>,
+    /// Waits for messages, beside other work of the step.
+    pub(super) pending: Vec<Arc<PendingWait>>,
+    /// One of them was given its message.
+    pub(super) was_given: bool,
+}
+
+impl Flight {
+    pub(super) fn new(place: usize, job: u64, abort: AbortHandle) -> Self {
+        Self { place, job, abort, waits: Vec::new(), pending: Vec::new(), was_given: false }
+    }
 }
 
 /// Who opened a branch.
@@ -508,14 +519,9 @@ impl<'a, S> Line<'a, S> {
         self.position.frontier.iter().any(held)
     }
 
-    /// Says whether a step of it waits for an answer or a signal.
-    pub(super) fn asks(&self) -> bool {
-        self.waiting_for(&|wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_))).is_some()
-    }
-
     /// Says whether a step of it waits for a time.
     pub(super) fn sleeps(&self) -> bool {
-        self.waiting_for(&|wait| matches!(wait.on, WaitKind::Until(_))).is_some()
+        self.waiting_for(&|wait| wait.due().is_some()).is_some()
     }
 
     /// Returns the steps that wait for something outside the run.
@@ -536,18 +542,6 @@ impl<'a, S> Line<'a, S> {
         self.shape.place(entry.step.as_str())
     }
 
-    /// Takes in the answer to a wait: the step has it under the key of the wait, and may start again.
-    pub(super) fn answer(&mut self, place: usize, matches: &dyn Fn(&Wait) -> bool, value: Value) {
-        let entry = self.entry_mut(place);
-        let at = entry.waits.iter().position(matches).expect("it was found by this wait");
-        let key = entry.waits[at].key.clone();
-        entry.waits.clear();
-        entry.status = Status::Ready;
-        entry.since = 0;
-        entry.memos += 1;
-        self.draft_of(place, Phase::Progress { key, value }, Reason::Answer);
-    }
-
     /// Asks again, where damage took away what came after a question: its answer may have been taken in by what is gone,
     /// and each time that something is asked it has an answer of its own.
     pub(super) fn ask_again(&mut self) {
@@ -563,9 +557,7 @@ impl<'a, S> Line<'a, S> {
     pub(super) fn wake(&mut self, now: Timestamp) {
         for entry in &mut self.position.frontier {
             if entry.status == Status::Waiting && entry.wake_at.is_some_and(|due| due <= now) {
-                entry.status = Status::Ready;
-                entry.wake_at = None;
-                entry.waits.clear();
+                entry.end_wait();
             }
         }
     }

@@ -16,28 +16,30 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::MissedTickBehavior;
 
+use crate::clock::SteadyClock;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
 use crate::lock::Holder;
 use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
 use crate::shape::Shape;
-use crate::store::{Damage, Lease, StoreError};
+use crate::store::{Damage, Lease, Signal, StoreError};
 
 use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
 use super::failure::{failed_upstream, upstream};
 use super::fan_out::{Joined, JoinedDigests, unread};
-use super::request::{REQUESTS_MAX, Request, ResumeQuery};
+use super::pending_wait::{PendingWait, WaitEnd};
+use super::request::{Asked, REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::scheduler::children_of;
 use super::scope::{Flight, Line, LineId, MAIN};
 use super::scopes::Lines;
-use super::signals::{StopHandle, StopLevel};
+use super::signals::{StopHandle, StopLevel, Suspended};
 use super::trust::PendingClaims;
 use super::{
     Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
-    StepFailure, Told, Waiting,
+    StepFailure, Told,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -68,8 +70,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) dirty: BTreeSet<(usize, LineId)>,
     /// The time of the newest record that is known of the run.
     pub(super) latest: Timestamp,
-    /// The begin of the session, by the monotonic clock and by the clock of the engine.
-    pub(super) began: (Instant, Timestamp),
+    /// The time for waits.
+    pub(super) clock: Arc<SteadyClock>,
     /// A person resumes.
     pub(super) by_person: bool,
     /// The session before was killed.
@@ -90,6 +92,10 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) requests: mpsc::Receiver<Request>,
     /// Steps that are told when the next commit is acknowledged.
     pub(super) kept: Vec<oneshot::Sender<()>>,
+    /// Waits of steps in flight that end when the next commit is acknowledged.
+    pub(super) given: Vec<(Arc<PendingWait>, WaitEnd)>,
+    /// Signals that were taken by work that was undone since; none before the first wait for a signal.
+    pub(super) free: Option<Vec<Signal>>,
     pub(super) consumed: Vec<String>,
     /// Checkpoints that were asked for: the id of the signal, and the label.
     pub(super) marks: Vec<(String, Option<String>)>,
@@ -188,7 +194,7 @@ impl<'a, P: Program> Session<'a, P> {
             touched: BTreeSet::from([MAIN]),
             dirty: BTreeSet::new(),
             latest: Timestamp::MIN,
-            began: (Instant::now(), engine.clock.now()),
+            clock: Arc::new(SteadyClock::new(Arc::clone(&engine.clock))),
             by_person: false,
             was_killed: false,
             is_isolated: false,
@@ -201,6 +207,8 @@ impl<'a, P: Program> Session<'a, P> {
             asks,
             requests,
             kept: Vec::new(),
+            given: Vec::new(),
+            free: None,
             consumed: Vec::new(),
             marks: Vec::new(),
             adopt: None,
@@ -408,11 +416,11 @@ impl<'a, P: Program> Session<'a, P> {
         let Landed { line: id, job, place, performed, root } = landed;
         let Some(line) = self.lines.find(id) else { return };
         let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
-        let waits = line.flights.remove(at).waits;
-        match (performed, waits) {
-            (Some(performed), _) => self.take(id, place, performed, root),
-            (None, Some(wait)) => self.suspend(id, place, wait),
-            (None, None) => self.take(id, place, Performed::Stopped { in_progress: true }, None),
+        let Flight { waits, was_given, .. } = line.flights.remove(at);
+        match performed {
+            Some(performed) => self.take(id, place, performed, root),
+            None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
+            None => self.suspend(id, place, Suspended { waits, was_given }),
         }
     }
 
@@ -430,7 +438,7 @@ impl<'a, P: Program> Session<'a, P> {
         let Some(line) = self.lines.find(id) else { return };
         let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
         match what {
-            ResumeQuery::Keep { key, value, told, kept } => {
+            Asked::Keep { key, value, told, kept } => {
                 let place = flight.place;
                 let entry = line.entry_mut(place);
                 entry.memos += 1;
@@ -442,14 +450,15 @@ impl<'a, P: Program> Session<'a, P> {
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
-            ResumeQuery::Tell { value, told } => {
+            Asked::Tell { value, told } => {
                 let place = flight.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
                 line.draft_of(place, phase, Reason::Interval).told = told;
                 self.mark_dirty(id);
             }
-            ResumeQuery::Wait(wait) => {
-                flight.waits = Some(wait);
+            Asked::Listen(pending) => self.listen(id, job, pending),
+            Asked::Suspend(waits) => {
+                flight.waits = waits;
                 flight.abort.abort();
             }
         }
@@ -490,7 +499,7 @@ impl<'a, P: Program> Session<'a, P> {
         let store = Arc::clone(&self.engine.store);
         let line = self.lines.get_mut(id);
         let (abort, registration) = AbortHandle::new_pair();
-        line.flights.push(Flight { place, job, abort, waits: None });
+        line.flights.push(Flight::new(place, job, abort));
         let entry = line.entry(place);
         let attempt = Attempt {
             run: line.chain.run.clone(),
@@ -511,7 +520,7 @@ impl<'a, P: Program> Session<'a, P> {
             job,
             requests: self.asks.clone(),
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
-            clock: Arc::clone(&self.engine.clock),
+            clock: Arc::clone(&self.clock),
             config: Arc::clone(&self.config),
             verifier: Arc::clone(&self.engine.verifier),
             site: Arc::clone(&self.site),
@@ -557,32 +566,6 @@ impl<'a, P: Program> Session<'a, P> {
             };
             Landed { line: id, job, place, performed, root }
         }));
-    }
-
-    pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
-        let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
-        let progress = self.progress();
-        let main = self.lines.remove(MAIN).expect("the main branch is always there");
-        let stopped_by = self.stopped_by();
-        let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
-        let first = failures.first().cloned();
-        let (failed_on, failed) =
-            first.map(|StepFailure { branch, step, failure }| (branch, (step, failure))).unzip();
-        Outcome {
-            run: main.chain.run,
-            status,
-            state: main.state,
-            at: main.chain.next - 1,
-            progress,
-            failed,
-            failed_on,
-            failures,
-            waiting,
-            stopped_by,
-            idle: false,
-            repaired: self.repaired,
-            lost: self.lost,
-        }
     }
 }
 

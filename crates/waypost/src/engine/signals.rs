@@ -1,16 +1,19 @@
-//! Requests to a session: a stop from another thread or process, and the signals of a run, which the session reads when it
-//! renews the lease.
+//! Messages to a run under way: requests to the run itself, such as a stop, and the answers and signals of its waits.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::record::{Phase, Reason, Status, Taken, TakenSignal, Wait, WaitKind};
 use crate::store::{Renewal, Signal, SignalKind, StoreError};
 
 use super::manual::mark;
-use super::scope::MAIN;
+use super::pending_wait::{PendingWait, WaitEnd};
+use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
+use super::taken::free_signals;
 use super::{Program, RunError};
 
 impl<P: Program> Session<'_, P> {
@@ -68,6 +71,209 @@ impl<P: Program> Session<'_, P> {
             self.consumed.push(id);
         }
     }
+
+    /// Gives answers and signals to the waits that they are for.
+    ///
+    /// Signals that were taken by work that was undone since come first: they were sent first.
+    pub(super) async fn deliver_all(&mut self) -> Result<(), RunError> {
+        self.lines.iter_mut().for_each(|(_, line)| line.drop_closed_waits());
+        if !self.lines.iter().any(|(_, line)| line.asks()) {
+            return Ok(());
+        }
+        let run = self.main().chain.run.clone();
+        if self.free.is_none() && self.lines.iter().any(|(_, line)| line.asks_for_signal()) {
+            let positions = self.lines.iter().map(|(_, line)| (line.branch(), &line.position));
+            let own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
+            self.free = Some(own);
+        }
+        for signal in self.free.take().unwrap_or_default() {
+            if !self.deliver(&signal) {
+                self.free.get_or_insert_default().push(signal);
+            }
+        }
+        self.free.get_or_insert_default();
+        for signal in self.engine.store.signals(&run).await? {
+            if !self.consumed.contains(&signal.id) && self.deliver(&signal) {
+                self.consumed.push(signal.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a message to the first wait that it is for; says whether there is one.
+    fn deliver(&mut self, signal: &Signal) -> bool {
+        let Some(message) = Message::of(signal) else { return false };
+        let meant =
+            |line: &Line<'_, P::State>| signal.branch.as_ref().is_none_or(|branch| branch == line.branch());
+        let lines = self.lines.iter().filter(|(_, line)| meant(line));
+        let waiter = lines.filter_map(|(id, line)| Some((id, line.waiter_for(&message)?))).next();
+        let Some((id, waiter)) = waiter else { return false };
+        let mut value = message.value;
+        self.program.redact_answer(&mut value);
+        self.lines.get_mut(id).take_in(&waiter, value.clone(), message.signal);
+        self.given.extend(waiter.pending.map(|pending| (pending, WaitEnd::Given(value))));
+        self.mark_dirty(id);
+        self.touched.insert(id);
+        true
+    }
+
+    /// Takes in waits of a step that has other work under way: the questions are shown, and a message ends its wait without
+    /// a new start of the step.
+    pub(super) fn listen(&mut self, id: LineId, job: u64, pending: Arc<PendingWait>) {
+        let line = self.lines.get_mut(id);
+        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
+        let (place, wait) = (flight.place, pending.wait.clone());
+        flight.pending.push(pending);
+        let entry = line.entry_mut(place);
+        entry.waits.extend(wait);
+        let waits = entry.waits.clone();
+        line.draft_of(place, Phase::Waiting(waits), Reason::Interrupt);
+        self.mark_dirty(id);
+        self.asks_anew = true;
+    }
+
+    /// Suspends a step until one of its waits has an end.
+    pub(super) fn suspend(&mut self, id: LineId, place: usize, suspended: Suspended) {
+        self.touched.insert(id);
+        self.mark_dirty(id);
+        let now = self.now();
+        let line = self.lines.get_mut(id);
+        let entry = line.entry_mut(place);
+        entry.status = Status::Waiting;
+        entry.since = 0;
+        entry.wait_until(suspended.waits.iter().filter_map(Wait::due).min(), now);
+        entry.waits.clone_from(&suspended.waits);
+        line.draft_of(place, Phase::Waiting(suspended.waits), Reason::Interrupt);
+        if suspended.was_given {
+            line.entry_mut(place).end_wait();
+        }
+        self.asks_anew = true;
+    }
+}
+
+/// The waits of a step that lets go of its place.
+#[derive(Debug)]
+pub(super) struct Suspended {
+    pub(super) waits: Vec<Wait>,
+    /// One of them was given its message meanwhile.
+    pub(super) was_given: bool,
+}
+
+/// An answer or a signal.
+struct Message {
+    wanted: Wanted,
+    value: Value,
+    signal: Option<TakenSignal>,
+    sent_at: jiff::Timestamp,
+}
+
+/// What a message fulfils.
+enum Wanted {
+    Answer(String),
+    Signal(WaitKind),
+}
+
+impl Message {
+    fn of(signal: &Signal) -> Option<Self> {
+        let sent_at = signal.created_at;
+        match &signal.kind {
+            SignalKind::Answer { wait, value } => Some(Self {
+                wanted: Wanted::Answer(wait.clone()),
+                value: value.clone(),
+                signal: None,
+                sent_at,
+            }),
+            SignalKind::Named { name, value } => {
+                let taken = TakenSignal { id: signal.id.clone(), name: name.clone(), sent_at };
+                let wanted = Wanted::Signal(WaitKind::Signal(name.clone()));
+                Some(Self { wanted, value: value.clone(), signal: Some(taken), sent_at })
+            }
+            SignalKind::Stop | SignalKind::Cancel | SignalKind::Checkpoint { .. } => None,
+        }
+    }
+
+    /// Says whether it fulfils a wait: sent before the deadline.
+    fn fulfils(&self, wait: &Wait) -> bool {
+        let is_meant = match &self.wanted {
+            Wanted::Answer(id) => wait.id == *id,
+            Wanted::Signal(on) => wait.on == *on,
+        };
+        is_meant && wait.until.is_none_or(|until| self.sent_at <= until)
+    }
+}
+
+/// A wait that a message fulfils.
+struct Waiter {
+    place: usize,
+    wait: Wait,
+    /// Of a step in flight.
+    pending: Option<Arc<PendingWait>>,
+}
+
+fn is_on_message(wait: &Wait) -> bool {
+    matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_))
+}
+
+impl<S> Line<'_, S> {
+    /// Says whether a step of it waits for an answer or a signal.
+    pub(super) fn asks(&self) -> bool {
+        self.waiting_for(&is_on_message).is_some() || self.pending_waits().next().is_some()
+    }
+
+    fn asks_for_signal(&self) -> bool {
+        let on_signal = |wait: &Wait| matches!(wait.on, WaitKind::Signal(_));
+        self.waiting_for(&on_signal).is_some() || self.pending_waits().any(|(_, wait, _)| on_signal(wait))
+    }
+
+    /// Lists the waits of steps in flight.
+    fn pending_waits(&self) -> impl Iterator<Item = (usize, &Wait, &Arc<PendingWait>)> {
+        let pending = self.flights.iter().flat_map(|flight| flight.pending.iter().map(|p| (flight.place, p)));
+        pending.filter_map(|(place, pending)| {
+            Some((place, pending.wait.as_ref().filter(|_| pending.is_open())?, pending))
+        })
+    }
+
+    fn waiter_for(&self, message: &Message) -> Option<Waiter> {
+        let fulfils = |wait: &Wait| message.fulfils(wait);
+        if let Some(place) = self.waiting_for(&fulfils) {
+            let wait = self.entry(place).waits.iter().find(|wait| fulfils(wait))?.clone();
+            return Some(Waiter { place, wait, pending: None });
+        }
+        let (place, wait, pending) = self.pending_waits().find(|(_, wait, _)| fulfils(wait))?;
+        Some(Waiter { place, wait: wait.clone(), pending: Some(Arc::clone(pending)) })
+    }
+
+    /// Takes in the message of a wait: the step has it under the id of the wait. A suspended step may start again.
+    fn take_in(&mut self, waiter: &Waiter, value: Value, signal: Option<TakenSignal>) {
+        let Waiter { place, wait, pending } = waiter;
+        let entry = self.entry_mut(*place);
+        entry.memos += 1;
+        if pending.is_some() {
+            entry.waits.retain(|other| other.id != wait.id);
+        } else {
+            entry.end_wait();
+        }
+        let phase = Phase::Progress { key: wait.key.clone(), value };
+        let taken = Taken { wait: wait.id.clone(), signal };
+        self.draft_of(*place, phase, Reason::Answer).taken = Some(Box::new(taken));
+        for flight in self.flights.iter_mut().filter(|flight| flight.place == *place) {
+            flight.was_given = true;
+            // A second message for this wait stays where it is.
+            flight.pending.retain(|other| other.wait.as_ref().is_none_or(|other| other.id != wait.id));
+        }
+    }
+
+    /// Drops the waits that steps in flight have left.
+    fn drop_closed_waits(&mut self) {
+        for index in 0..self.flights.len() {
+            let flight = &mut self.flights[index];
+            let (closed, open) = std::mem::take(&mut flight.pending).into_iter().partition(|p| !p.is_open());
+            flight.pending = open;
+            let (place, closed): (usize, Vec<Arc<PendingWait>>) = (flight.place, closed);
+            let is_closed = |wait: &Wait| closed.iter().any(|closed| closed.wait.as_ref() == Some(wait));
+            self.entry_mut(place).waits.retain(|wait| !is_closed(wait));
+        }
+    }
 }
 
 /// How urgently a session is to stop.
@@ -91,12 +297,12 @@ pub struct Stop {
 /// Through which a session is asked to stop; all clones are one.
 #[derive(Debug, Clone, Default)]
 pub struct StopHandle {
-    asked: Arc<ResumeQuery>,
+    asked: Arc<StopState>,
 }
 
 /// Small, since every branch in memory has one of its own.
 #[derive(Debug, Default)]
-struct ResumeQuery {
+struct StopState {
     /// Who asked first; set before `level` is.
     by: OnceLock<String>,
     /// 0 as long as nobody asked, else one more than the level.

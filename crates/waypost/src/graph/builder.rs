@@ -29,6 +29,8 @@ pub const PARALLEL_DEFAULT: usize = 8;
 
 /// The step inside each branch of [`Builder::each`].
 pub const ITEM_STEP: &str = "item";
+/// The key of the branch of [`Builder::subgraph`]: the name of the graph may change.
+pub const SUBGRAPH_KEY: &str = "graph";
 
 /// How a step opens branches.
 pub(super) enum Fan<S> {
@@ -383,7 +385,7 @@ impl<S: State> Builder<S> {
         let other = Other {
             shape: (*graph.shape).clone(),
             levels: graph.levels.to_vec(),
-            named: vec![(graph.name.clone(), None)],
+            named: vec![(SUBGRAPH_KEY.to_owned(), None)],
             opens: Opens { items: None, child },
         };
         self.add(id, Action::Join(join), Some(Fan::Other(Box::new(other))))
@@ -409,7 +411,8 @@ impl<S: State> Builder<S> {
         let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();
         let shape = assembly.level(&mut drafts, 0, &start, 0)?;
         let levels = assembly.levels.into_iter().map(|level| level.expect("every level was made")).collect();
-        Ok(Graph { name, shape: Arc::new(shape), levels, state: std::marker::PhantomData })
+        let reading = super::trial::Reading::default();
+        Ok(Graph { name, shape: Arc::new(shape), levels, reading, state: std::marker::PhantomData })
     }
 
     fn check_names(&self, start: &StepId) -> Result<(), GraphError> {

@@ -1,26 +1,20 @@
 //! What a step can ask and say while it runs.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokio::sync::Notify;
 
 use super::error::StepError;
+use super::pending::Waits;
 use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, Told};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::path::FieldPath;
-use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, WaitKind, encode};
-
-/// Sleeps up to this long are slept in memory; longer ones give the lease back, and the run is due again at their end.
-pub const SLEEP_IN_MEMORY_MAX: Duration = Duration::from_secs(30);
+use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, encode};
 
 /// Most bytes of events and report text that a step may say for one checkpoint, as they are written: they stand in its
 /// header, beside a result that is kept, or a chain of errors, and what the engine writes there.
@@ -51,15 +45,11 @@ struct Inner {
     /// Of events and report text that are not written yet.
     said_bytes: AtomicUsize,
     refused: Mutex<Option<String>>,
-    /// Whether the step may be repeated, so that a wait may let the step go.
-    idempotent: bool,
-    /// The key of a wait that may not let the step go.
-    refused_wait: Mutex<Option<String>>,
-    wait_refused: Notify,
+    waits: Waits,
 }
 
 impl Context {
-    pub(super) fn new(attempt: Attempt, idempotent: bool) -> Self {
+    pub(super) fn new(attempt: Attempt) -> Self {
         let inner = Inner {
             attempt,
             told: Mutex::default(),
@@ -68,9 +58,7 @@ impl Context {
             exit_code: Mutex::default(),
             said_bytes: AtomicUsize::new(0),
             refused: Mutex::default(),
-            idempotent,
-            refused_wait: Mutex::default(),
-            wait_refused: Notify::new(),
+            waits: Waits::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -127,6 +115,7 @@ impl Context {
     ///   had its effect by then, and the step fails for good: such a type is found out by the first run.
     /// - More than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), more results than
     ///   [`MEMOS_MAX`](crate::engine::MEMOS_MAX).
+    /// - A second call with `key` in this attempt, while the first is under way or after it has returned a result.
     pub async fn once<T, E>(
         &self,
         key: &str,
@@ -136,8 +125,10 @@ impl Context {
         T: Serialize + DeserializeOwned,
         E: Into<StepError>,
     {
+        let claim = self.claim("once", key)?;
         let key = format!("once/{key}");
         if let Some(value) = self.kept(&key).await? {
+            claim.keep();
             return decode(&key, value);
         }
         let done = work.await.map_err(Into::into)?;
@@ -145,111 +136,16 @@ impl Context {
         // Now as after a crash: what does not come back as it went in is seen at once, and not only then.
         let back = decode(&key, value.clone())?;
         self.keep(&key, value).await?;
+        claim.keep();
         Ok(back)
     }
 
-    /// Sleeps for `time`, crashes and stops included: the end is set when this is first called with `key`.
-    ///
-    /// Beyond [`SLEEP_IN_MEMORY_MAX`] the step is let go: if nothing else is to be done, the session ends as waiting, and
-    /// a resume after the end goes on.
-    ///
-    /// # Errors
-    /// What cannot be kept, as for [`once`](Self::once).
-    pub async fn sleep(&self, key: &str, time: Duration) -> Result<(), StepError> {
-        let key = format!("sleep/{key}");
-        let now = self.inner.attempt.clock().now();
-        let latest = now.checked_add(time).unwrap_or(Timestamp::MAX);
-        let set = self.kept(&key).await?.map(|value| decode(&key, value)).transpose()?;
-        let due: Timestamp = match set.filter(|due| *due <= latest) {
-            Some(due) => due,
-            // The first call, or the clock was set back since.
-            None => {
-                let due = latest;
-                self.keep(&key, serde_json::to_value(due).map_err(StepError::fatal)?).await?;
-                due
-            }
-        };
-        let rest = Duration::try_from(due.duration_since(now)).unwrap_or_default();
-        if rest > SLEEP_IN_MEMORY_MAX {
-            match self.let_go(&key, WaitKind::Until(due), None).await {}
-        }
-        tokio::time::sleep(rest).await;
-        Ok(())
+    pub(super) fn waits(&self) -> &Waits {
+        &self.inner.waits
     }
 
-    /// Asks a person, and returns the answer once there is one.
-    ///
-    /// The step is let go meanwhile and starts again from its top; this call then returns at once. A step that
-    /// [must not be repeated](super::Builder::not_idempotent) is in doubt instead. `question` is shown
-    /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer). An answer that is no `T` is not
-    /// taken: the question is asked again, as another one.
-    ///
-    /// # Errors
-    /// What cannot be kept, as for [`once`](Self::once).
-    pub async fn interrupt<T: DeserializeOwned>(
-        &self,
-        key: &str,
-        question: impl Serialize,
-    ) -> Result<T, StepError> {
-        let question = keepable(key, &question)?;
-        self.await_answer(key, WaitKind::Answer, Some(question).filter(|question| !question.is_null())).await
-    }
-
-    /// Waits for the next signal `name` to this run that nobody has taken, and returns its value. One whose value is no
-    /// `T` is passed over, and the next one waited for.
-    ///
-    /// # Errors
-    /// What was kept cannot be read.
-    pub async fn signal<T: DeserializeOwned>(&self, key: &str, name: &str) -> Result<T, StepError> {
-        // Its keys are not those of questions.
-        self.await_answer(&format!("signal/{key}"), WaitKind::Signal(name.to_owned()), None).await
-    }
-
-    async fn await_answer<T: DeserializeOwned>(
-        &self,
-        key: &str,
-        on: WaitKind,
-        question: Option<Value>,
-    ) -> Result<T, StepError> {
-        let mut asked = 1;
-        let mut asked_as = key.to_owned();
-        while let Some(value) = self.inner.attempt.answered(&asked_as).await? {
-            match decode(&asked_as, value) {
-                Ok(answer) => return Ok(answer),
-                // It was given and has been taken in: only another question can have another answer.
-                Err(_) => {
-                    asked += 1;
-                    asked_as = format!("{key} (asked {asked} times)");
-                }
-            }
-        }
-        match self.let_go(&asked_as, on, question).await {}
-    }
-
-    /// Lets the step go until `on` is fulfilled. Cuts a step that must not be repeated, since a wait restarts the step
-    /// from the top.
-    async fn let_go(&self, key: &str, on: WaitKind, question: Option<Value>) -> Infallible {
-        if self.inner.idempotent {
-            return self.inner.attempt.wait(key, on, question).await;
-        }
-        self.refused_wait().get_or_insert_with(|| key.to_owned());
-        self.inner.wait_refused.notify_one();
-        pending().await
-    }
-
-    /// Resolves with the key of a wait that may not let the step go.
-    pub(super) async fn wait_refused(&self) -> String {
-        loop {
-            self.inner.wait_refused.notified().await;
-            let refused = self.refused_wait().clone();
-            if let Some(key) = refused {
-                return key;
-            }
-        }
-    }
-
-    fn refused_wait(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.inner.refused_wait.lock().expect("no code panics while it holds this lock")
+    pub(super) fn attempt_of(&self) -> &Attempt {
+        &self.inner.attempt
     }
 
     /// Counts tokens and cost. Several calls add up; the model named last is kept. A cost that is no finite number fails
@@ -335,8 +231,9 @@ impl Context {
 
     /// Resolves when the step is to end; as for [`is_cancelled`](Self::is_cancelled), it then has time to do so.
     pub async fn cancelled(&self) {
-        self.inner.heeds_stop.store(true, Ordering::Relaxed);
-        self.inner.attempt.stop_asked().await;
+        if !self.is_cancelled() {
+            self.inner.waits.pause(None, None).await;
+        }
     }
 
     pub(super) fn heeds_stop(&self) -> bool {
@@ -364,7 +261,7 @@ impl Context {
         self.inner.told.lock().expect("no code panics while it holds this lock")
     }
 
-    async fn kept(&self, key: &str) -> Result<Option<Value>, StepError> {
+    pub(super) async fn kept(&self, key: &str) -> Result<Option<Value>, StepError> {
         let here = self.inner.kept.lock().expect("no code panics while it holds this lock").get(key).cloned();
         match here {
             Some(value) => Ok(Some(value)),
@@ -372,7 +269,7 @@ impl Context {
         }
     }
 
-    async fn keep(&self, key: &str, value: Value) -> Result<(), StepError> {
+    pub(super) async fn keep(&self, key: &str, value: Value) -> Result<(), StepError> {
         if let Some(why) = self.refused() {
             return Err(StepError::fatal(why));
         }
@@ -388,7 +285,7 @@ impl Context {
 }
 
 /// Makes JSON of what comes back as it went in, and is not too large to be kept under `key`.
-fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepError> {
+pub(super) fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepError> {
     let mut bytes = Vec::new();
     encode(value, &mut bytes).map_err(|flaw| {
         let why = match flaw {
@@ -404,7 +301,7 @@ fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepEr
     serde_json::from_slice(&bytes).map_err(StepError::fatal)
 }
 
-fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {
+pub(super) fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {
     serde_json::from_value(value)
         .map_err(|error| StepError::fatal(format!("what was kept as `{key}` is of another kind: {error}")))
 }

@@ -20,6 +20,8 @@ use super::context::Context;
 use super::error::StepError;
 use super::evidence::{self, Evidence};
 use super::level::{Held, Level};
+use super::pending::{Turn, Turns};
+use super::trial::Reading;
 use crate::engine::{Attempt, Ended, Follow, Joined, Performed, panic_message};
 use crate::id::StepId;
 use crate::record::{Ending, Failure, FailureKind};
@@ -57,6 +59,7 @@ pub(super) struct Work<'a> {
     pub(super) context: Context,
     pub(super) place: usize,
     pub(super) idempotent: bool,
+    pub(super) reading: Reading,
 }
 
 impl Work<'_> {
@@ -64,7 +67,7 @@ impl Work<'_> {
     pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<Given> {
         let step = &self.attempt.step;
         let state = match self.call(state, joined).await {
-            FunctionEnd::Returned(Ok(state)) => state,
+            FunctionEnd::Returned(Ok(state)) => self.reading.back(self.level, state),
             FunctionEnd::Returned(Err(error)) => return self.failed(self.failure_of(&error)),
             FunctionEnd::Panicked(panic) => {
                 let error = StepError::retryable(format!("step `{step}` panicked: {panic}"));
@@ -108,27 +111,58 @@ impl Work<'_> {
         let (attempt, context) = (self.attempt, &self.context);
         // The function may panic before it returns a future.
         let work = async { self.level.perform(self.place, state, joined, context.clone()).await };
-        let work = AssertUnwindSafe(work).catch_unwind().map(|end| match end {
-            Ok(end) => FunctionEnd::Returned(end),
-            Err(panic) => FunctionEnd::Panicked(panic_message(panic.as_ref())),
-        });
+        let work = async {
+            match AssertUnwindSafe(work).catch_unwind().await {
+                Ok(end) => FunctionEnd::Returned(end),
+                Err(panic) => FunctionEnd::Panicked(panic_message(panic.as_ref())),
+            }
+        };
+        let work = self.drive(work);
         tokio::pin!(work);
         let ended = tokio::select! {
             biased;
             end = &mut work => return end,
-            key = context.wait_refused() => return FunctionEnd::Waits(key),
             ended = attempt.stopped() => ended,
             never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         match ended {
             Ended::Timeout(limit) => FunctionEnd::TimedOut(limit),
-            Ended::Stop(_) if context.heeds_stop() => tokio::select! {
-                biased;
-                end = &mut work => end,
-                () = attempt.killed() => FunctionEnd::Stopped,
-                () = tokio::time::sleep(STOP_GRACE) => FunctionEnd::Stopped,
-            },
+            Ended::Stop(_) if context.heeds_stop() => {
+                context.waits().stop();
+                tokio::select! {
+                    biased;
+                    end = &mut work => end,
+                    () = attempt.killed() => FunctionEnd::Stopped,
+                    () = tokio::time::sleep(STOP_GRACE) => FunctionEnd::Stopped,
+                }
+            }
             Ended::Stop(_) => FunctionEnd::Stopped,
+        }
+    }
+
+    /// Polls the function of the step. Suspends the step when nothing of it is under way but waits.
+    async fn drive(&self, work: impl Future<Output = FunctionEnd>) -> FunctionEnd {
+        let waits = self.context.waits();
+        let work = std::pin::pin!(work);
+        let mut turns = Turns::new(work, waits);
+        loop {
+            let turn = tokio::select! {
+                biased;
+                turn = turns.next() => turn,
+                () = waits.opened() => continue,
+                () = waits.ends_due() => continue,
+            };
+            match turn {
+                Turn::Ended(end) => return end,
+                Turn::Opened(opened) => {
+                    for wait in opened {
+                        self.attempt.listen(wait).await;
+                    }
+                }
+                Turn::Waits(waits) if self.idempotent => match self.attempt.suspend(waits).await {},
+                // A start from the top would repeat the step.
+                Turn::Waits(mut waits) => return FunctionEnd::Waits(waits.swap_remove(0).key),
+            }
         }
     }
 

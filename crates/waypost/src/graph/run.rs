@@ -318,18 +318,24 @@ impl<'a, S: State> Run<'a, S> {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
-        let there = if or_resume { Some(engine.store().run(&id).await) } else { None };
-        if let Some(there) = there.filter(|there| !matches!(there, Err(StoreError::NotFound { .. }))) {
+        let resume = async |session: Session| {
+            let there = engine.store().run(&id).await;
             there.map_or(Ok(()), |entry| graph.check_name(entry.record.record()))?;
-            let (id, options) = (id.to_string(), ResumeOptions::default());
-            return Resume { session, options, ..engine.resume(graph, &id) }.go().await;
+            Resume { session, ..engine.resume(graph, id.as_str()) }.go().await
+        };
+        if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
+            return resume(session).await;
         }
-        let record = record_of(engine, graph, id, (&session, durability, labels, config));
+        let record = record_of(engine, graph, id.clone(), (&session, durability, labels, config));
         let options = session.options()?;
-        let engine = session.engine(engine);
+        let observed = session.engine(engine);
         let program = graph.erased();
         let state: Held = Box::new(state);
-        engine.run_program(&program, record, state, options).await.map(known)
+        match observed.run_program(&program, record, state, options).await {
+            // Another program has made the run since.
+            Err(RunError::Store(StoreError::Exists { .. })) if or_resume => resume(session).await,
+            outcome => outcome.map(known),
+        }
     }
 }
 

@@ -6,12 +6,47 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::level::{Held, Level};
+use crate::engine::unpanicked;
+
 /// Bytes of states that a session reads again before it begins to choose: some hundred small states, in less than a
 /// millisecond. Most types that cannot be read show it in their first few values.
 const TRIED_BYTES_FREE: u64 = 64 << 10;
 /// Afterwards one byte in so many is read again. To read and compare costs about four times as much as to write, so that
 /// this adds an eighth to what encoding costs.
 const TRIED_SHARE: u64 = 32;
+
+/// Which states are read back as soon as they are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// As many as cost little. What was read is compared, and dropped.
+    Some,
+    /// All of them. What was read goes on.
+    All,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        if cfg!(debug_assertions) { Self::All } else { Self::Some }
+    }
+}
+
+impl Reading {
+    /// Returns a state as a resume would read it. A state that does not come back as it is stays: the commit refuses it, and
+    /// names the field.
+    pub(super) fn back(self, level: &dyn Level, state: Held) -> Held {
+        if self == Self::Some {
+            return state;
+        }
+        let read = unpanicked(|| {
+            let mut bytes = Vec::new();
+            level.encode(&state, &mut bytes).ok()?;
+            level.check(&bytes).ok()?;
+            level.decode(&bytes, level.schema()).ok()
+        });
+        read.ok().flatten().unwrap_or(state)
+    }
+}
 
 /// Decides which states of a session are read again.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ use super::is_default;
 use super::run::{Definition, RunStatus};
 use super::trace::{EndDigests, Trace};
 use super::usage::Usage;
+use super::wait::{Taken, Wait, WaitKind};
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 
 /// The name of the label that a person gives a checkpoint; also the key of the progress record.
@@ -83,7 +84,10 @@ pub struct Header {
     /// The earlier record of this branch that this record is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<u64>,
-    /// A changed workflow, in force from here on.
+    /// On the record of an answer or a signal: the wait that took it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<Box<Taken>>,
+    /// A changed workflow that the run goes on with from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<Definition>,
     /// A changed configuration, in force from here on.
@@ -497,37 +501,6 @@ pub enum SkipCause {
     UpstreamFailed(StepId),
     /// This person skipped it.
     ByHand(String),
-}
-
-/// An open wait of a branch.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Wait {
-    /// The id of the wait: hash of branch, step, iteration, epoch and key.
-    pub id: String,
-    /// The key from the step.
-    pub key: String,
-    /// The kind of the wait.
-    pub on: WaitKind,
-    /// The question to a person.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<Value>,
-}
-
-/// The kinds of waiting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitKind {
-    /// A person's answer.
-    Answer,
-    /// A signal of this name.
-    Signal(String),
-    /// A time.
-    Until(Timestamp),
-    /// All child branches.
-    Children,
-    /// A resume: the run is held before or after a step, as requested at the start of the run.
-    Resume,
 }
 
 /// How a branch ended.

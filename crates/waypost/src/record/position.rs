@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::header::{Try, Wait};
+use super::header::Try;
 use super::is_default;
+use super::wait::Wait;
 use crate::id::{BranchPath, Digest, StepId};
 
 /// The unfinished steps of a branch, and the records of the finished steps' results.
@@ -454,13 +455,18 @@ impl FrontierEntry {
         self.delay_ms = due.map_or(0, |due| millis_until(due, now));
     }
 
-    /// Continues a wait of an earlier session. A remaining time longer than the whole delay shows that the
-    /// clock was set back. A delay then restarts, and a sleeping step runs to set a new time.
+    /// Ends a wait: the step may start again.
+    pub(crate) fn end_wait(&mut self) {
+        (self.status, self.wake_at, self.since) = (Status::Ready, None, 0);
+        self.waits.clear();
+    }
+
+    /// Takes up a wait of an earlier session. A remaining time longer than the whole delay shows a clock that was set back:
+    /// the delay begins again, and a sleeping step is called to set a new time.
     pub(crate) fn continue_wait(&mut self, now: Timestamp) {
         let Some(due) = self.wake_at.filter(|due| millis_until(*due, now) > self.delay_ms) else { return };
         if self.status == Status::Waiting {
-            (self.status, self.wake_at, self.since) = (Status::Ready, None, 0);
-            self.waits.clear();
+            self.end_wait();
         } else {
             self.wake_at = now.checked_add(Duration::from_millis(self.delay_ms)).ok().or(Some(due));
         }

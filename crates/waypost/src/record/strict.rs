@@ -13,6 +13,8 @@
 //! | containers in containers, deeper than [`STATE_DEPTH_MAX`] | written, and never read again |
 //! | more than [`STATE_BYTES_MAX`] | too much for a step; stopped during the write, not after |
 //!
+//! Hash sets and hash maps are written in the order of their texts, so that equal states are equal bytes.
+//!
 //! The encoder makes a single pass without tracking the path. On an error it derives the field from the
 //! unfinished text. `serde_json` formats numbers and strings that need escapes; this module writes the
 //! structure around them.
@@ -32,6 +34,7 @@ use crate::path::{FieldPath, unfinished};
 
 mod check;
 mod key;
+mod unordered;
 
 pub use check::check_state;
 pub(crate) use check::check_written;
@@ -449,6 +452,31 @@ impl<'t, 'b> Serializer for Strict<'t, 'b> {
     ) -> Result<Fields<'t, 'b>, Refusal> {
         self.text.open_variant(variant)?;
         Ok(Fields { close: &[b"}", b"}"], ..self.serialize_struct(variant, length)? })
+    }
+
+    fn collect_seq<I>(self, elements: I) -> Result<(), Refusal>
+    where
+        I: IntoIterator<Item: Serialize>,
+    {
+        let mut list = self.serialize_seq(None)?;
+        if unordered::is_unordered::<I>() {
+            return unordered::set(list, elements);
+        }
+        elements.into_iter().try_for_each(|element| list.element(&element))?;
+        list.finish()
+    }
+
+    fn collect_map<K: Serialize, V: Serialize, I>(self, entries: I) -> Result<(), Refusal>
+    where
+        I: IntoIterator<Item = (K, V)>,
+    {
+        use ser::SerializeMap as _;
+        if unordered::is_unordered::<I>() {
+            return unordered::map(self.text, entries);
+        }
+        let mut map = self.serialize_map(None)?;
+        entries.into_iter().try_for_each(|(key, value)| map.serialize_entry(&key, &value))?;
+        map.end()
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), Refusal> {

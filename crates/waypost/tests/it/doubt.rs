@@ -181,7 +181,7 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         stage.crash(&mut world, "inner", session).await;
         assert_eq!(stage.said(), ["n1", "inner"], "only what was said not to have been paid");
         let by_hand = |notes: &mut Notes, doubtful: &Doubtful| {
-            assert_eq!(doubtful.branch.to_string(), "plan:p/sub:inner");
+            assert_eq!(doubtful.branch.to_string(), "plan:p/sub:graph");
             notes.done.push("inner by hand".to_owned());
             Ok(TreatAs::Done)
         };

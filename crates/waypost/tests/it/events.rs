@@ -172,8 +172,13 @@ fn evidence_is_counted() {
 
 #[test]
 fn skips_waits_answers_and_progress() {
-    let wait =
-        Wait { id: "w".to_owned(), key: "ok".to_owned(), on: WaitKind::Answer, question: Some(json!("Go?")) };
+    let wait = Wait {
+        id: "w".to_owned(),
+        key: "ok".to_owned(),
+        on: WaitKind::Answer,
+        question: Some(json!("Go?")),
+        until: None,
+    };
     let phases = [
         (Reason::Step, Phase::Skipped(SkipCause::Condition("rows > 0".to_owned())), None),
         (Reason::Step, Phase::Skipped(SkipCause::Need(step_id("fetch"))), None),

@@ -62,8 +62,7 @@ fn graphs_in_graphs_count_as_levels() {
 
     let name = "n".repeat(1_025);
     let long = Graph::<State>::builder(&name).step("a", note).build().unwrap();
-    let text = refused(around(&long));
-    assert!(text.starts_with("a branch of step `sub` cannot be: branch `sub:nnn"), "{text}");
+    assert!(around(&long).build().is_ok(), "the name of an inner graph names no branch");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the library, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
+mod answers;
 mod branch_edit;
 mod branch_keys;
 mod branches;
@@ -8,6 +9,7 @@ mod cancelling;
 mod carried;
 mod configuration;
 mod contract;
+mod deadlines;
 mod diff;
 mod doubt;
 mod engine;
@@ -41,6 +43,7 @@ mod lost;
 mod many_items;
 mod marks;
 mod newer;
+mod or_resume;
 mod other_graph;
 mod pages;
 mod panics;
@@ -48,12 +51,14 @@ mod plan;
 mod play;
 mod portable;
 mod random_graphs;
+mod read_back;
 mod recorder;
 mod report;
 mod retention;
 mod retries;
 mod run_events;
 mod schema;
+mod signals_again;
 mod strict;
 mod toy;
 mod traces;
@@ -61,6 +66,7 @@ mod traps_2;
 mod traps_5;
 mod travel;
 mod trees;
+mod unordered;
 mod unwritten;
 mod waits;
 mod walks;

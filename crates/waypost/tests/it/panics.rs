@@ -102,7 +102,7 @@ async fn a_panic_of_any_function_fails_its_step() {
         (At::Item, "item", "step `item` panicked: no way"),
         (At::Join, "each", "step `each` panicked: no way"),
         (At::ForkJoin, "merge", "step `merge` panicked: no way"),
-        (At::Enter, "sub", "the state of branch `below` of step `sub` panicked: no way"),
+        (At::Enter, "sub", "the state of branch `graph` of step `sub` panicked: no way"),
         (At::Leave, "sub", "step `sub` panicked: no way"),
     ];
     for (at, step, text) in expect {

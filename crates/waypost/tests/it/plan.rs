@@ -125,8 +125,13 @@ fn entry_of(text: &str) -> FrontierEntry {
         "failed" => Status::Failed,
         other => panic!("no status {other}"),
     };
-    let wait =
-        |key: &str| Wait { id: key.to_owned(), key: key.to_owned(), on: WaitKind::Answer, question: None };
+    let wait = |key: &str| Wait {
+        id: key.to_owned(),
+        key: key.to_owned(),
+        on: WaitKind::Answer,
+        question: None,
+        until: None,
+    };
     FrontierEntry {
         step: StepId::new(words[0]).unwrap(),
         status,

@@ -177,8 +177,13 @@ fn evidence_is_a_table() {
 
 #[test]
 fn skipped_waiting_and_interrupted_steps_have_sections_too() {
-    let wait =
-        Wait { id: "w".to_owned(), key: "ok".to_owned(), on: WaitKind::Answer, question: Some(json!("Go?")) };
+    let wait = Wait {
+        id: "w".to_owned(),
+        key: "ok".to_owned(),
+        on: WaitKind::Answer,
+        question: Some(json!("Go?")),
+        until: None,
+    };
     let phases = [
         Phase::Skipped(SkipCause::Condition("rows > 0".to_owned())),
         Phase::Skipped(SkipCause::Need(step_id("fetch"))),

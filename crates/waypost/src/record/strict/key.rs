@@ -41,6 +41,10 @@ impl<'t, 'b> Entries<'t, 'b> {
         Ok(Self { text, begin, first, rising: true })
     }
 
+    pub(super) fn text(&self) -> &Text<'b> {
+        self.text
+    }
+
     fn places(&self) -> &[Range<u32>] {
         &self.text.keys.places[self.first..]
     }

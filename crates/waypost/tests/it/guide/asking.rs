@@ -1,6 +1,7 @@
 //! The code of docs/guide/asking-a-person.md.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use waypost::{Context, Engine, MemoryStore};
 
@@ -56,6 +57,34 @@ async fn a_question_waits_for_its_answer() {
     assert!(matches!(again, Err(RunError::Answered { .. })));
     let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
     assert_eq!(nobody.to_string(), "run r does not wait for an answer `c0ffee`; it waits for nothing");
+}
+
+async fn review(mut letter: Letter, context: Context) -> Result<Letter, StepError> {
+    let questions = ["ada", "bob"].map(|name| (name, json!({ "for": name, "text": letter.text })));
+    let votes: Vec<bool> = context.interrupt_all(questions).await?;
+
+    let day = Duration::from_secs(24 * 60 * 60);
+    let veto: Option<bool> = context.interrupt_within("veto", "Does anybody object?", day).await?;
+    letter.sent = votes.iter().all(|vote| *vote) && veto != Some(true);
+    Ok(letter)
+}
+
+#[tokio::test]
+async fn several_questions_are_asked_at_once_and_one_has_a_deadline() {
+    let clock = Arc::new(waypost_testing::TestClock::default());
+    let engine = Engine::new(Arc::new(MemoryStore::new())).with_clock(clock.clone());
+    let graph = Graph::<Letter>::builder("letter").step("review", review).build().unwrap();
+
+    for question in engine.run(&graph, "r", Letter::default()).await.unwrap().waiting {
+        engine.answer("r", &question.wait.id, json!(true)).await.unwrap();
+    }
+    let outcome = engine.resume(&graph, "r").await.unwrap();
+
+    // Now it waits for a veto, for a day.
+    assert!(outcome.waiting[0].wait.until.is_some());
+
+    clock.pass(Duration::from_secs(25 * 60 * 60));
+    assert!(engine.resume(&graph, "r").await.unwrap().state.sent);
 }
 
 #[tokio::test]

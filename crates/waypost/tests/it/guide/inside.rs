@@ -88,6 +88,40 @@ async fn a_signal_is_kept_until_it_is_taken() {
     engine.signal("r", "packed", json!("in box 7")).await.unwrap();
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.state.said, "in box 7");
+
+    let refused = engine.signal("r", "packed", json!("in box 8")).await.unwrap_err();
+    assert_eq!(refused.to_string(), "cannot send signal `packed` to run r: it is completed");
+}
+
+async fn deliver(mut order: Order, context: Context) -> Result<Order, StepError> {
+    let day = Duration::from_secs(24 * 60 * 60);
+    let signed: Option<String> = context.signal_within("signed", "signed", day).await?;
+    order.said = signed.unwrap_or_else(|| "left at the door".to_owned());
+    Ok(order)
+}
+
+async fn paid_or_cancelled(mut order: Order, context: Context) -> Result<Order, StepError> {
+    tokio::select! {
+        paid = context.signal::<u32>("paid", "paid") => order.paid = Some(paid?),
+        slept = context.sleep("a-week", Duration::from_secs(7 * 24 * 60 * 60)) => slept?,
+        said = context.interrupt("cancel", "Cancel the order?") => order.said = said?,
+    }
+    Ok(order)
+}
+
+#[tokio::test]
+async fn the_earliest_of_several_waits_wakes_the_step() {
+    let clock = Arc::new(waypost_testing::TestClock::default());
+    let engine = Engine::new(Arc::new(MemoryStore::new())).with_clock(clock.clone());
+    let (deliver, pays) = (one_step(deliver), one_step(paid_or_cancelled));
+
+    engine.run(&deliver, "d", Order::default()).await.unwrap();
+    assert_eq!(engine.run(&pays, "p", Order::default()).await.unwrap().waiting.len(), 3);
+    engine.signal("p", "paid", json!(7)).await.unwrap();
+    clock.pass(Duration::from_secs(25 * 60 * 60));
+
+    assert_eq!(engine.resume(&deliver, "d").await.unwrap().state.said, "left at the door");
+    assert_eq!(engine.resume(&pays, "p").await.unwrap().state.paid, Some(7));
 }
 
 async fn summarise(order: Order, context: Context) -> Result<Order, StepError> {

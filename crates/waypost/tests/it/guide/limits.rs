@@ -27,6 +27,15 @@ async fn a_state_that_json_would_change_is_refused_by_field() {
     assert_eq!(refused.source().unwrap().to_string(), "rates[1]: NaN cannot be kept in JSON");
 }
 
+#[tokio::test]
+async fn a_strict_graph_refuses_the_same_in_release_builds() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+
+    let graph = Graph::<Rates>::builder("rates").step("rate", rate).build().unwrap().strict_states();
+
+    assert!(engine.run(&graph, "r", Rates::default()).await.is_err());
+}
+
 #[test]
 fn the_limits_are_those_of_the_page() {
     use waypost::engine::{MEMO_BYTES_MAX, MEMOS_MAX};
