@@ -48,6 +48,14 @@ pub(super) fn carried(
     if !steps.is_empty() {
         return Err(format!("it touches finished steps: {}", steps.join(", ")));
     }
+    for step in kept.iter().filter(|step| !within.contains(*step)) {
+        let added = before.step(step.as_str()).zip(shape.step(step.as_str()));
+        if let Some(added) = added.and_then(|(before, step)| added_within(before, step)) {
+            return Err(format!(
+                "step `{added}` is new within `{step}`, and a kept result cannot have it: rerun `{step}`"
+            ));
+        }
+    }
     let carry = Carry { before, position, definition, after: shape, within, kept, ends, asks };
     Ok(change::carry_over(&carry))
 }
@@ -339,12 +347,78 @@ fn is_frame_same(old: &Step, new: &Step) -> bool {
 /// Says whether the one graph has the steps of the other in the same places, and at most others beside them: a position of
 /// the old one is one of the new one, as far as those others come after what is open there.
 fn is_form_same(old: &Shape, new: &Shape) -> bool {
-    old.steps().iter().all(|old| {
-        new.step(old.id.as_str()).is_some_and(|new| {
-            let opens = old.children.is_some() || new.children.is_some();
-            let same = old.fingerprint == new.fingerprint || !opens || is_frame_same(old, new);
-            same && old.needs == new.needs && old.routes == new.routes
+    old.steps().iter().all(|before| {
+        new.step(before.id.as_str()).is_some_and(|step| {
+            let opens = before.children.is_some() || step.children.is_some();
+            let same = before.fingerprint == step.fingerprint || !opens || is_frame_same(before, step);
+            let needs = before.needs.iter().cloned().collect::<BTreeSet<_>>();
+            same && needs_known(new, old, step) == needs && before.routes == step.routes
         })
+    })
+}
+
+/// Returns the needs of a step, with the needs of an added step in place of that step.
+fn needs_known(new: &Shape, old: &Shape, step: &Step) -> BTreeSet<StepId> {
+    let mut known = BTreeSet::new();
+    let mut open: Vec<&StepId> = step.needs.iter().collect();
+    while let Some(need) = open.pop() {
+        match new.step(need.as_str()).filter(|_| old.place(need.as_str()).is_none()) {
+            Some(added) => open.extend(&added.needs),
+            None => drop(known.insert(need.clone())),
+        }
+    }
+    known
+}
+
+/// Adds the new steps of a changed graph to the position of an open scope. A step that waited for nothing else waits for the
+/// added step.
+///
+/// # Errors
+/// The added step with a finished step downstream, or with open branches downstream.
+pub(super) fn add_new_steps(
+    (old, new): (&Shape, &Shape),
+    position: &mut Position,
+    around: &[u32],
+) -> Result<(), StepId> {
+    let Some(added) = new_steps(old, new, position) else { return Ok(()) };
+    let downstream = new.downstream(&added);
+    let unfinished = Unfinished::of(new, position);
+    let is_fixed = |place: &usize| {
+        let step = &new.steps()[*place].id;
+        let entry = position.frontier.iter().find(|entry| entry.step == *step);
+        !added.contains(place) && (!unfinished.has(*place) || entry.is_some_and(|entry| entry.fan.is_some()))
+    };
+    if downstream.iter().any(is_fixed) {
+        return Err(new.steps()[added[0]].id.clone());
+    }
+    position
+        .frontier
+        .retain(|entry| new.place(entry.step.as_str()).is_none_or(|place| !downstream.contains(&place)));
+    for place in added.iter().filter(|place| !downstream.contains(place)) {
+        let mut entry = FrontierEntry::ready(new.steps()[*place].id.clone());
+        entry.at.iteration = new.first_iteration(*place, around);
+        entry.at.epoch = position.epoch;
+        position.frontier.push(entry);
+    }
+    Ok(())
+}
+
+/// Returns the places of the steps that a graph adds and that are not downstream of an unfinished step; `None` if there are
+/// none.
+fn new_steps(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<usize>> {
+    let open = Unfinished::of(new, position);
+    let is_added =
+        |(place, step): &(usize, &Step)| old.place(step.id.as_str()).is_none() && !open.has(*place);
+    let added: Vec<usize> = new.steps().iter().enumerate().filter(is_added).map(|(place, _)| place).collect();
+    (!added.is_empty()).then_some(added)
+}
+
+/// Returns a step that a graph adds within an opener, at any depth.
+fn added_within(old: &Step, new: &Step) -> Option<StepId> {
+    let (old, new) = old.children.as_ref().zip(new.children.as_ref())?;
+    new.shape.steps().iter().find_map(|step| match old.shape.step(step.id.as_str()) {
+        None => Some(step.id.clone()),
+        Some(before) => added_within(before, step),
     })
 }
 
@@ -388,9 +462,10 @@ async fn changed_below(
 /// Returns the changed finished steps of a branch; `None` if the branch has to run added steps or an opener changed.
 fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepId>> {
     let unfinished = Unfinished::of(old, position);
-    let open = Unfinished::of(new, position);
-    let is_added = |(place, step): (usize, &Step)| old.place(step.id.as_str()).is_none() && !open.has(place);
-    if new.steps().iter().enumerate().any(is_added) {
+    let has_ended = position.frontier.is_empty() && position.failed.is_empty();
+    if has_ended && new_steps(old, new, position).is_some()
+        || add_new_steps((old, new), &mut position.clone(), &[]).is_err()
+    {
         return None;
     }
     let mut changed = Vec::new();

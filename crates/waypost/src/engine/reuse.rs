@@ -286,7 +286,9 @@ impl<P: Program> Session<'_, P> {
         let has_fan = begun.fan.is_some();
         let entry = line.entry_mut(place);
         *entry = begun;
-        if matches!(entry.status, Status::Failed | Status::Started) {
+        // A message for the wait may have come.
+        self.asks_anew |= entry.status == Status::Waiting;
+        if entry.status == Status::Started {
             (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
         }
         if has_fan {

@@ -459,7 +459,7 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         let main = self.main();
-        if self.is_to_look() || self.lines.iter().any(|(_, line)| !line.caught.is_empty()) {
+        if self.asks_anew || self.is_to_look() || self.lines.iter().any(|(_, line)| !line.caught.is_empty()) {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
