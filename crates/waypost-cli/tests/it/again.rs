@@ -90,13 +90,15 @@ fn a_new_run_asks_about_what_was_cut_in_the_other() {
 }
 
 #[test]
-fn a_fork_of_an_older_checkpoint_begins_what_has_ended_since() {
+fn a_fork_asks_about_an_effect_that_has_happened_since() {
     let rig = Rig::with(
         "steps:\n  - {id: a, run: 'true'}\n  - {id: pay, idempotent: false, run: 'echo pay >> trace'}\n",
     );
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
-    assert_eq!(code_of(&rig, &["fork", "r@2", "--id", "s", "-q"]), Some(0));
-    assert_eq!(lines(&rig), ["pay", "pay"], "asked for by name");
+    assert_eq!(code_of(&rig, &["fork", "r@2", "--id", "s", "-q"]), Some(8));
+    assert_eq!(lines(&rig), ["pay"]);
+    assert_eq!(code_of(&rig, &["resume", "s", "--treat-as", "retry", "-q"]), Some(0));
+    assert_eq!(lines(&rig), ["pay", "pay"]);
 }
 
 // What happened: whoever went back to a step had another one beside it repeated that had been cut. What stops it now: of

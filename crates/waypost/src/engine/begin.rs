@@ -279,7 +279,8 @@ async fn find_begin<P: Program>(
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
     requested.rerun_changed(changed, program.shape());
     requested.by = options.by.clone();
-    let asked = ResumeQuery { again: is_again, ..asked(options, &requested, lease.token()) };
+    let asked =
+        ResumeQuery { again: is_again, ..asked(options, &requested, lease.token(), program.keeps_apart()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let anew = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let asked = ResumeQuery { anew, ..asked };
@@ -457,11 +458,17 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Says what is asked about a run before it is gone on with.
-fn asked<'a, S>(options: &ResumeOptions<S>, requested: &'a Requested, token: u64) -> ResumeQuery<'a> {
+fn asked<'a, S>(
+    options: &ResumeOptions<S>,
+    requested: &'a Requested,
+    token: u64,
+    keeps_apart: bool,
+) -> ResumeQuery<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty();
+    // An edit applies to a state with separate outputs whatever step reruns.
+    let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
     let salvages = matches!(options.on_doubt, OnDoubt::Ask);
     ResumeQuery { trust, again: false, anew: false, by_hand, still, token, salvages, retries, requested }
 }

@@ -249,8 +249,8 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
 
 /// Says whether a fresh start of an unfinished step would lose work.
 fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
-    // A failed step runs again: its children are entered, and their ends are reused.
-    if entry.status == Status::Failed {
+    // A failed step enters its children again, and their ends are reused.
+    if entry.status == Status::Failed && entry.fan.is_some() {
         return false;
     }
     let has_begun = entry.fan.is_some()

@@ -129,6 +129,7 @@ pub(super) async fn find<P: Program>(
     for (branch, step) in &asked.requested.changed {
         judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
     }
+    moves.extend(back_to_work(shape, &mut branches, &judged.broken));
     survey.note_joins(&mut branches).await?;
     let apart = program.keeps_apart() && !asked.requested.is_empty();
     let left_behind = std::mem::take(&mut survey.left_behind);
@@ -163,6 +164,28 @@ pub(super) async fn find<P: Program>(
     }
     let (looked, left) = (trust != Trust::Blind, judged.left);
     Ok(ResumePoint { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
+}
+
+/// Takes openers whose hooks are under way back to their work, where a branch of that work has failed evidence. Returns the
+/// positions of their branches.
+fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Reopened> {
+    let mut moves = BTreeMap::new();
+    for broken in broken {
+        let around = std::iter::successors(Some(broken.branch.clone()), BranchPath::parent);
+        for (below, above) in around.filter_map(|below| below.parent().map(|above| (below, above))) {
+            let Some(opener) = opener_of(shape, &below) else { continue };
+            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
+            let is_amid_hooks = |entry: &&mut FrontierEntry| {
+                entry.step == opener && entry.fan.as_ref().is_some_and(|fan| fan.after)
+            };
+            let Some(entry) = known.position.frontier.iter_mut().find(is_amid_hooks) else { continue };
+            entry.back_to_work();
+            let (record, position) = (known.record.clone(), known.position.clone());
+            let moved = Reopened { record, position, drafts: Vec::new(), basis: None, forgotten: Vec::new() };
+            moves.insert(above, moved);
+        }
+    }
+    moves
 }
 
 /// Finds the branches that count, as they would be gone on with.

@@ -104,7 +104,13 @@ pub(super) fn wanted(
     // The evidence of hooks is not looked at after their end.
     let is_hook = children.afterwards || step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
-    match waited.and_then(|entry| entry.fan.as_ref()).filter(is_current) {
+    let fan = waited.and_then(|entry| entry.fan.as_ref());
+    // The hooks of the step are under way: the branches of its work are joined.
+    let work = fan.filter(|fan| fan.after).and_then(Fan::of_work).filter(is_current);
+    if let Some(work) = work {
+        return Some(Wanted { origin: work.since, is_joined: true });
+    }
+    match fan.filter(is_current) {
         Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
         None if is_hook => None,
         None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
