@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::Digest;
 use crate::path::FieldPath;
 
+mod choice;
 mod evidence;
 mod header;
 mod position;
@@ -30,14 +31,14 @@ mod trace;
 mod usage;
 mod wait;
 
+pub use choice::{Choice, SettleBy};
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER,
 };
 pub use position::{
-    Choice, Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, SettleBy, Settled,
-    SettledAs, Status,
+    Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, Settled, SettledAs, Status,
 };
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub use strict::{STATE_DEPTH_MAX, check_state, encode};

@@ -1,7 +1,7 @@
 //! Stores: the trait for all stores, and its contract.
 //!
-//! A store keeps bytes and their order; it decides nothing. It knows headers, for lookups and run summaries,
-//! and never reads a state. The plan decides ([`crate::plan`]), the engine executes ([`crate::engine`]).
+//! A store keeps bytes and their order, and decides nothing. It knows headers, for lookups and summaries of runs, and
+//! never reads a state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
@@ -29,35 +29,31 @@ pub use query::{
 
 /// Keeps runs and their records.
 ///
-/// Object-safe, without default bodies: the trait lists everything that a store must do. Conveniences are in
-/// [`StoreExt`].
+/// Object-safe, without default bodies: the trait lists all duties of a store. Conveniences are in [`StoreExt`].
 ///
 /// # Contract
 ///
 /// Each clause has a test of the same name in `waypost-testing`, run against every store.
 ///
-/// - `create_is_all_or_nothing`: after [`create`](Self::create), the store has the run with its run record
-///   and first batch, or nothing. The batch may have records of several branches, including ended branches.
+/// - `create_is_all_or_nothing`: after [`create`](Self::create), the store has the run record and the first batch,
+///   or nothing. The batch may have records of several branches, including ended branches.
 /// - `create_refuses_an_existing_run`: the existing run does not change.
 /// - `acknowledged_is_durable`: a store opened later reads everything that `create` or
 ///   [`append`](Self::append) has acknowledged.
 /// - `append_is_all_or_nothing`: a refused batch leaves no records.
 /// - `append_continues_the_chain`: [`StoreError::Conflict`] refuses a record with another `seq` than the next
 ///   of the branch, or another `prev` than the digest of the previous record. Only a record with reason
-///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the
-///   branch.
+///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
 /// - `append_is_answered_once`: a repeated batch with the same id returns [`Appended::Before`] and is not
 ///   applied again, even if the batch released the lease.
-/// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the run,
-///   permanently.
+/// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the run, permanently.
 /// - `acquire_excludes`: while the lease is held, others get [`StoreError::Held`] with the holder.
 /// - `acquire_raises_the_token`: every lease has a greater token than all leases before.
-/// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease can be acquired
-///   at once, and the old lease is refused.
-/// - `renew_tells_of_stop_requests`: [`renew`](Self::renew) returns each pending stop, cancel or checkpoint
-///   request until it is consumed; a lost lease is reported as lost.
-/// - `heads_are_the_newest_of_open_branches`: in order of opening; without branches whose newest header has
-///   `end`.
+/// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease is free at once, and
+///   the old lease is refused.
+/// - `renew_tells_of_stop_requests`: [`renew`](Self::renew) returns each pending stop, cancel or checkpoint request
+///   until it is consumed; a lost lease is reported as lost.
+/// - `heads_are_the_newest_of_open_branches`: in order of opening; without branches whose newest header has `end`.
 /// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound
 ///   record with a body, and lists the damaged records above. No seq is reused, not even the seq of a record
 ///   in quarantine.
@@ -68,8 +64,7 @@ pub use query::{
 /// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in
 ///   either direction. A page has a cursor for the next page. Damaged headers are listed, not returned.
 /// - `runs_come_newest_first`: in order of creation, by count and not by clock.
-/// - `runs_tell_the_truth`: a run with a dead holder is `interrupted` or `in_doubt`, whatever its last
-///   written status.
+/// - `runs_tell_the_truth`: a run with a dead holder is `interrupted` or `in_doubt`, whatever its last written status.
 /// - `remarks_make_no_run_younger`: a batch with [`updated_at`](Batch::updated_at) sets the run's age to this
 ///   time, also for [`RunQuery::since`]; after a batch without, the age is the time of its last record.
 /// - `signal_is_unique`: a repeated id returns [`Signalled::Before`]; a consumed id stays known.
@@ -77,8 +72,7 @@ pub use query::{
 ///   quarantine; only the holder may move it.
 /// - `trim_drops_states_never_headers`: the newest `keep` sound step boundaries, at least 2, keep their body.
 /// - `trim_spares_what_a_resume_needs`: after any number of failed attempts, the newest state with valid
-///   evidence keeps its body, and so do the others named by [`retention::kept`]. All other bodies are
-///   dropped.
+///   evidence keeps its body, and so do the others named by [`retention::kept`]. All other bodies are dropped.
 /// - `delete_removes_everything`: only while the lease is free.
 /// - `reading_needs_no_lease`: and changes nothing.
 /// - `blobs_are_fenced_and_appended`: a chunk is read back at its offset; a stale token is refused; a missing
@@ -107,8 +101,7 @@ pub trait Store: Debug + Display + Send + Sync {
     /// once.
     ///
     /// # Errors
-    /// - [`StoreError::Held`]: by this holder, since this time. Nothing changed; wait, or stop the other
-    ///   process.
+    /// - [`StoreError::Held`]: by this holder, since this time. Nothing changed; wait, or stop the other process.
     /// - [`StoreError::NotFound`]: the run does not exist.
     async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError>;
 

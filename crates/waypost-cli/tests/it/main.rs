@@ -70,6 +70,7 @@ mod renamed;
 mod repairing;
 mod repeating;
 mod report;
+mod rerun_pairs;
 mod resuming;
 mod retry_waits;
 mod rig;

@@ -4,14 +4,11 @@
 //!   a: echo 1 > d     b: echo 2 >> d        d is gone: b fails its claim, and so does its base a; a reruns, then b
 //! ```
 
-use std::collections::HashMap;
-
-use crate::id::BranchPath;
 use crate::plan::{Bound, Broken, Check, Effective};
 use crate::record::{Claim, RunRecord, Verdict};
 use crate::shape::Shape;
 
-use super::trust::verify;
+use super::trust::{FoundClaims, verify};
 use super::{Engine, OnUnknown, Program, RunError};
 
 /// Files that several steps of a scope edit in place, one after the other.
@@ -29,7 +26,7 @@ impl InPlace<'_> {
         engine: &Engine,
         program: &P,
         run: &RunRecord,
-        (broken, found): (&[Broken], &mut HashMap<(BranchPath, u64), Vec<Claim>>),
+        (broken, found): (&[Broken], &mut FoundClaims),
     ) -> Result<Vec<Broken>, RunError> {
         let is_known = |list: &[Broken], base: &Broken| {
             list.iter().any(|known| known.branch == base.branch && known.step == base.step)

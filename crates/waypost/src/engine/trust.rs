@@ -40,6 +40,9 @@ pub(super) struct InForce {
 /// The branches that count, parents before their children.
 pub(super) type Branches = BTreeMap<(usize, BranchPath), InForce>;
 
+/// Verified claims, by branch and record.
+pub(super) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
+
 /// What came out.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
@@ -50,7 +53,7 @@ pub(super) struct Judged {
     /// Finished steps whose evidence does not hold and that must not be repeated blindly: they are asked about.
     pub(super) held: Vec<Broken>,
     /// The claims that were checked, as they are now, by branch and record.
-    pub(super) found: HashMap<(BranchPath, u64), Vec<Claim>>,
+    pub(super) found: FoundClaims,
     /// The claims that were not, as a step under way may be about to rewrite what they are about.
     pub(super) left: LeftOut,
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
+use super::choice::Choice;
 use super::header::Try;
 use super::is_default;
 use super::wait::Wait;
@@ -224,28 +224,6 @@ impl Position {
         self.frontier.iter_mut().for_each(FrontierEntry::back_to_work);
         self
     }
-}
-
-/// A choice of a person about an unfinished step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Choice {
-    /// The settlement at the step's turn.
-    pub settle: SettleBy,
-    /// The person.
-    pub by: String,
-    /// The time of the choice.
-    pub at: Timestamp,
-}
-
-/// How a person settles a step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SettleBy {
-    /// The step is skipped: the outputs are null.
-    Skip,
-    /// The step counts as completed with these outputs.
-    Done(Map<String, Value>),
 }
 
 /// The results of a chain out of force after a rewind. The state of a chain is opaque: all downstream results

@@ -1,0 +1,395 @@
+//! Pairs of features that meet in the decision what a resume runs again: the result is that of a clean run.
+
+use crate::rig::{Rig, code_of};
+
+/// Runs the workflow as run `r`.
+fn run(rig: &Rig) -> Option<i32> {
+    code_of(rig, &["run", "flow.yaml", "--id", "r", "-q"])
+}
+
+fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
+    code_of(rig, &[&["resume", "r", "-q"], args].concat())
+}
+
+/// Returns the words of the trace since the last call.
+fn ran(rig: &Rig) -> String {
+    let words = rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ");
+    rig.write("trace", "");
+    words
+}
+
+fn remove(rig: &Rig, name: &str) {
+    std::fs::remove_file(rig.path(name)).unwrap();
+}
+
+/// Starts run `r`, and kills it in the hook `h`.
+fn killed_in_hook(rig: &Rig) {
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.contains('h'));
+    running.signal(libc::SIGKILL);
+    running.end();
+}
+
+/// Writes the workflow with another command text.
+fn edit(rig: &Rig, old: &str, new: &str) {
+    rig.write("flow.yaml", &rig.read("flow.yaml").replace(old, new));
+}
+
+#[test]
+fn a_retry_of_a_failed_item_looks_at_its_finished_steps() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach:
+      items: [x]
+      steps:
+        - {id: p, run: 'echo p >> trace; cat in > p.txt', evidence: [{sha256: p.txt}]}
+        - {id: q, run: 'echo q >> trace; test -e ok; cp p.txt q.txt'}
+",
+    );
+    rig.write("in", "old");
+    assert_eq!(run(&rig), Some(1));
+    rig.write("ok", "");
+    rig.write("in", "new");
+    rig.write("p.txt", "damaged");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("q.txt").as_str()), ("p q", "new"));
+}
+
+#[test]
+fn a_kill_in_a_hook_hides_no_failed_evidence_of_items() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach: {items: [x], steps: [{id: p, run: 'echo p >> trace; cat in > p.txt', evidence: [{sha256: p.txt}]}]}
+    on_success: [{run: 'echo h >> trace; test -e ok || sleep 60'}]
+  - {id: z, run: 'cp p.txt z.txt'}
+",
+    );
+    rig.write("in", "old");
+    killed_in_hook(&rig);
+    rig.write("ok", "");
+    rig.write("in", "new");
+    rig.write("p.txt", "damaged");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(rig.read("z.txt"), "new");
+}
+
+#[test]
+fn a_changed_file_of_an_item_reaches_the_hook_and_the_next_step() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach: {items: [x], steps: [{id: p, run: 'echo p >> trace; cat in > p.txt', evidence: [{sha256: p.txt}]}]}
+    on_success: [{run: 'echo h >> trace'}]
+  - {id: z, run: 'echo z >> trace; cp p.txt z.txt'}
+",
+    );
+    rig.write("in", "old");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("in", "new");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("z.txt").as_str()), ("p h z", "new"));
+}
+
+#[test]
+fn a_rollback_repeats_no_effect_without_a_question() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: echo a >> trace}\n  - {id: pay, idempotent: false, run: echo pay >> trace}\n",
+    );
+    assert_eq!(run(&rig), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@2"]), Some(0));
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(8));
+    assert_eq!(ran(&rig), "");
+    assert_eq!(resume(&rig, &["--treat-as", "retry"]), Some(0));
+    assert_eq!(ran(&rig), "pay");
+}
+
+#[test]
+fn a_changed_effect_in_an_item_is_asked_about() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach: {items: [x], steps: [{id: pay, idempotent: false, run: 'echo pay >> trace'}]}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    edit(&rig, "echo pay", "echo  pay");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(8));
+
+    assert_eq!(ran(&rig), "");
+}
+
+#[test]
+fn a_changed_step_reruns_in_failed_items_too() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      as: i
+      max_parallel: 1
+      steps:
+        - {id: p, run: 'echo p$I >> trace; echo old > p$I.txt', env: {I: '${{ i }}'}}
+        - {id: q, run: 'echo q$I >> trace; test $I = y || test -e ok', env: {I: '${{ i }}'}}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    rig.write("ok", "");
+    edit(&rig, "echo old", "echo new");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "px qx py qy");
+    assert_eq!(rig.read("px.txt"), "new\n");
+}
+
+const PASSES: &str = "steps:
+  - id: g
+    repeat: {until: 'iteration >= 2', max: 2}
+    steps:
+      - {id: p, run: 'echo p$I >> trace; cat in$I > p$I.txt', env: {I: '${{ iteration }}'}CLAIM}
+  - {id: z, run: 'echo z >> trace; cat p1.txt p2.txt > z.txt'}
+";
+
+fn passes(claim: &str) -> Rig {
+    let rig = Rig::with(&PASSES.replace("CLAIM", claim));
+    rig.write("in1", "1");
+    rig.write("in2", "2");
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    rig
+}
+
+#[test]
+fn a_changed_step_of_a_group_reruns_in_every_pass() {
+    let rig = passes("");
+    edit(&rig, "cat in", "cat  in");
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p2 z");
+}
+
+#[test]
+fn a_named_step_of_an_earlier_pass_runs_in_that_pass() {
+    let rig = passes("");
+
+    assert_eq!(resume(&rig, &["--from", "g~1/p"]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p2 z");
+}
+
+#[test]
+fn a_changed_file_of_an_earlier_pass_reaches_the_next_step() {
+    let rig = passes(", evidence: [{sha256: 'p${{ iteration }}.txt'}]");
+    rig.write("in1", "new");
+    remove(&rig, "p1.txt");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p2 z");
+    assert_eq!(rig.read("z.txt"), "new2");
+}
+
+#[test]
+fn a_file_edited_in_place_is_made_again_from_the_first_step() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > d', evidence: [{sha256: d}]}
+  - {id: b, run: 'echo b >> trace; echo 2 >> d', evidence: [{sha256: d}]}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "d");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("d").as_str()), ("a b", "1\n2\n"));
+}
+
+#[test]
+fn a_resume_until_a_step_ends_where_evidence_failed() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; cat in > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: echo b >> trace}
+  - {id: c, run: echo c >> trace}
+",
+    );
+    rig.write("in", "1");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("in", "2");
+    remove(&rig, "a.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--until", "b"]), Some(0));
+    assert_eq!(ran(&rig), "a b");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(ran(&rig), "c");
+}
+
+const ITEMS: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - id: f
+    foreach:
+      items: [x, y]
+      as: i
+      max_parallel: 1
+      steps:
+        - {id: p, run: 'echo p$I >> trace', env: {I: '${{ i }}'}}
+        - {id: q, run: 'echo q$I >> trace; test -e ok', env: {I: '${{ i }}'}}
+";
+
+#[test]
+fn a_request_below_a_rerun_step_reruns_no_other_item() {
+    let rig = Rig::with(ITEMS);
+    rig.write("ok", "");
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "a.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--from", "f:x/q"]), Some(0));
+    assert_eq!(ran(&rig), "a qx");
+
+    edit(&rig, "echo q", "echo  q");
+    remove(&rig, "a.txt");
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+    assert_eq!(ran(&rig), "a qx qy");
+}
+
+#[test]
+fn failed_items_are_retried_after_a_rerun_upstream() {
+    let rig = Rig::with(ITEMS);
+    assert_eq!(run(&rig), Some(1));
+    rig.write("ok", "");
+    remove(&rig, "a.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a qx qy");
+}
+
+#[test]
+fn an_edit_of_a_step_with_a_pending_hook_runs_the_step() {
+    let rig = Rig::with(
+        "steps:
+  - {id: b, run: 'echo b >> trace; echo old > b.txt', on_success: [{run: 'echo h >> trace; test -e ok || sleep 60'}]}
+",
+    );
+    killed_in_hook(&rig);
+    rig.write("ok", "");
+    edit(&rig, "echo old", "echo new");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("b.txt").as_str()), ("b h", "new\n"));
+}
+
+#[test]
+fn a_step_added_to_an_open_group_runs() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    steps:
+      - {id: p, run: 'echo p >> trace'}
+      - {id: q, run: 'echo q >> trace; test -e ok'}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    rig.write("ok", "");
+    edit(&rig, "      - {id: q", "      - {id: m, run: 'echo m >> trace'}\n      - {id: q");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "m q");
+}
+
+#[test]
+fn a_step_added_to_finished_items_is_no_kept_result() {
+    let rig =
+        Rig::with("steps:\n  - id: f\n    foreach: {items: [x], steps: [{id: p, run: 'echo p >> trace'}]}\n");
+    assert_eq!(run(&rig), Some(0));
+    edit(&rig, "steps: [{id: p", "steps: [{id: m, run: 'echo m >> trace'}, {id: p");
+    ran(&rig);
+
+    let kept = rig.call(&["resume", "r", "--keep-finished"]);
+
+    assert_eq!((kept.status.code(), ran(&rig).as_str()), (Some(9), ""));
+    assert!(rig.told(&kept).contains("step `m` is new within `f`"), "{}", rig.told(&kept));
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+    assert_eq!(ran(&rig), "m p");
+}
+
+#[test]
+fn another_list_of_items_runs_the_hook_once_more() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach: {items: [x], as: i, steps: [{id: p, run: 'echo p$I >> trace', env: {I: '${{ i }}'}}]}
+    on_success: [{run: echo h >> trace}]
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    edit(&rig, "items: [x]", "items: [x, y]");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig).split_whitespace().last(), Some("h"));
+}
+
+#[test]
+fn an_answer_counts_when_a_step_before_it_reruns() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: ok, approve: 'Go on?'}
+  - {id: z, run: echo z >> trace}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["answer", "r", "yes"]), Some(0));
+    remove(&rig, "a.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a z");
+}
+
+#[test]
+fn a_changed_param_and_failed_evidence_meet() {
+    let rig = Rig::with(
+        "params: {k: {default: '1'}}
+steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'echo b$K >> trace', env: {K: '${{ params.k }}'}}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "a.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--from", "b", "--set", "k=2"]), Some(0));
+
+    assert_eq!(ran(&rig), "a b2");
+}
