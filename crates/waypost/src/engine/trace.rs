@@ -156,10 +156,7 @@ fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
     let needs = line.shape.needs(place).iter().map(|need| &line.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(line.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    // The pins of the earlier passes stay in force.
-    let step = line.step_id(place);
-    let earlier = line.digests.get(step).filter(|_| line.pass_of(place) > 1).map(|end| end.pins);
-    let above = made.children.iter().chain(&above).chain(&earlier).map(|pins| &pins.as_bytes()[..]);
+    let above = made.children.iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
     Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
 }
 
