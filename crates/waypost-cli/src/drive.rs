@@ -341,7 +341,7 @@ impl<'a> Session<'a> {
         let why = match outcome.status {
             RunStatus::Waiting => "what it waits for has not come",
             RunStatus::CompletedWithFailures => {
-                "it is completed, with tolerated failures: `--retry-failed` retries its dead letters"
+                "it is completed, with tolerated failures: `--retry-failed` retries dead letters, `--from STEP` a step"
             }
             RunStatus::Completed => "it is completed",
             _ => "the step of --until is done, and all that it needs",

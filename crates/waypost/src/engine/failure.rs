@@ -205,7 +205,7 @@ impl Engine {
     ///
     /// # Errors
     /// - [`RunError::NotEdited`]: one of them has not failed. Nothing changed.
-    /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): somebody is at it.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody is at it.
     pub async fn leave_branches(&self, run: &RunId, branches: &[BranchPath]) -> Result<(), RunError> {
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;

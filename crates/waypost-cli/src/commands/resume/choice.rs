@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Choice, Occasion, SettleBy};
+use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
 use waypost::store::Store;
 use waypost::{RunId, StepId};
 
@@ -32,6 +32,13 @@ pub(super) fn of(
     if let Some(snapshot) = failed.filter(|_| args.treat_as == Some(TreatAs::Done)) {
         let position = snapshot.newest().position().unwrap_or_default();
         let failed = position.failed.iter().filter(|entry| entry.exited.is_none());
+        let is_scope = |entry: &&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
+        if let Some(entry) = failed.clone().find(is_scope) {
+            let step = &entry.step;
+            let message =
+                format!("cannot settle `{step}` as done: a step within it failed, and others did not run");
+            return Err(Error::usage(message, format!("`--skip {step}` skips all of `{step}`")));
+        }
         settled.extend(failed.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
     }
     for (path, value) in &args.output {
@@ -49,10 +56,12 @@ pub(super) fn of(
     for step in &args.skip {
         if step.contains('/') {
             let message = format!("cannot skip `{step}`: it is a step of an item or of another scope");
-            return Err(Error::usage(
-                message,
-                "`--skip` takes a step of the workflow itself; for a failed item: `waypost dead-letters drop`",
-            ));
+            let opener = step.split(['/', '~', ':']).next().unwrap_or_default();
+            let hint = match step.contains(':') {
+                true => "`waypost dead-letters drop` skips a failed item".to_owned(),
+                false => format!("`--skip {opener}` skips all of `{opener}`"),
+            };
+            return Err(Error::usage(message, hint));
         }
         let step = StepId::new(step).map_err(Error::from_name)?;
         settled.insert(step, SettleBy::Skip);
