@@ -31,7 +31,7 @@ mod trace;
 mod usage;
 mod wait;
 
-pub use choice::{Choice, SettleBy};
+pub use choice::{Choice, RerunRequest, SettleBy};
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,

@@ -55,6 +55,8 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     }
     let engine = Engine::new(Arc::clone(&store));
     let cancelled = engine.cancel_under(lease, BY).await?;
+    // The messages that the run drops may hold a secret: the close removes their bytes from the database.
+    store.close().await?;
     told(context, &run, (cancelled, stopped), undone)
 }
 

@@ -29,11 +29,11 @@ enum Harm {
 }
 
 /// Makes a run that has failed on item `y`, and harms one of its records.
-fn harmed(url: &str, (item, seq): (&str, u64), harm: Harm) -> Rig {
+fn harmed(url: &str, item: &str, seq: u64, harm: Harm) -> Rig {
     let rig = Rig::with(ITEMS).at(url);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
     if url.starts_with("file:") {
-        harm_file(&rig, (item, seq), harm);
+        harm_file(&rig, item, seq, harm);
     } else {
         let database = Connection::open(rig.path("kept/waypost.db")).unwrap();
         let sql = match harm {
@@ -49,7 +49,7 @@ fn harmed(url: &str, (item, seq): (&str, u64), harm: Harm) -> Rig {
     rig
 }
 
-fn harm_file(rig: &Rig, (item, seq): (&str, u64), harm: Harm) {
+fn harm_file(rig: &Rig, item: &str, seq: u64, harm: Harm) {
     let has_it = |path: &PathBuf| {
         let commit: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         let is_it = |record: &Value| record["header"]["branch"] == item && record["header"]["seq"] == seq;
@@ -84,14 +84,14 @@ fn every_harm(mut check: impl FnMut(&str, Harm)) {
 #[test]
 fn list_doctor_and_check_see_the_newest_record_of_an_item() {
     every_harm(|url, harm| {
-        for at in [("f:x", 3), ("f:y", 4)] {
-            let rig = harmed(url, at, harm);
+        for (item, seq) in [("f:x", 3), ("f:y", 4)] {
+            let rig = harmed(url, item, seq, harm);
 
             expect(&rig, &["list"], 0, "newer checkpoints of run r are damaged or missing");
             expect(&rig, &["doctor"], 7, "newer checkpoints of run r are damaged or missing");
             expect(&rig, &["store", "check"], 7, "run r: newer checkpoints are damaged or missing");
             for args in [&["show", "r"], &["why", "r"], &["plan", "r"]] {
-                expect(&rig, args, 0, &format!("checkpoint r/{}@{} is ", at.0, at.1));
+                expect(&rig, args, 0, &format!("checkpoint r/{item}@{seq} is "));
             }
         }
     });
@@ -102,7 +102,7 @@ fn list_doctor_and_check_see_the_newest_record_of_an_item() {
 #[test]
 fn show_why_and_plan_name_any_damaged_record_of_an_item() {
     every_harm(|url, harm| {
-        let rig = harmed(url, ("f:x", 2), harm);
+        let rig = harmed(url, "f:x", 2, harm);
 
         for args in [&["show", "r"][..], &["why", "r"], &["plan", "r"], &["why", "r", "f:x/p"]] {
             let told = rig.waypost(args);
@@ -115,7 +115,7 @@ fn show_why_and_plan_name_any_damaged_record_of_an_item() {
 
 #[test]
 fn a_resume_stops_where_a_file_with_the_end_of_an_item_is_gone() {
-    let rig = harmed("file:kept", ("f:x", 3), Harm::Missing);
+    let rig = harmed("file:kept", "f:x", 3, Harm::Missing);
     rig.write("go", "");
 
     expect(&rig, &["resume", "r"], 7, "checkpoint r/f:x@3 is damaged");

@@ -84,6 +84,34 @@ fn no_byte_of_the_store_holds_a_secret_from_an_answer_or_signal() {
 }
 
 #[test]
+fn an_ended_run_keeps_no_message_that_no_step_took() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for end in ["completed", "cancelled"] {
+            let rig = Rig::with(FLOW).at(store);
+            let token = Some("s3cret-token");
+            assert_eq!(
+                call(&rig, token, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]).status.code(),
+                Some(75)
+            );
+            let sent = ["signal", "r", "other", "s3cret-token"];
+            assert_eq!(call(&rig, None, &sent).status.code(), Some(0));
+            assert_ne!(holding(&rig.path("kept"), b"s3cret"), [""; 0], "{store}");
+
+            if end == "cancelled" {
+                assert_eq!(call(&rig, token, &["cancel", "r"]).status.code(), Some(0));
+            } else {
+                assert_eq!(call(&rig, None, &["signal", "r", "word", "go"]).status.code(), Some(0));
+                assert_eq!(call(&rig, token, &["resume", "r", "--wait", "0s", "-q"]).status.code(), Some(75));
+                assert_eq!(call(&rig, None, &["answer", "r", "yes"]).status.code(), Some(0));
+                assert_eq!(call(&rig, token, &["resume", "r", "-q"]).status.code(), Some(0));
+            }
+
+            assert_eq!(holding(&rig.path("kept"), b"s3cret"), [""; 0], "{store} {end}");
+        }
+    }
+}
+
+#[test]
 fn a_label_with_a_secret_is_refused() {
     let rig = Rig::with("secrets: [TOKEN]\nsteps:\n  - {id: a, run: 'true'}\n");
     let token = Some("s3cret-token");

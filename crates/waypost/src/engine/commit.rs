@@ -51,7 +51,8 @@ impl<P: Program> Session<'_, P> {
         }
         let ids = self.dirty_in_order();
         let by = self.stopped_by();
-        let by = || by.clone().unwrap_or_else(|| "--until".to_owned());
+        let other = if status == Some(RunStatus::InDoubt) { "a step in doubt" } else { "--until" };
+        let by = || by.clone().unwrap_or_else(|| other.to_owned());
         for id in &ids {
             self.lines.get_mut(*id).complete_drafts(status, by);
         }
@@ -199,6 +200,9 @@ impl<P: Program> Session<'_, P> {
     }
 
     async fn commit_as(&mut self, status: Option<RunStatus>, surely: bool) -> Result<(), RunError> {
+        if matches!(status, Some(RunStatus::Completed | RunStatus::CompletedWithFailures)) {
+            self.consume_messages().await;
+        }
         let mut batch = self.batch(status)?;
         // Old states can be let go only under the lease: it is given back after that.
         let keep = status.and(self.options.retention);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
-use crate::record::Position;
+use crate::record::{Position, RerunRequest};
 use crate::shape::Shape;
 
 use super::ResumeFrom;
@@ -85,18 +85,18 @@ impl Requested {
             if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
                 continue;
             }
-            let requested = step.clone();
+            let request = RerunRequest { branch: branch.clone(), step: step.clone() };
             let mut path: Vec<BranchPath> =
                 std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
             path.reverse();
             for on in path {
-                let below = below_on(shape, &on, (branch, step));
+                let below = below_on(shape, &on, &request);
                 let Some((own, step)) = shape.of_branch(&on).zip(below) else { break };
                 let moved = moves.get_mut(&on).filter(|moved| moved.position.has_result(&step));
                 let Some(moved) = moved else { continue };
                 moved.forgotten.extend(exclude(own, &mut moved.position, &step, results));
                 if let Some(main) = moves.get_mut(&BranchPath::main()) {
-                    main.position.requests.insert((branch.clone(), requested.clone()));
+                    main.position.requests.insert(request);
                 }
                 break;
             }
@@ -128,11 +128,11 @@ impl Requested {
 
 /// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the step itself; `None` if
 /// the scope is not on the path.
-fn below_on(shape: &Shape, on: &BranchPath, (branch, step): (&BranchPath, &StepId)) -> Option<StepId> {
-    if on == branch {
-        return Some(step.clone());
+fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepId> {
+    if *on == request.branch {
+        return Some(request.step.clone());
     }
-    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
     opener_of(shape, &next)
 }
@@ -140,14 +140,14 @@ fn below_on(shape: &Shape, on: &BranchPath, (branch, step): (&BranchPath, &StepI
 /// Applies the deferred requests to a scope that is entered: the requested steps and all downstream steps are not reused.
 pub(super) fn apply(
     root: &Shape,
-    requests: &BTreeSet<(BranchPath, StepId)>,
+    requests: &BTreeSet<RerunRequest>,
     branch: &BranchPath,
     position: &mut Position,
     results: Results,
 ) {
     let Some(shape) = root.of_branch(branch) else { return };
-    for (on, step) in requests {
-        if let Some(step) = below_on(root, branch, (on, step)) {
+    for request in requests {
+        if let Some(step) = below_on(root, branch, request) {
             exclude(shape, position, &step, results);
         }
     }

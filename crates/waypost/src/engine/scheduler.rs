@@ -194,12 +194,18 @@ impl<'a, P: Program> Session<'a, P> {
         let retries = self.retries;
         let line = self.lines.get_mut(id);
         let step = line.step_id(place).clone();
-        let is_undone = line.position.asks_about(&step) || (!retries && line.asks_about(place));
-        if is_undone {
+        let is_undone = line.position.asks_about(&step);
+        if is_undone && retries {
+            line.redo_as_told(place);
+            self.mark_dirty(id);
+            return false;
+        }
+        let asks = is_undone || (!retries && line.asks_about(place));
+        if asks {
             line.doubt(&step);
             self.mark_dirty(id);
         }
-        is_undone
+        asks
     }
 
     /// Holds a step back if that was asked for; a resume lets it pass.

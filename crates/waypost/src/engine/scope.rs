@@ -335,7 +335,7 @@ impl<'a, S> Line<'a, S> {
         self.fans.retain(|fan| fan.place != place);
         if self.shape.steps()[place].children.is_some() && !self.position.requests.is_empty() {
             let root = self.shape;
-            self.position.requests.retain(|(branch, _)| !is_below(root, branch, &id));
+            self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
         }
         match settled {
             Some(settled) => drop(self.position.ledger.insert(id, settled)),

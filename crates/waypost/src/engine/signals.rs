@@ -100,6 +100,18 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
+    /// Consumes the answers and signals that no wait has taken: an ended run takes no message, and a message may hold a secret.
+    ///
+    /// After an error of the store, the messages stay.
+    pub(super) async fn consume_messages(&mut self) {
+        let run = self.main().chain.run.clone();
+        let Ok(signals) = self.engine.store.signals(&run).await else { return };
+        let is_message =
+            |signal: &Signal| Message::of(signal).is_some() && !self.consumed.contains(&signal.id);
+        let messages: Vec<String> = signals.into_iter().filter(is_message).map(|signal| signal.id).collect();
+        self.consumed.extend(messages);
+    }
+
     /// Gives a message to the first wait that it is for; says whether there is one.
     fn deliver(&mut self, signal: &Signal) -> bool {
         let Some(message) = Message::of(signal) else { return false };

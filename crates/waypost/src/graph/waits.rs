@@ -226,7 +226,7 @@ impl Context {
     /// Another call of this kind has the key, or has returned a result under it: one answer would count for two questions.
     pub(super) fn claim(&self, call: &'static str, key: &str) -> Result<Claim<'_>, StepError> {
         let keys = &self.waits().keys;
-        let claimed = (call, key.to_owned());
+        let claimed = CallKey { call, key: key.to_owned() };
         if keys.insert(claimed.clone()) {
             return Ok(Claim { keys, claimed: Some(claimed) });
         }
@@ -258,14 +258,21 @@ impl Call {
 
 /// The keys that calls of an attempt use, by the name of the call.
 #[derive(Debug, Default)]
-pub(super) struct Keys(Mutex<HashSet<(&'static str, String)>>);
+pub(super) struct Keys(Mutex<HashSet<CallKey>>);
+
+/// The key of a call in an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct CallKey {
+    call: &'static str,
+    key: String,
+}
 
 impl Keys {
-    fn insert(&self, key: (&'static str, String)) -> bool {
+    fn insert(&self, key: CallKey) -> bool {
         self.keys().insert(key)
     }
 
-    fn keys(&self) -> MutexGuard<'_, HashSet<(&'static str, String)>> {
+    fn keys(&self) -> MutexGuard<'_, HashSet<CallKey>> {
         self.0.lock().expect("no code panics while it holds this lock")
     }
 }
@@ -273,7 +280,7 @@ impl Keys {
 /// A key in use by a call. A call that is dropped, or fails, gives the key back.
 pub(super) struct Claim<'a> {
     keys: &'a Keys,
-    claimed: Option<(&'static str, String)>,
+    claimed: Option<CallKey>,
 }
 
 impl Claim<'_> {

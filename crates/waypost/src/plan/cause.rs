@@ -213,13 +213,13 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Undone => f.write_str(
-                "it was done before, what it needs has been done again since, and it must not be repeated blindly",
+                "it completed before an upstream step reran or the run went back, and it is not idempotent",
             ),
             Self::Begun => f.write_str(
-                "it was begun before, whether all that it did still holds is not known, and it must not be repeated blindly",
+                "it started before an upstream step reran or the run went back, and it is not idempotent",
             ),
             Self::AskedInTurn => f.write_str(
-                "it was done or begun before, what it needs is done again, and it must not be repeated blindly: it is asked about when its turn comes",
+                "it ran before an upstream step reran or the run went back, and it is not idempotent: the question comes at its turn",
             ),
             Self::InLost(lost) => {
                 write!(

@@ -1,8 +1,20 @@
-//! Choices of a person about unfinished steps.
+//! Choices and requests of a person, which the position keeps until they are applied.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::id::{BranchPath, StepId};
+
+/// A requested rerun of a step in a scope that is not entered yet.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RerunRequest {
+    /// The branch of the step.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+}
 
 /// A choice of a person about an unfinished step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

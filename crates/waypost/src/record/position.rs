@@ -6,11 +6,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::choice::Choice;
+use super::choice::{Choice, RerunRequest};
 use super::header::Try;
 use super::is_default;
 use super::wait::Wait;
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{Digest, StepId};
 
 /// The unfinished steps of a branch, and the records of the finished steps' results.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -74,9 +74,9 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
-    /// On the main branch: requested reruns of steps in scopes that are not entered yet, by branch and step.
+    /// On the main branch: requested reruns in scopes that are not entered yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub requests: BTreeSet<(BranchPath, StepId)>,
+    pub requests: BTreeSet<RerunRequest>,
     /// Choices of a person about unfinished steps. Each choice is applied and removed at the step's turn.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<StepId, Choice>,

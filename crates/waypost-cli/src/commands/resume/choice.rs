@@ -90,6 +90,7 @@ pub(super) async fn decide(
     let of_evidence =
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
     let has_doubt = plan.questions().any(|decision| !of_evidence(decision));
+    let asks_later = plan.decisions.iter().any(|decision| decision.cause == Cause::AskedInTurn);
     let has_broken =
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
     let is_believed =
@@ -98,7 +99,7 @@ pub(super) async fn decide(
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,
         (false, _) if is_believed => Asked::Now,
-        (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
+        (false, _) if asks_later || chosen.shape.has_evidence() => Asked::OnTheWay,
         (false, _) => Asked::Nothing,
     })
 }
@@ -108,7 +109,7 @@ pub(super) async fn decide(
 pub(super) enum Asked {
     /// No step is in doubt.
     Nothing,
-    /// No step is in doubt now. Evidence may raise a question in this resume.
+    /// No step is in doubt now. A step may be in doubt at its turn, or evidence may raise a question in this resume.
     OnTheWay,
     /// Steps are in doubt.
     Now,

@@ -12,7 +12,7 @@ impl<S> Line<'_, S> {
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
         // Its evidence is that of then, and settles nothing.
         self.position.ask_about(step, None);
-        let by = "upstream changed: what it was done with has been done again, and is not what it was";
+        let by = "the step ran before an upstream step reran or the run went back";
         self.put_in_doubt(step, by.to_owned());
     }
 
