@@ -1,6 +1,6 @@
 //! The engine: carries a plan out and appends what happened.
 //!
-//! One record a step boundary, one code path that appends (`engine/chain.rs`), one loop (`engine/session.rs`). The engine knows steps
+//! One record a step boundary, one code path that appends (`engine/chain.rs`), one loop (`engine/turn.rs`). The engine knows steps
 //! only through a [`Program`]: a workflow file's processes and a Rust graph's functions run through the same loop.
 //!
 //! ```text
@@ -34,6 +34,7 @@ mod commit;
 mod completion;
 mod definition;
 mod dry_run;
+mod early_cutoff;
 mod escalation;
 mod failure;
 mod fan_out;
@@ -69,6 +70,7 @@ mod signals;
 mod taken;
 mod trace;
 mod trust;
+mod turn;
 mod undo;
 
 pub use attempt::{
