@@ -255,7 +255,8 @@ impl Store for FileStore {
         Ok(())
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
+        let lease = batch.whole_run_lease(leases)?;
         self.check_writable()?;
         let seat = self.seat(lease.run());
         let mut seat = locked(&seat);

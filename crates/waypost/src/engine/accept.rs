@@ -133,11 +133,11 @@ impl Engine {
             self.accepted_on(lease, (branch, step), packs, &mut records).await?;
         }
         let id = BatchId { token: lease.token(), count: 1 };
-        let summary = base.snapshot.entry.summary.summary.clone();
-        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
+        let batch =
+            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
         let at = batch.records.last().map(|record| record.header().reference().to_string());
         let lost = |source| RunError::Checkpoint { at: at.unwrap_or_default(), source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(meant.len())
     }
 

@@ -170,11 +170,12 @@ async fn go_on<'a, P: Program>(
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
-    if let Some(Carried { batches, repaired, pending_claims, idle_rounds }) = carried {
+    if let Some(Carried { batches, resume, repaired, pending_claims, idle_rounds }) = carried {
         (session.batches, session.is_again) = (batches, true);
         (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
         session.repaired.extend(repaired);
-        session.main_mut().chain.resumed = false;
+        let chain = &mut session.main_mut().chain;
+        (chain.resumed, chain.resume) = (false, resume);
     }
     if begin.resume_point.looked {
         let mut left = std::mem::take(&mut begin.resume_point.left);
@@ -279,8 +280,8 @@ async fn find_begin<P: Program>(
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
     requested.rerun_changed(changed, program.shape());
     requested.by = options.by.clone();
-    let asked =
-        ResumeQuery { again: is_again, ..asked(options, &requested, lease.token(), program.keeps_apart()) };
+    let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
+    let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let anew = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let asked = ResumeQuery { anew, ..asked };
@@ -461,7 +462,7 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 fn asked<'a, S>(
     options: &ResumeOptions<S>,
     requested: &'a Requested,
-    token: u64,
+    resume: u64,
     keeps_apart: bool,
 ) -> ResumeQuery<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
@@ -470,7 +471,7 @@ fn asked<'a, S>(
     // An edit applies to a state with separate outputs whatever step reruns.
     let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
     let salvages = matches!(options.on_doubt, OnDoubt::Ask);
-    ResumeQuery { trust, again: false, anew: false, by_hand, still, token, salvages, retries, requested }
+    ResumeQuery { trust, again: false, anew: false, by_hand, still, resume, salvages, retries, requested }
 }
 
 /// Returns the last thing that is written, which may be that a person changed something.
@@ -500,6 +501,7 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
         repair: base.next != newest_seq + 1,
         root: None,
         resumed: true,
+        resume: base.snapshot.newest().header().resume + 1,
         repeated: base.snapshot.newest().header().to_repeat(),
     }
 }

@@ -88,9 +88,10 @@ impl Engine {
             .last()
             .map(|record| (record.header().seq, record.header().reference().to_string()))
             .expect("a run that has not ended has an open main branch");
+        let summary = Some(summary);
         let batch = Batch { id, records, consumed, summary, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(Cancel::Done { seq, branches })
     }
 

@@ -116,6 +116,8 @@ pub(crate) struct Chain {
     pub(crate) root: Option<Digest>,
     /// Written once into the next record: a resume begins.
     pub(crate) resumed: bool,
+    /// The number of the resume, for each record.
+    pub(crate) resume: u64,
     /// Written once into the next record: what the newest sound one changed.
     pub(crate) repeated: Option<Box<Repeated>>,
 }
@@ -133,6 +135,7 @@ impl Chain {
             repair: false,
             root: Some(run.digest()),
             resumed: false,
+            resume: 0,
             repeated: None,
         }
     }
@@ -150,6 +153,7 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            resume: header.resume,
             repeated: header.to_repeat(),
         }
     }
@@ -166,6 +170,7 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            resume: parent.resume,
             repeated: None,
         }
     }
@@ -213,6 +218,7 @@ impl Chain {
             end: draft.end,
             failures: draft.failures,
             resumed: first && self.resumed,
+            resume: self.resume,
             status: draft.status,
             failed: draft.failed.clone(),
             evidence: draft.told.evidence.clone(),

@@ -118,7 +118,7 @@ async fn end_among(
     let join_of = |ended: &Header, origin: Option<Option<u64>>| {
         let is_joined = |join: &&Header| match origin {
             Some(origin) => join.about == origin,
-            None => ended.token <= join.token && ended.at.iteration.starts_with(&join.at.iteration),
+            None => ended.resume <= join.resume && ended.at.iteration.starts_with(&join.at.iteration),
         };
         joins.iter().find(is_joined).and_then(|join| join.about)
     };

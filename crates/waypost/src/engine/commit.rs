@@ -93,7 +93,7 @@ impl<P: Program> Session<'_, P> {
             id,
             records,
             consumed,
-            summary: self.summary(status),
+            summary: Some(self.summary(status)),
             updated_at: None,
             release: status.is_some(),
         })
@@ -208,16 +208,17 @@ impl<P: Program> Session<'_, P> {
         let keep = status.and(self.options.retention);
         batch.release &= keep.is_none();
         let lease = self.lease().clone();
-        let mut answer = self.engine.store.append(&lease, batch.clone()).await;
+        let mut answer = self.engine.store.append(&[&lease], batch.clone()).await;
         if let Err(StoreError::Unknown { .. }) = answer {
             // The id makes the repetition harmless: it is answered, not applied again.
-            answer = self.engine.store.append(&lease, batch.clone()).await;
+            answer = self.engine.store.append(&[&lease], batch.clone()).await;
         }
         match answer {
             Ok(_) => {
                 self.acknowledged(&batch);
                 if let Some(keep) = keep {
-                    self.tidy_up(lease, keep, batch.summary.wake_at).await;
+                    let wake_at = batch.summary.as_ref().and_then(|summary| summary.wake_at);
+                    self.tidy_up(lease, keep, wake_at).await;
                 }
                 Ok(())
             }

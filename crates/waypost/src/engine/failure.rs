@@ -16,7 +16,7 @@ use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::definition::Forget;
-use super::inspect::{Snapshot, position_as_recorded};
+use super::inspect::position_as_recorded;
 use super::invalidate::{Invalidated, Results};
 use super::scheduler::collects;
 use super::scope::{Line, LineId};
@@ -246,10 +246,10 @@ impl Engine {
         }
         let id = BatchId { token: lease.token(), count: 1 };
         let at = records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
-        let summary = Snapshot::main(store, run).await?.entry.summary.summary.clone();
-        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
+        let batch =
+            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(true)
     }
 }

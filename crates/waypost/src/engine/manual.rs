@@ -207,12 +207,12 @@ impl Engine {
             id: BatchId { token: lease.token(), count: 1 },
             records,
             consumed: consumed.into_iter().collect(),
-            summary: snapshot.entry.summary.summary.clone(),
+            summary: None,
             updated_at: Some(snapshot.entry.summary.updated_at),
             release: true,
         };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
-        store.append(lease, batch).await.map_err(lost)?;
+        store.append(&[lease], batch).await.map_err(lost)?;
         Ok(at)
     }
 }

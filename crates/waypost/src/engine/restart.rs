@@ -61,6 +61,7 @@ pub(super) async fn restarted<'a, P: Program>(
         repair: next != seq + 1 || newest.is_none(),
         root: None,
         resumed: true,
+        resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;

@@ -68,8 +68,8 @@ pub(super) struct ResumeQuery<'a> {
     pub(super) by_hand: bool,
     /// Nothing runs: only the steps in doubt are listed.
     pub(super) still: bool,
-    /// The fencing token of the lease.
-    pub(super) token: u64,
+    /// The number of the resume.
+    pub(super) resume: u64,
     /// No person settles the cut steps: their evidence may.
     pub(super) salvages: bool,
     /// A person requests a rerun of steps that must not be repeated.
@@ -135,7 +135,7 @@ pub(super) async fn find<P: Program>(
     let left_behind = std::mem::take(&mut survey.left_behind);
     let Targets { targets, unreached } = targets(shape, &branches, &judged.broken, (asked.requested, apart));
     if asked.again {
-        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
+        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.resume).await?;
         if !questions.is_empty() {
             return Ok(ResumePoint { questions, ..ResumePoint::default() });
         }

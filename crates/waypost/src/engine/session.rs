@@ -152,6 +152,8 @@ pub(super) enum Worked<S> {
 pub(super) struct Carried {
     /// Batches sent so far: their ids are used up.
     pub(super) batches: u64,
+    /// The number of the resume.
+    pub(super) resume: u64,
     pub(super) repaired: Vec<Damage>,
     pub(super) pending_claims: PendingClaims,
     /// Verifications in a row after which no step started.
@@ -299,9 +301,10 @@ impl<'a, P: Program> Session<'a, P> {
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
+                let resume = self.main().chain.resume;
                 let Self { batches, repaired, pending_claims, jobs_started, idle_rounds, .. } = self;
                 let idle_rounds = if jobs_started == 0 { idle_rounds + 1 } else { 0 };
-                Ok(Worked::Again(Carried { batches, repaired, pending_claims, idle_rounds }))
+                Ok(Worked::Again(Carried { batches, resume, repaired, pending_claims, idle_rounds }))
             }
             Err(error) => {
                 // Given back as well as can be: the error that matters is the one above.

@@ -545,9 +545,9 @@ pub(super) async fn conflicts(
     store: &dyn Store,
     run: &RunId,
     targets: &BTreeMap<BranchPath, Vec<Target>>,
-    token: u64,
+    resume: u64,
 ) -> Result<Vec<Decision>, RunError> {
-    let done = done_again(store, run, token).await?;
+    let done = done_again(store, run, resume).await?;
     let mut questions = Vec::new();
     for (branch, targets) in targets {
         for Target { seq, step, claims, .. } in targets {
@@ -566,17 +566,17 @@ pub(super) async fn conflicts(
     Ok(questions)
 }
 
-/// Finds what was done again under a lease for its evidence: branch, step and pass, and the claims that did not hold.
+/// Finds what was done again by a resume for its evidence: branch, step and pass, and the claims that did not hold.
 async fn done_again(
     store: &dyn Store,
     run: &RunId,
-    token: u64,
+    resume: u64,
 ) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
     let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
     let mut done = BTreeMap::new();
     loop {
         let page = store.scan(&scan).await?;
-        for header in page.records.iter().map(Record::header).filter(|header| header.token == token) {
+        for header in page.records.iter().map(Record::header).filter(|header| header.resume == resume) {
             if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
                 done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
             }

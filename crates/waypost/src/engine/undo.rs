@@ -506,10 +506,10 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.batches += 1;
         let id = BatchId { token: self.lease.token(), count: self.batches };
         let newest = records.last().expect("one draft makes one record").clone();
-        let (consumed, summary) = (Vec::new(), self.summary.clone());
+        let (consumed, summary) = (Vec::new(), Some(self.summary.clone()));
         let batch = Batch { id, records, consumed, summary, updated_at: None, release: false };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
-        self.engine.store.append(self.lease, batch).await.map_err(lost)?;
+        self.engine.store.append(&[self.lease], batch).await.map_err(lost)?;
         self.newest = newest;
         Ok(())
     }

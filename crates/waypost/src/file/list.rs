@@ -6,9 +6,7 @@ use std::path::Path;
 use crate::disk::Kind;
 use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, RunStatus, SealedRun};
-use crate::store::{
-    Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun,
-};
+use crate::store::{Damage, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use super::FileStore;
 use super::frozen::read_run;
@@ -142,16 +140,9 @@ fn is_of_one_run(error: &StoreError) -> bool {
     }
 }
 
-/// Stands for a run of which nothing sound is left.
-fn unknown() -> Summary {
-    Summary {
-        status: RunStatus::Interrupted,
-        doubtful: false,
-        step: None,
-        progress: Progress::default(),
-        wake_at: None,
-        lost: 0,
-    }
+/// The summary of a run without a sound commit.
+pub(super) fn unknown() -> Summary {
+    Summary::of_status(RunStatus::Interrupted)
 }
 
 /// Returns how many bytes the records of a run take.

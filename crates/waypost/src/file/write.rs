@@ -23,6 +23,7 @@ use crate::record::{Durability, Header, Reason, RunRecord};
 use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX};
+use super::list::unknown;
 use super::near::{IndexSource, Remembered};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
 use super::read::{End, RunReader};
@@ -172,7 +173,7 @@ impl Writer {
             batch: batch.id,
             release: batch.release,
             consumed,
-            summary: batch.summary.clone(),
+            summary: batch.summary.as_ref().or(self.summary.as_ref()).cloned().unwrap_or_else(unknown),
             updated_at: batch.updated_at,
             checkpoints: self.checkpoints + records.len() as u64,
             branches: branches as u64,

@@ -58,7 +58,7 @@ async fn a_record_costs_the_same_however_long_its_run_is() {
         let writer = store(&disk, Some(5));
         let lease = make(&writer, &mut links).await;
         for _ in 1..steps {
-            writer.append(&lease, links.step()).await.unwrap();
+            writer.append(&[&lease], links.step()).await.unwrap();
         }
         writer.close().await.unwrap();
 
@@ -87,7 +87,7 @@ async fn a_record_costs_the_same_however_many_branches_its_run_has() {
             for _ in 0..2 {
                 let record = links.record(&child);
                 let batch = links.batch(vec![record]);
-                writer.append(&lease, batch).await.unwrap();
+                writer.append(&[&lease], batch).await.unwrap();
             }
         }
         writer.close().await.unwrap();
@@ -138,7 +138,7 @@ async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is(
                         let path = if number % 4 == 3 { &child } else { &main };
                         let record = links.record(path);
                         let batch = links.batch(vec![record]);
-                        writer.append(&lease, batch).await.unwrap();
+                        writer.append(&[&lease], batch).await.unwrap();
                     }
                     writer.close().await.unwrap();
                     let scan = Scan {
@@ -179,7 +179,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     let writer = store(&disk, None);
     let lease = make(&writer, &mut links).await;
     for _ in 1..30 {
-        writer.append(&lease, links.step()).await.unwrap();
+        writer.append(&[&lease], links.step()).await.unwrap();
     }
     let reader = store(&disk, None);
     let first = Scan { limit: 8, ..Scan::of(&run_id(RUN)) };
@@ -187,7 +187,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     let second = Scan { limit: 100, cursor, ..first.clone() };
     let seqs = |found: &Scanned| found.records.iter().map(|r| r.header().seq).collect::<Vec<_>>();
 
-    writer.append(&lease, links.step()).await.unwrap();
+    writer.append(&[&lease], links.step()).await.unwrap();
     assert_eq!(seqs(&reader.scan(&second).await.unwrap()), (9..=31).collect::<Vec<_>>());
 
     writer.trim(&lease, 5, TrimMode::Apply).await.unwrap();
@@ -208,7 +208,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     let lease = make(&other, &mut links).await;
     let records = vec![links.record(&BranchPath::main()), links.record(&branch("each:a"))];
     let batch = links.batch(records);
-    other.append(&lease, batch).await.unwrap();
+    other.append(&[&lease], batch).await.unwrap();
     let page = Scan { limit: 1, ..Scan::of(&run_id(RUN)) };
     let cursor = Some("0.1".to_owned());
     let found = reader.scan(&Scan { limit: 10, cursor, ..page }).await.unwrap();
@@ -228,7 +228,7 @@ async fn a_commit_of_many_records_is_looked_at_for_each_of_them() {
     let child = |number: u32| branch(&format!("each:{number}"));
     let records = (0..40).map(|number| links.record(&child(number))).collect();
     let batch = links.batch(records);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     for number in [3, 39, 0, 20, 3] {
         let record = store.load(&run_id(RUN), &child(number), 1).await.unwrap();
         assert_eq!(record.header().branch, child(number));

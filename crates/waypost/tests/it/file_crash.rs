@@ -63,10 +63,10 @@ impl Story {
     fn append(&mut self, store: &FileStore, lease: &Lease) -> Option<()> {
         let batch = self.links.step();
         self.tried.extend(batch.records.clone());
-        let mut answer = now(store.append(lease, batch.clone()));
+        let mut answer = now(store.append(&[lease], batch.clone()));
         if answer.is_err() {
             // Once more, as an engine does that tolerates a lost checkpoint.
-            answer = now(store.append(lease, batch));
+            answer = now(store.append(&[lease], batch));
         }
         self.took(answer)?;
         self.acknowledged = self.tried.len();
@@ -158,7 +158,7 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
     links.go_on_behind(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
     let batch = links.step();
     let record = batch.records[0].clone();
-    now(store.append(&lease, batch)).map_err(|error| format!("append: {error:?}"))?;
+    now(store.append(&[&lease], batch)).map_err(|error| format!("append: {error:?}"))?;
     let reopened = open(disk);
     let head = now(reopened.heads(&run, &Page::default())).map_err(|error| format!("heads: {error:?}"))?;
     if head.heads.first().is_none_or(|head| head.record != record) {
@@ -334,7 +334,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
     (header.reason, header.basis) = (Reason::Repair, Some(basis.header().seq));
     let record = links.seal(header, &json!("repaired"));
     let batch = links.batch(vec![record.clone()]);
-    now(store.append(lease, batch)).map_err(|error| format!("repair: {error:?}"))?;
+    now(store.append(&[lease], batch)).map_err(|error| format!("repair: {error:?}"))?;
     let heads = now(store.heads(&run_id("r-1"), &Page::default())).map_err(|error| format!("{error:?}"))?;
     let head = &heads.heads[0];
     if head.record == record && head.damaged.is_empty() {

@@ -27,7 +27,7 @@ fn make(disk: &SimDisk, name: &str) -> Result<(), StoreError> {
     let mut links = Links::of(&run);
     let lease = now(store.create(&sealed(run_record(&run)), links.step(), &holder("first")))?;
     for _ in 0..2 {
-        now(store.append(&lease, links.step()))?;
+        now(store.append(&[&lease], links.step()))?;
     }
     now(store.release(lease, None))
 }

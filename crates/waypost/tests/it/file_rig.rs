@@ -136,7 +136,7 @@ fn append(
     let record = links.seal(header, &state);
     let batch = links.batch(vec![record.clone()]);
     told.tried.push(record.clone());
-    now(Store::append(store, lease, batch))?;
+    now(Store::append(store, &[lease], batch))?;
     told.acknowledged.push(record);
     Ok(())
 }

@@ -79,7 +79,7 @@ impl<S: Store> Story<S> {
         self.links.go_on_behind(&header.branch, header.seq, Some(record.digest()));
         let batch = self.links.batch(vec![record.clone()]);
         match &self.lease {
-            Some(lease) => drop(self.store.append(lease, batch).await.unwrap()),
+            Some(lease) => drop(self.store.append(&[lease], batch).await.unwrap()),
             None => {
                 let lease = self.store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
                 self.lease = Some(lease);
@@ -237,7 +237,7 @@ async fn every_store_gives_the_same_file() {
         let mut links = Links::of(&run_id("r-1"));
         let batch = links.step();
         let lease = store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
-        store.append(&lease, links.step()).await.unwrap();
+        store.append(&[&lease], links.step()).await.unwrap();
         let at = CheckpointRef { run: run_id("r-1"), branch: main_branch(), seq: 2 };
         texts.push(Portable::of(store.as_ref(), &at).await.unwrap().to_text());
     }

@@ -20,7 +20,7 @@ async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
         header.basis = (seq == 7).then_some(3);
         let record = links.seal(header, &json!(seq));
         let batch = links.batch(vec![record]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     for seq in damaged {
         store.damage(&run, &main, *seq, Part::Header);

@@ -107,13 +107,13 @@ impl Store for Overlay {
         Ok(())
     }
 
-    async fn append(&self, _: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, _: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         let mut written = self.lock();
         for record in batch.records {
             written.records.entry(record.header().branch.clone()).or_default().push(record);
         }
         written.consumed.extend(batch.consumed);
-        written.summary = Some(batch.summary);
+        written.summary = batch.summary.or(written.summary.take());
         Ok(Appended::Now)
     }
 

@@ -305,18 +305,18 @@ fn fan_out(rotates: bool) -> SimDisk {
     let first = links.step();
     let lease = now(store.create(&sealed(run_record(&run())), first, &holder("h"))).unwrap();
     for _ in 0..if rotates { 8 } else { 0 } {
-        now(Store::append(&store, &lease, links.step())).unwrap();
+        now(Store::append(&store, &[&lease], links.step())).unwrap();
     }
     let (a, b) = (branch("each:a"), branch("each:b"));
     // Without rotation: 1 (main), 2 (all), 3 (a), 4 (main), 5 (b), 6 (main).
     let opened = vec![links.record(&BranchPath::main()), links.record(&a), links.record(&b)];
     let batch = links.batch(opened);
-    now(Store::append(&store, &lease, batch)).unwrap();
+    now(Store::append(&store, &[&lease], batch)).unwrap();
     for path in [&a, &b] {
         let record = links.record(path);
         let batch = links.batch(vec![record]);
-        now(Store::append(&store, &lease, batch)).unwrap();
-        now(Store::append(&store, &lease, links.step())).unwrap();
+        now(Store::append(&store, &[&lease], batch)).unwrap();
+        now(Store::append(&store, &[&lease], links.step())).unwrap();
     }
     disk.settle();
     disk
@@ -332,7 +332,7 @@ fn what_an_async_run_may_lose_is_not_missed() {
     let store = open(&disk);
     let lease = now(store.create(&sealed(record), batches[0].clone(), &holder("h"))).unwrap();
     for batch in &batches[1..] {
-        now(Store::append(&store, &lease, batch.clone())).unwrap();
+        now(Store::append(&store, &[&lease], batch.clone())).unwrap();
     }
     disk.settle();
     take_away(&disk, [commit_file(3), commit_file(4)]);

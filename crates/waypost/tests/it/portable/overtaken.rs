@@ -22,7 +22,7 @@ async fn a_run_that_joins_while_its_branches_are_read_is_not_exported() {
     let busy = FaultyStore::around(Arc::new(story.store.clone()));
     let below = story.store.clone();
     busy.meanwhile(|call| matches!(call, Call::Scan(scan) if scan.seq_max == Some(1)), async move {
-        below.append(&lease, join).await.unwrap();
+        below.append(&[&lease], join).await.unwrap();
     });
 
     let overtaken = Portable::of(busy.as_ref(), &story.at(&main_branch(), 2)).await.unwrap_err();
