@@ -289,13 +289,13 @@ fn remains(database: &Path) -> Vec<RunId> {
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
     let names =
         entries.filter_map(|entry| RunId::new(entry.file_name().to_str()?).ok().zip(Some(entry.path())));
-    let mut runs: Vec<RunId> = names.filter(|(_, folder)| has_told(folder)).map(|(run, _)| run).collect();
+    let mut runs: Vec<RunId> = names.filter(|(_, folder)| has_log(folder)).map(|(run, _)| run).collect();
     runs.sort_unstable();
     runs
 }
 
 /// Says whether a run has left its log in this folder.
-pub(crate) fn has_told(folder: &Path) -> bool {
+pub(crate) fn has_log(folder: &Path) -> bool {
     fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.is_file() && file.len() > 0)
 }
 

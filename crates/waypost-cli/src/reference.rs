@@ -397,7 +397,7 @@ pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
 pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     let run = RunId::new(name).ok()?;
     let folder = store.folder(&run)?;
-    let is_lost = place::has_told(&folder) && !is_there(store, &run).await.unwrap_or(true);
+    let is_lost = place::has_log(&folder) && !is_there(store, &run).await.unwrap_or(true);
     is_lost.then_some(Error::Lost { run, folder })
 }
 

@@ -10,13 +10,13 @@ use waypost::record::{Reason, Record, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
 
 use crate::branch::{Branch, End, Newest, newest_row};
-use crate::fault::{Failure, Fault};
-use crate::frozen;
+use crate::encode::{Encoded, StoredBody, encode_full};
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
-use crate::pack::{Kept, Packed, pack_alone};
 use crate::rows::{
     BRANCH_ID_MAX, CODEC_DELTA, CODEC_FULL, Found, RunRow, SEQ_MAX, Want, fetch, int, key, time_text,
 };
+use crate::run_copies;
 use crate::runs::labels_text;
 
 /// Creates a run with its first batch; its lease has [`FIRST_TOKEN`]. Returns whether every body was stored
@@ -26,7 +26,7 @@ pub(crate) fn create(
     place: &Place,
     run: &SealedRun,
     first: &Batch,
-    packed: &[Packed],
+    encoded: &[Encoded],
 ) -> Result<bool, Failure> {
     let record = run.record();
     first.check(&record.run, FIRST_TOKEN)?;
@@ -54,8 +54,8 @@ pub(crate) fn create(
             ],
             |row| row.get(0),
         )?;
-    frozen::insert(connection, place, id, run)?;
-    write(connection, place, id, first, packed, chains).map(|(as_packed, _)| as_packed)
+    run_copies::insert(connection, place, id, run)?;
+    write(connection, place, id, first, encoded, chains).map(|(as_packed, _)| as_packed)
 }
 
 /// Appends a packed batch under the lease with `token`. Returns whether every body was stored as packed.
@@ -65,9 +65,9 @@ pub(crate) fn append(
     run: &RunId,
     token: u64,
     batch: &Batch,
-    packed: &[Packed],
+    encoded: &[Encoded],
 ) -> Result<(Appended, bool), Failure> {
-    let (row, main) = match place.ends.take(run) {
+    let (row, main) = match place.head_cache.take(run) {
         Some((row, main)) => (row, Some(main)),
         None => match End::of_main(connection, run)? {
             Some(found) => found,
@@ -80,11 +80,11 @@ pub(crate) fn append(
     row.fence(run, token)?;
     batch.check(run, token)?;
     let chains = Chains::of(connection, place, Some((row.id, main.clone())), &batch.records)?;
-    let (as_packed, end) = write(connection, place, row.id, batch, packed, chains)?;
+    let (as_packed, end) = write(connection, place, row.id, batch, encoded, chains)?;
     if !batch.release
         && let Some(end) = end.or(main)
     {
-        place.ends.put(run, RunRow { batch: (batch.id.token, batch.id.count), ..row }, end);
+        place.head_cache.put(run, RunRow { batch: (batch.id.token, batch.id.count), ..row }, end);
     }
     Ok((Appended::Now, as_packed))
 }
@@ -213,8 +213,8 @@ impl Chain {
     }
 
     /// Returns whether a delta is based on the record at the end of this chain.
-    fn has_framed(&self, body: &Kept) -> bool {
-        matches!(body, Kept::Delta(_, base, digest) if self.framed == Some((*base, *digest)))
+    fn has_framed(&self, body: &StoredBody) -> bool {
+        matches!(body, StoredBody::Delta(_, base, digest) if self.framed == Some((*base, *digest)))
     }
 
     fn check(&self, connection: &Connection, place: &Place, record: &Record) -> Result<(), Failure> {
@@ -249,7 +249,7 @@ impl Chain {
             // Records of this batch are sound, so earlier records need no check.
             Some(id) if self.bodies == 0 => {
                 let path = header.branch.clone();
-                let branch = Branch { id, path, open: true, newest: self.newest, gone: None };
+                let branch = Branch { id, path, open: true, newest: self.newest, loss: None };
                 let mut sound = Vec::new();
                 for seq in (1..header.seq).rev() {
                     if let Found::Sound(found) =
@@ -281,7 +281,7 @@ fn write(
     place: &Place,
     run: i64,
     batch: &Batch,
-    packed: &[Packed],
+    encoded: &[Encoded],
     mut chains: Chains,
 ) -> Result<(bool, Option<End>), Failure> {
     let (mut opened, mut main) = (0, None);
@@ -309,18 +309,18 @@ fn write(
         }
     }
     let (mut bytes, mut as_packed, mut end) = (0, true, None);
-    for (record, packed) in batch.records.iter().zip(packed) {
+    for (record, encoded) in batch.records.iter().zip(encoded) {
         let chain = &chains.by_path[&record.header().branch];
         let id = chain.id.expect("every branch has an id by now");
         let alone;
-        let body = if chain.has_framed(&packed.body) || is_base_there(connection, id, &packed.body)? {
-            &packed.body
+        let body = if chain.has_framed(&encoded.body) || is_base_there(connection, id, &encoded.body)? {
+            &encoded.body
         } else {
             as_packed = false;
-            alone = pack_alone(&place.frames, record);
+            alone = encode_full(&place.delta_cache, record);
             &alone
         };
-        bytes += write_record(connection, id, record, packed, body)?;
+        bytes += write_record(connection, id, record, encoded, body)?;
         if record.header().branch.is_main() {
             // A repair may precede the newest seq, whose record is missing.
             let newest = Newest::new(record.digest(), body.codec());
@@ -363,19 +363,19 @@ fn open_branch(
         .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
         .query_row((run, path.as_str(), open, newest, bodies), |row| row.get(0))?;
     if id > BRANCH_ID_MAX {
-        return Err(Fault::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
+        return Err(SqliteError::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
     }
     Ok(id)
 }
 
 /// Returns whether the base of a delta is still stored as a frame with the expected digest. It may be in
 /// quarantine by now, or the run may have been recreated.
-fn is_base_there(connection: &Connection, branch: i64, body: &Kept) -> Result<bool, Failure> {
-    let Kept::Delta(_, base, digest) = body else { return Ok(true) };
+fn is_base_there(connection: &Connection, branch: i64, body: &StoredBody) -> Result<bool, Failure> {
+    let StoredBody::Delta(_, base, digest) = body else { return Ok(true) };
     let found = connection
         .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND codec IN (?3, ?4)")?
         .exists(params![key(branch, *base), digest.as_bytes(), CODEC_FULL, CODEC_DELTA]);
-    match found.map_err(Fault::from) {
+    match found.map_err(SqliteError::from) {
         Err(fault) if !fault.is_corrupt() => Err(fault.into()),
         found => Ok(found.unwrap_or(false)),
     }
@@ -386,8 +386,8 @@ fn write_record(
     connection: &Connection,
     branch: i64,
     record: &Record,
-    packed: &Packed,
-    body: &Kept,
+    encoded: &Encoded,
+    body: &StoredBody,
 ) -> Result<usize, Failure> {
     let header = record.header();
     let (codec, body) = body.columns(record.body_bytes().map(|body| body.as_slice()));
@@ -398,11 +398,11 @@ fn write_record(
             header.about.map(int),
             codec,
             record.digest().as_bytes(),
-            packed.header,
+            encoded.header,
             body,
         ],
     )?;
-    Ok(packed.header.len() + body.map_or(0, <[u8]>::len))
+    Ok(encoded.header.len() + body.map_or(0, <[u8]>::len))
 }
 
 /// The end of the main branch after a batch, with the number of added bodies.

@@ -10,11 +10,11 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use waypost::id::{BranchPath, Digest, RunId};
 
 use crate::counters;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::rows::{
     BRANCH_ID_MAX, CODEC_DELTA, CODEC_FULL, RunRow, SEQ_BITS, SEQ_MAX, count, int, key, seq_of,
 };
-use crate::witness::Gone;
+use crate::tail_check::Loss;
 
 /// A branch of a run.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub(crate) struct Branch {
     /// The highest seq ever used.
     pub(crate) newest: u64,
     /// The seq above which records are lost, if any are.
-    pub(crate) gone: Option<(u64, Arc<Gone>)>,
+    pub(crate) loss: Option<(u64, Arc<Loss>)>,
 }
 
 /// A row of `branches`; for the main branch the missing values are in the row of the run.
@@ -44,7 +44,7 @@ impl BranchRow {
     }
 
     fn branch(self, connection: &Connection, run: i64) -> Result<Branch, Failure> {
-        let path = BranchPath::new(&self.path).map_err(|error| Fault::corrupt(error.to_string()))?;
+        let path = BranchPath::new(&self.path).map_err(|error| SqliteError::corrupt(error.to_string()))?;
         let (open, newest) = match (self.open, self.newest) {
             (Some(open), Some(newest)) => (open, newest),
             _ => connection
@@ -53,9 +53,11 @@ impl BranchRow {
         };
         let (id, newest) = (self.id, count(newest)?);
         if !(1..=BRANCH_ID_MAX).contains(&id) || newest > SEQ_MAX {
-            return Err(Fault::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into());
+            return Err(
+                SqliteError::corrupt(format!("branch {path} has id {id} and ends at {newest}")).into()
+            );
         }
-        Ok(Branch { id, path, open, newest, gone: None })
+        Ok(Branch { id, path, open, newest, loss: None })
     }
 }
 
@@ -79,7 +81,7 @@ impl Branch {
         let found = Self::find(connection, run, path)?;
         let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
         if found.is_none() && connection.prepare_cached(sql)?.exists((run, path.as_str()))? {
-            return Err(Fault::corrupt(format!("the index of table `branches` has lost {path}")).into());
+            return Err(SqliteError::corrupt(format!("the index of table `branches` has lost {path}")).into());
         }
         Ok(found)
     }
@@ -117,7 +119,7 @@ impl Branch {
 
     /// Corrects a damaged `newest` from the records; `run` is the row of the run.
     pub(crate) fn settled(self, connection: &Connection, run: i64) -> Result<Self, Failure> {
-        counters::believed(connection, run, self.look_beyond(connection, run)?)
+        counters::checked_newest(connection, run, self.look_beyond(connection, run)?)
     }
 
     /// Extends `newest` by records beyond it.
@@ -127,7 +129,7 @@ impl Branch {
             .query_row([key(self.id, self.newest), key(self.id, SEQ_MAX)], |row| {
                 Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, i64>(1)?))
             });
-        match beyond.map_err(Fault::from) {
+        match beyond.map_err(SqliteError::from) {
             Ok((None, _)) => {}
             Ok((Some(last), rows)) if int(seq_of(last)) == int(self.newest) + rows => {
                 self.newest = seq_of(last)
@@ -248,7 +250,7 @@ impl End {
         let mut rows = statement.query((run, path.as_str()))?;
         let Some(row) = rows.next()? else { return Ok(None) };
         let end = Self::read(row, 0)?;
-        Ok(Some(end.ok_or_else(|| Fault::corrupt(format!("the end of branch {path} cannot be")))?))
+        Ok(Some(end.ok_or_else(|| SqliteError::corrupt(format!("the end of branch {path} cannot be")))?))
     }
 
     /// Reads the columns from index `at`.

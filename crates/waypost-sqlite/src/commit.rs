@@ -3,7 +3,7 @@
 //! Writes are queued. The first task in an empty queue becomes the leader. It yields once, so that other
 //! tasks can queue, and then commits all queued work in a single transaction with a single sync. A single run
 //! pays no thread hop, and a hundred runs share a sync (docs/decisions/0004-commit-path.md). While many tasks
-//! share commits, a thread leads instead (`crowd.rs`), so that the tasks continue meanwhile.
+//! share commits, a thread leads instead (`group_commit.rs`), so that the tasks continue meanwhile.
 //!
 //! ```text
 //!   task A   queue --- yield --- [ BEGIN  A B C  COMMIT+sync ] [ BEGIN  D E ... ] ---> answer
@@ -11,7 +11,7 @@
 //!   task D                            queue -------------------------------------> answer
 //! ```
 //!
-//! Dropping a [`Turn`] leads. So a task cancelled at the yield still leads, and later tasks do not wait
+//! Dropping a [`LeadGuard`] leads. So a task cancelled at the yield still leads, and later tasks do not wait
 //! forever. A refusal (a lost lease, a broken chain) must precede any change. If work fails after a change,
 //! the transaction is rolled back, and each job is retried in its own transaction, so that other jobs do not
 //! suffer.
@@ -29,12 +29,12 @@ use tokio::sync::oneshot;
 use waypost::record::Durability;
 use waypost::store::StoreError;
 
-use crate::crowd::Crowd;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
+use crate::file_identity::FileIdentities;
+use crate::group_commit::GroupCommit;
 use crate::open::{self, Place};
-use crate::present::Present;
-use crate::room::Room;
 use crate::schema;
+use crate::wal_prealloc::WalPrealloc;
 
 /// Most jobs per transaction; limits how long the first job waits for the last.
 const GROUP_JOBS_MAX: usize = 512;
@@ -51,10 +51,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The writing connection.
 #[derive(Debug)]
-struct Link {
+struct WriterConnection {
     connection: Connection,
-    present: Present,
-    room: Room,
+    files: FileIdentities,
+    wal_prealloc: WalPrealloc,
     level: Durability,
     synced: Instant,
     /// SQLite's change counter at the last schema check; commits of other connections change it.
@@ -65,10 +65,10 @@ struct Link {
 pub(crate) struct Writer {
     place: Arc<Place>,
     queue: Mutex<Vec<Box<dyn Job>>>,
-    link: Mutex<Option<Link>>,
+    link: Mutex<Option<WriterConnection>>,
     poisoned: AtomicBool,
     commits: AtomicU64,
-    crowd: Crowd,
+    group_commit: GroupCommit,
 }
 
 impl fmt::Debug for Writer {
@@ -80,7 +80,7 @@ impl fmt::Debug for Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Some(link) = lock(&self.link).as_ref()
-            && link.present.check_seen().is_ok()
+            && link.files.check_seen().is_ok()
         {
             // On an error the log stays, and the next process to open the database reads it.
             let _ = open::end_log(&link.connection, true);
@@ -89,9 +89,9 @@ impl Drop for Writer {
 }
 
 /// The duty to lead, fulfilled on drop.
-struct Turn(Arc<Writer>);
+struct LeadGuard(Arc<Writer>);
 
-impl Drop for Turn {
+impl Drop for LeadGuard {
     fn drop(&mut self) {
         self.0.lead();
     }
@@ -100,7 +100,7 @@ impl Drop for Turn {
 /// The writing connection, lent for reading.
 pub(crate) struct Borrowed<'a> {
     writer: &'a Arc<Writer>,
-    guard: Option<MutexGuard<'a, Option<Link>>>,
+    guard: Option<MutexGuard<'a, Option<WriterConnection>>>,
 }
 
 impl Borrowed<'_> {
@@ -121,25 +121,31 @@ impl Drop for Borrowed<'_> {
 }
 
 /// Why a transaction was not committed.
-enum Undone {
+enum NotCommitted {
     /// A job failed after a change.
-    Spoilt,
+    JobFailed,
     /// The transaction itself failed.
-    Failed(Fault),
+    Failed(SqliteError),
 }
 
 impl Writer {
-    pub(crate) fn new(place: Arc<Place>, connection: Connection, room: Room) -> Self {
-        let present = Present::of(&place);
-        let link =
-            Link { connection, present, room, level: Durability::Sync, synced: Instant::now(), seen: None };
+    pub(crate) fn new(place: Arc<Place>, connection: Connection, wal_prealloc: WalPrealloc) -> Self {
+        let files = FileIdentities::of(&place);
+        let link = WriterConnection {
+            connection,
+            files,
+            wal_prealloc,
+            level: Durability::Sync,
+            synced: Instant::now(),
+            seen: None,
+        };
         Self {
             place,
             queue: Mutex::default(),
             link: Mutex::new(Some(link)),
             poisoned: AtomicBool::new(false),
             commits: AtomicU64::new(0),
-            crowd: Crowd::default(),
+            group_commit: GroupCommit::default(),
         }
     }
 
@@ -206,8 +212,8 @@ impl Writer {
             queue.push(job);
             queue.len() == 1
         };
-        if first && !self.crowd.takes_over(self) {
-            let turn = Turn(Arc::clone(self));
+        if first && !self.group_commit.wake(self) {
+            let turn = LeadGuard(Arc::clone(self));
             tokio::task::yield_now().await;
             drop(turn);
         }
@@ -245,14 +251,14 @@ impl Writer {
                 if jobs.is_empty() {
                     break;
                 }
-                self.crowd.saw(jobs.len());
+                self.group_commit.record_jobs(jobs.len());
                 self.commit(guard.as_mut(), jobs);
                 groups += 1;
                 if groups >= LEAD_GROUPS_MAX
                     && let Ok(runtime) = tokio::runtime::Handle::try_current()
                 {
                     drop(guard);
-                    let turn = Turn(Arc::clone(self));
+                    let turn = LeadGuard(Arc::clone(self));
                     runtime.spawn(async move { drop(turn) });
                     return;
                 }
@@ -274,14 +280,14 @@ impl Writer {
         std::mem::replace(&mut *queue, rest)
     }
 
-    fn commit(&self, link: Option<&mut Link>, mut jobs: Vec<Box<dyn Job>>) {
+    fn commit(&self, link: Option<&mut WriterConnection>, mut jobs: Vec<Box<dyn Job>>) {
         let Some(link) = link else {
             return jobs.into_iter().for_each(|job| job.refuse(StoreError::Closed(self.place.name.clone())));
         };
         if jobs.len() > 1 {
             match self.attempt(link, &mut jobs) {
                 Ok(()) => return jobs.into_iter().for_each(|job| job.answer()),
-                Err(Undone::Failed(fault)) if fault.is_busy() || fault.is_failed_sync() => {
+                Err(NotCommitted::Failed(fault)) if fault.is_busy() || fault.is_failed_sync() => {
                     return jobs.into_iter().for_each(|job| job.refuse(fault.to_store_error(&self.place)));
                 }
                 // A job is at fault, or too large for the remaining space: the other jobs may still succeed.
@@ -291,32 +297,32 @@ impl Writer {
         jobs.into_iter().for_each(|job| self.commit_alone(link, job));
     }
 
-    fn commit_alone(&self, link: &mut Link, mut job: Box<dyn Job>) {
+    fn commit_alone(&self, link: &mut WriterConnection, mut job: Box<dyn Job>) {
         match self.attempt(link, std::slice::from_mut(&mut job)) {
             // Spoilt: the outcome of the job has the reason.
-            Ok(()) | Err(Undone::Spoilt) => job.answer(),
-            Err(Undone::Failed(fault)) => job.refuse(fault.to_store_error(&self.place)),
+            Ok(()) | Err(NotCommitted::JobFailed) => job.answer(),
+            Err(NotCommitted::Failed(fault)) => job.refuse(fault.to_store_error(&self.place)),
         }
     }
 
     /// Runs `jobs` in a single transaction, all or nothing.
-    fn attempt(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
+    fn attempt(&self, link: &mut WriterConnection, jobs: &mut [Box<dyn Job>]) -> Result<(), NotCommitted> {
         if self.poisoned.load(Ordering::Relaxed) {
             for job in jobs {
-                job.spoil(StoreError::Poisoned { place: self.place.file.display().to_string() });
+                job.fail(StoreError::Poisoned { place: self.place.file.display().to_string() });
             }
             return Ok(());
         }
         let result = self.transact(link, jobs);
         if let Err(undone) = &result {
-            self.place.ends.forget_all();
+            self.place.head_cache.clear();
             if !link.connection.is_autocommit() {
                 // Fails only if the transaction has already ended.
                 let _ = link.connection.execute_batch("ROLLBACK");
             }
             let failed_sync = match undone {
-                Undone::Failed(fault) => fault.is_failed_sync(),
-                Undone::Spoilt => jobs.iter().any(|job| job.failed_sync()),
+                NotCommitted::Failed(fault) => fault.is_failed_sync(),
+                NotCommitted::JobFailed => jobs.iter().any(|job| job.failed_sync()),
             };
             if failed_sync {
                 self.poisoned.store(true, Ordering::Relaxed);
@@ -325,17 +331,18 @@ impl Writer {
         result
     }
 
-    fn transact(&self, link: &mut Link, jobs: &mut [Box<dyn Job>]) -> Result<(), Undone> {
+    fn transact(&self, link: &mut WriterConnection, jobs: &mut [Box<dyn Job>]) -> Result<(), NotCommitted> {
         link.set_level(jobs.iter().map(|job| job.durability()))?;
         let connection = &link.connection;
-        let failed = |error: rusqlite::Error| Undone::Failed(Fault::from(error).ask_system(connection));
+        let failed =
+            |error: rusqlite::Error| NotCommitted::Failed(SqliteError::from(error).ask_system(connection));
         execute(connection, "BEGIN IMMEDIATE").map_err(failed)?;
         let count = schema::changes_of_others(connection).map_err(failed)?;
         if link.seen != Some(count) {
-            self.place.ends.forget_all();
-            let version = schema::version(connection).map_err(Undone::Failed)?;
+            self.place.head_cache.clear();
+            let version = schema::version(connection).map_err(NotCommitted::Failed)?;
             if version != schema::VERSION {
-                jobs.iter_mut().for_each(|job| job.spoil(schema::version_error(&self.place, version)));
+                jobs.iter_mut().for_each(|job| job.fail(schema::version_error(&self.place, version)));
                 return execute(connection, "ROLLBACK").map_err(failed);
             }
             link.seen = Some(count);
@@ -344,24 +351,24 @@ impl Writer {
         let mut moved = false;
         for job in jobs.iter_mut() {
             if job.writes() == Writes::Rows {
-                self.place.ends.forget_all();
+                self.place.head_cache.clear();
             }
             let before = connection.total_changes();
             let done = job.apply(connection, &self.place);
             moved |= done && job.writes() == Writes::Pages;
             if !done && (connection.total_changes() != before || connection.is_autocommit()) {
-                return Err(Undone::Spoilt);
+                return Err(NotCommitted::JobFailed);
             }
         }
         if connection.total_changes() == begun && !moved {
             return execute(connection, "ROLLBACK").map_err(failed);
         }
-        if let Err(missing) = link.present.check() {
-            self.place.ends.forget_all();
-            jobs.iter_mut().for_each(|job| job.spoil(missing.to_store_error()));
+        if let Err(missing) = link.files.check() {
+            self.place.head_cache.clear();
+            jobs.iter_mut().for_each(|job| job.fail(missing.to_store_error()));
             return execute(connection, "ROLLBACK").map_err(failed);
         }
-        link.room.make(&link.present);
+        link.wal_prealloc.extend(&link.files);
         execute(connection, "COMMIT").map_err(failed)?;
         self.commits.fetch_add(1, Ordering::Relaxed);
         if link.level == Durability::Sync {
@@ -372,18 +379,18 @@ impl Writer {
 
     /// Waits until the queue is committed and the writer thread has ended.
     pub(crate) fn settle(&self) {
-        self.crowd.dissolve();
+        self.group_commit.stop();
     }
 
     /// Closes the connection after a sync of all acknowledged work.
     pub(crate) fn close(&self) -> Result<(), StoreError> {
         self.settle();
         let Some(link) = lock(&self.link).take() else { return Ok(()) };
-        if let Err(missing) = link.present.check_seen() {
+        if let Err(missing) = link.files.check_seen() {
             // The log stays for its current users; `open::writer` has disabled its removal.
             return Err(missing.to_store_error());
         }
-        let error = |error: rusqlite::Error| Fault::from(error).to_store_error(&self.place);
+        let error = |error: rusqlite::Error| SqliteError::from(error).to_store_error(&self.place);
         let (busy, _, _): (i64, i64, i64) = link
             .connection
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
@@ -397,14 +404,14 @@ impl Writer {
     }
 }
 
-impl Link {
+impl WriterConnection {
     /// Syncs the commit if a job requests this, or if the last sync is too long ago.
-    fn set_level(&mut self, mut asked: impl Iterator<Item = Durability>) -> Result<(), Undone> {
+    fn set_level(&mut self, mut asked: impl Iterator<Item = Durability>) -> Result<(), NotCommitted> {
         let sync = asked.any(|durability| durability == Durability::Sync);
         let level =
             if sync || self.synced.elapsed() >= UNSYNCED_MAX { Durability::Sync } else { Durability::Async };
         if level != self.level {
-            schema::set_durability(&self.connection, level).map_err(Undone::Failed)?;
+            schema::set_durability(&self.connection, level).map_err(NotCommitted::Failed)?;
             self.level = level;
         }
         Ok(())
@@ -433,7 +440,7 @@ trait Job: Send {
     /// Runs the job. Returns `false` on failure; the outcome is kept for `answer`.
     fn apply(&mut self, connection: &Connection, place: &Place) -> bool;
     /// Sets the outcome to `error`.
-    fn spoil(&mut self, error: StoreError);
+    fn fail(&mut self, error: StoreError);
     /// Returns whether the outcome is a failed sync.
     fn failed_sync(&self) -> bool;
     /// Sends the outcome to the caller, who may be gone.
@@ -472,7 +479,7 @@ where
         done
     }
 
-    fn spoil(&mut self, error: StoreError) {
+    fn fail(&mut self, error: StoreError) {
         self.outcome = Some((Err(error), false));
     }
 
@@ -487,7 +494,7 @@ where
     }
 
     fn refuse(mut self: Box<Self>, error: StoreError) {
-        self.spoil(error);
+        self.fail(error);
         self.answer();
     }
 }

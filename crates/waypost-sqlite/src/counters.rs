@@ -3,13 +3,13 @@
 //! These columns save reading records, but are not covered by a digest. So they never decide alone. The end
 //! of a branch is decided by its rows; `newest` counts beyond them only as far as rows are really lost. An
 //! append that finds another end rechecks and writes the correct end. The other values are compared with the
-//! records on request ([`findings`]) and corrected when a lease is acquired ([`mend`]).
+//! records on request ([`findings`]) and corrected when a lease is acquired ([`repair`]).
 
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::BranchPath;
 
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::read::View;
 use crate::rows::{SEQ_MAX, int, is_in_quarantine, key, seq_of};
 
@@ -45,10 +45,10 @@ const WITHIN: &str = "SELECT count(*)
 ///
 /// The number of lost rows comes from the run's record count. A flipped bit in `newest` alone would imply
 /// millions of lost rows.
-pub(crate) fn believed(connection: &Connection, run: i64, branch: Branch) -> Result<Branch, Failure> {
+pub(crate) fn checked_newest(connection: &Connection, run: i64, branch: Branch) -> Result<Branch, Failure> {
     let newest = key(branch.id, branch.newest);
     let there = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([newest]);
-    match there.map_err(Fault::from) {
+    match there.map_err(SqliteError::from) {
         Ok(true) => return Ok(branch),
         Ok(false) if is_in_quarantine(connection, newest)? => return Ok(branch),
         Ok(false) => {}
@@ -107,7 +107,7 @@ pub(crate) fn missed(connection: &Connection, run: i64) -> Result<u64, Failure> 
 }
 
 /// Finds a row after the end of a branch: its key was changed, and the row does not belong to a record.
-fn stray(connection: &Connection, branch: &Branch) -> Result<Option<i64>, Failure> {
+fn out_of_place(connection: &Connection, branch: &Branch) -> Result<Option<i64>, Failure> {
     let sql = "SELECT min(key) FROM records WHERE key > ?1 AND key <= ?2";
     let bounds = [key(branch.id, branch.newest), key(branch.id, SEQ_MAX)];
     Ok(connection.prepare_cached(sql)?.query_row(bounds, |row| row.get(0))?)
@@ -146,7 +146,7 @@ fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Fai
 pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
     let main = "SELECT 1 FROM branches WHERE run = ?1 AND path = 'main'";
     if !connection.prepare_cached(main)?.exists([run])? {
-        return Err(Fault::corrupt("the main branch of a run is not found".to_owned()).into());
+        return Err(SqliteError::corrupt("the main branch of a run is not found".to_owned()).into());
     }
     let (opened, found) = branch_counts(connection, run)?;
     if opened <= found {
@@ -155,12 +155,14 @@ pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Fa
     let sql = "SELECT count(*) FROM branches NOT INDEXED WHERE run = ?1";
     let all: i64 = connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?;
     if all > found {
-        return Err(Fault::corrupt(format!("an index of table `branches` has lost {}", all - found)).into());
+        return Err(
+            SqliteError::corrupt(format!("an index of table `branches` has lost {}", all - found)).into()
+        );
     }
     if !connection.prepare_cached(ORPHANS)?.exists([])? {
         return Ok(());
     }
-    Err(Fault::corrupt(format!("{opened} branches were opened, {found} are found")).into())
+    Err(SqliteError::corrupt(format!("{opened} branches were opened, {found} are found")).into())
 }
 
 /// Returns the contradictions between a run's columns and its records, a sentence each.
@@ -179,9 +181,9 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
             ));
         }
         missed += absent(view.connection, &settled)?;
-        if let Some(stray) = stray(view.connection, &settled)? {
+        if let Some(out_of_place) = out_of_place(view.connection, &settled)? {
             found.push(format!(
-                "table `records` has a row {stray} of {}, which ends at {}",
+                "table `records` has a row {out_of_place} of {}, which ends at {}",
                 settled.path, settled.newest
             ));
         }
@@ -205,13 +207,13 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
 }
 
 /// Corrects the counts of a run from its records, if nothing is lost.
-pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
+pub(crate) fn repair(connection: &Connection, id: i64) -> Result<(), Failure> {
     let (opened, found) = branch_counts(connection, id)?;
     check_branches(connection, id)?;
     if opened != found {
         connection.prepare_cached("UPDATE runs SET branches = ?2 WHERE id = ?1")?.execute((id, found))?;
     }
-    mend_main(connection, id)?;
+    repair_main(connection, id)?;
     let kept = kept(connection, id)?;
     if !(0..=RECOUNT_ALWAYS_MAX).contains(&kept.0) {
         let most = most(connection, id)?;
@@ -237,7 +239,7 @@ pub(crate) fn mend(connection: &Connection, id: i64) -> Result<(), Failure> {
 }
 
 /// Corrects the main branch's values in the row of a run from the branch and its records.
-fn mend_main(connection: &Connection, id: i64) -> Result<(), Failure> {
+fn repair_main(connection: &Connection, id: i64) -> Result<(), Failure> {
     let Some((kept, main)) = main_ids(connection, id)? else { return Ok(()) };
     if kept != main {
         connection.prepare_cached("UPDATE runs SET main = ?2 WHERE id = ?1")?.execute((id, main))?;
@@ -253,7 +255,7 @@ fn mend_main(connection: &Connection, id: i64) -> Result<(), Failure> {
 }
 
 /// Corrects the byte count of a run from its records, if there are few enough to count.
-pub(crate) fn mend_bytes(connection: &Connection, id: i64) -> Result<(), Failure> {
+pub(crate) fn repair_bytes(connection: &Connection, id: i64) -> Result<(), Failure> {
     if most(connection, id)? > RECOUNT_MAX {
         return Ok(());
     }

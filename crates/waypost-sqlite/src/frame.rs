@@ -18,13 +18,13 @@
 //! detected per frame, and a misplaced frame is not accepted. Eight bytes suffice to detect damage; the
 //! digest in the header authenticates the body. SHA-256 is already a dependency, and frames are small.
 //!
-//! The module makes no decisions and does not know tables; `hunks` finds the differences.
+//! The module makes no decisions and does not know tables; `delta` finds the differences.
 
 use waypost::id::Digest;
 use waypost::record::STATE_BYTES_MAX;
 
-use crate::hunks::{HUNKS_MAX, Hunk, Hunks};
-use crate::squeeze::{self, Contexts};
+use crate::compression::{self, Contexts};
+use crate::delta::{HUNKS_MAX, Hunk, Hunks};
 
 /// Largest body in a frame, for writing and reading: a state, plus a position with a frontier of 100,000
 /// entries.
@@ -86,7 +86,7 @@ pub(crate) fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<
     }
     let mut bytes = vec![0; CHECK_BYTES];
     put(&mut bytes, body.position_bytes as u64);
-    contexts.pack(b"", body.bytes, &mut bytes)?;
+    contexts.compress(b"", body.bytes, &mut bytes)?;
     write_check(&mut bytes, seq, Kind::Full);
     Some(Frame { bytes, moved: 0 })
 }
@@ -117,7 +117,7 @@ pub(crate) fn delta(
     state.reference(before.state(), &mut reference);
     position.comes(body.position(), &mut comes);
     state.comes(body.state(), &mut comes);
-    contexts.pack(&reference, &comes, &mut bytes)?;
+    contexts.compress(&reference, &comes, &mut bytes)?;
     write_check(&mut bytes, seq, Kind::Delta);
     let moved = position.moved(before.position().len()) + state.moved(before.state().len());
     Some(Frame { bytes, moved })
@@ -125,7 +125,7 @@ pub(crate) fn delta(
 
 /// A frame that was read and verified.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct ParsedFrame {
     bytes: Vec<u8>,
     /// Start of the compressed part.
     packed_at: usize,
@@ -138,7 +138,7 @@ enum Head {
     Delta { base: u64, position_bytes: usize, position: Hunks, state_bytes: usize, state: Hunks },
 }
 
-impl Opened {
+impl ParsedFrame {
     /// Verifies the frame of record `seq`.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl Opened {
         let packed_at = numbers.at;
         let head = match head {
             Head::Full { position_bytes, .. } => {
-                let bytes = squeeze::size_of(&bytes[packed_at..], BODY_BYTES_MAX)?;
+                let bytes = compression::size_of(&bytes[packed_at..], BODY_BYTES_MAX)?;
                 if position_bytes > bytes {
                     return Err("its frame has a position longer than the body".to_owned());
                 }
@@ -274,14 +274,14 @@ impl Numbers<'_> {
 
 /// A body under construction, frame by frame.
 #[derive(Debug, Default)]
-pub(crate) struct Making {
+pub(crate) struct BodyBuilder {
     position: Vec<u8>,
     state: Vec<u8>,
     reference: Vec<u8>,
     comes: Vec<u8>,
 }
 
-impl Making {
+impl BodyBuilder {
     /// Starts with a known body.
     pub(crate) fn of(body: Body<'_>) -> Self {
         Self { position: body.position().to_vec(), state: body.state().to_vec(), ..Self::default() }
@@ -291,11 +291,11 @@ impl Making {
     ///
     /// # Errors
     /// The reason why the frame does not fit; the body is then invalid.
-    pub(crate) fn apply(&mut self, contexts: &mut Contexts, frame: &Opened) -> Result<u64, String> {
-        let packed = &frame.bytes[frame.packed_at..];
+    pub(crate) fn apply(&mut self, contexts: &mut Contexts, frame: &ParsedFrame) -> Result<u64, String> {
+        let encoded = &frame.bytes[frame.packed_at..];
         match &frame.head {
             Head::Full { position_bytes, bytes } => {
-                contexts.unpack(b"", packed, *bytes, &mut self.state)?;
+                contexts.decompress(b"", encoded, *bytes, &mut self.state)?;
                 self.position = self.state.drain(..*position_bytes).collect();
                 Ok(0)
             }
@@ -309,7 +309,7 @@ impl Making {
                 position.reference(&self.position, &mut self.reference);
                 state.reference(&self.state, &mut self.reference);
                 let comes = position.coming() + state.coming();
-                contexts.unpack(&self.reference, packed, comes, &mut self.comes)?;
+                contexts.decompress(&self.reference, encoded, comes, &mut self.comes)?;
                 let (of_position, of_state) = self.comes.split_at(position.coming());
                 let moved = position.moved(self.position.len()) + state.moved(self.state.len());
                 position.apply(&mut self.position, of_position);
@@ -333,15 +333,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::squeeze::Squeezer;
+    use crate::compression::Compressor;
 
-    fn making(squeezer: &Squeezer, frames: &[(u64, Kind, Vec<u8>)]) -> Result<Vec<u8>, String> {
-        let mut making = Making::default();
+    fn builder(compressor: &Compressor, frames: &[(u64, Kind, Vec<u8>)]) -> Result<Vec<u8>, String> {
+        let mut builder = BodyBuilder::default();
         for (seq, kind, bytes) in frames {
-            let frame = Opened::new(bytes.clone(), *seq, *kind)?;
-            making.apply(&mut squeezer.lend(), &frame)?;
+            let frame = ParsedFrame::new(bytes.clone(), *seq, *kind)?;
+            builder.apply(&mut compressor.contexts(), &frame)?;
         }
-        Ok(making.finish())
+        Ok(builder.finish())
     }
 
     /// A change of a body: a piece of the position or state is replaced.
@@ -349,7 +349,7 @@ mod tests {
     struct Change {
         in_position: bool,
         at: prop::sample::Index,
-        gone: usize,
+        loss: usize,
         with: Vec<u8>,
     }
 
@@ -360,26 +360,26 @@ mod tests {
             prop::collection::vec(any::<u8>(), 500..1_500),
         ];
         let change = (any::<bool>(), any::<prop::sample::Index>(), 0..2_000_usize, piece);
-        let change = change.prop_map(|(in_position, at, gone, with)| Change { in_position, at, gone, with });
+        let change = change.prop_map(|(in_position, at, loss, with)| Change { in_position, at, loss, with });
         prop::collection::vec(prop::collection::vec(change, 0..4), 1..12)
     }
 
     fn carry_out(parts: &mut [Vec<u8>; 2], change: &Change) {
         let part = &mut parts[usize::from(!change.in_position)];
         let at = change.at.index(part.len() + 1);
-        let end = part.len().min(at + change.gone);
+        let end = part.len().min(at + change.loss);
         part.splice(at..end, change.with.iter().copied());
     }
 
     proptest! {
         #[test]
         fn bodies_come_back_through_any_chain(steps in changes()) {
-            let squeezer = Squeezer::default();
+            let compressor = Compressor::default();
             let mut parts = [b"{}".to_vec(), b"\n[]".to_vec()];
             let mut before = (parts.concat(), parts[0].len());
-            let first = full(&mut squeezer.lend(), 1, Body::new(&before.0, before.1).unwrap()).unwrap();
+            let first = full(&mut compressor.contexts(), 1, Body::new(&before.0, before.1).unwrap()).unwrap();
             let mut frames = vec![(1, Kind::Full, first.bytes)];
-            prop_assert_eq!(&making(&squeezer, &frames).unwrap(), &before.0);
+            prop_assert_eq!(&builder(&compressor, &frames).unwrap(), &before.0);
 
             for (step, changes) in steps.iter().enumerate() {
                 changes.iter().for_each(|change| carry_out(&mut parts, change));
@@ -387,28 +387,28 @@ mod tests {
                 let base = frames.last().unwrap().0;
                 let old = Body::new(&before.0, before.1).unwrap();
                 let new = Body::new(&after.0, after.1).unwrap();
-                let frame = delta(&mut squeezer.lend(), seq, new, base, old).unwrap();
+                let frame = delta(&mut compressor.contexts(), seq, new, base, old).unwrap();
                 prop_assert_eq!(base_of(&frame.bytes[..frame.bytes.len().min(BASE_BYTES_MAX)], seq), Some(base));
-                let mut made = Making::of(old);
-                let opened = Opened::new(frame.bytes.clone(), seq, Kind::Delta).unwrap();
-                let moved = made.apply(&mut squeezer.lend(), &opened).unwrap();
+                let mut made = BodyBuilder::of(old);
+                let opened = ParsedFrame::new(frame.bytes.clone(), seq, Kind::Delta).unwrap();
+                let moved = made.apply(&mut compressor.contexts(), &opened).unwrap();
                 prop_assert_eq!(moved, frame.moved, "writer and reader count alike");
                 frames.push((seq, Kind::Delta, frame.bytes));
-                prop_assert_eq!(&making(&squeezer, &frames).unwrap(), &after.0);
+                prop_assert_eq!(&builder(&compressor, &frames).unwrap(), &after.0);
                 before = after;
             }
         }
 
         #[test]
         fn no_bytes_lead_to_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..80), sealed in any::<bool>()) {
-            let squeezer = Squeezer::default();
+            let compressor = Compressor::default();
             for kind in [Kind::Full, Kind::Delta] {
                 if sealed && bytes.len() >= CHECK_BYTES {
                     write_check(&mut bytes, 9, kind);
                 }
                 let old = Body::new(b"{}\n[1,2,3]", 2).unwrap();
-                if let Ok(frame) = Opened::new(bytes.clone(), 9, kind) {
-                    let _ = Making::of(old).apply(&mut squeezer.lend(), &frame);
+                if let Ok(frame) = ParsedFrame::new(bytes.clone(), 9, kind) {
+                    let _ = BodyBuilder::of(old).apply(&mut compressor.contexts(), &frame);
                 }
             }
         }
@@ -416,42 +416,42 @@ mod tests {
 
     #[test]
     fn every_changed_bit_of_a_frame_is_seen_in_that_frame() {
-        let squeezer = Squeezer::default();
+        let compressor = Compressor::default();
         let old = b"{\"frontier\":[]}\n{\"text\":\"something that was there before\"}";
         let new = b"{\"frontier\":[1]}\n{\"text\":\"something that was there before, and more\"}";
         let frame =
-            delta(&mut squeezer.lend(), 7, Body::new(new, 16).unwrap(), 5, Body::new(old, 15).unwrap())
+            delta(&mut compressor.contexts(), 7, Body::new(new, 16).unwrap(), 5, Body::new(old, 15).unwrap())
                 .unwrap();
 
         for place in 0..frame.bytes.len() * 8 {
             let mut changed = frame.bytes.clone();
             changed[place / 8] ^= 1 << (place % 8);
-            Opened::new(changed, 7, Kind::Delta).unwrap_err();
+            ParsedFrame::new(changed, 7, Kind::Delta).unwrap_err();
         }
         for length in 0..frame.bytes.len() {
-            Opened::new(frame.bytes[..length].to_vec(), 7, Kind::Delta).unwrap_err();
+            ParsedFrame::new(frame.bytes[..length].to_vec(), 7, Kind::Delta).unwrap_err();
         }
-        Opened::new(frame.bytes.clone(), 8, Kind::Delta).unwrap_err();
-        Opened::new(frame.bytes.clone(), 7, Kind::Full).unwrap_err();
-        assert_eq!(Opened::new(frame.bytes, 7, Kind::Delta).unwrap().base(), Some(5));
+        ParsedFrame::new(frame.bytes.clone(), 8, Kind::Delta).unwrap_err();
+        ParsedFrame::new(frame.bytes.clone(), 7, Kind::Full).unwrap_err();
+        assert_eq!(ParsedFrame::new(frame.bytes, 7, Kind::Delta).unwrap().base(), Some(5));
     }
 
     #[test]
     fn a_frame_that_would_give_too_much_is_refused_before_it_is_unpacked() {
-        let squeezer = Squeezer::default();
+        let compressor = Compressor::default();
         let mut bytes = vec![0; CHECK_BYTES];
         put(&mut bytes, 0);
-        squeezer.lend().pack(b"", &vec![0; BODY_BYTES_MAX + 1], &mut bytes).unwrap();
+        compressor.contexts().compress(b"", &vec![0; BODY_BYTES_MAX + 1], &mut bytes).unwrap();
         write_check(&mut bytes, 1, Kind::Full);
 
-        let error = Opened::new(bytes, 1, Kind::Full).unwrap_err();
+        let error = ParsedFrame::new(bytes, 1, Kind::Full).unwrap_err();
 
         assert_eq!(error, format!("it gives {} bytes, {BODY_BYTES_MAX} are allowed", BODY_BYTES_MAX + 1));
     }
 
     #[test]
     fn an_end_that_grows_costs_no_more_the_longer_it_gets() {
-        let squeezer = Squeezer::default();
+        let compressor = Compressor::default();
         let text = |count: usize| {
             let lines: String = (0..count).map(|line| format!("{{\"line\":{line}}},")).collect();
             format!("{{\"since\":{count}}}\n[{lines}0]")
@@ -461,7 +461,7 @@ mod tests {
             let split = |body: &'static str| Body::new(body.as_bytes(), body.find('\n').unwrap()).unwrap();
             let (old, new) = (split(old.leak()), split(new.leak()));
 
-            let frame = delta(&mut squeezer.lend(), 2, new, 1, old).unwrap();
+            let frame = delta(&mut compressor.contexts(), 2, new, 1, old).unwrap();
 
             assert!(frame.bytes.len() < 100, "{} bytes", frame.bytes.len());
             assert!(frame.moved < 100, "{} bytes moved", frame.moved);

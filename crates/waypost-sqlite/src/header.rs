@@ -1,18 +1,18 @@
 //! The stored form of a header or run record. Most of a header is field names, so headers are compressed with
 //! a dictionary of these names. Each header is independent, so damage affects only a single header.
 //!
-//! Stored bytes start with [`PACKED`], or are plain JSON, which starts with a brace.
+//! Stored bytes start with [`COMPRESSED`], or are plain JSON, which starts with a brace.
 
 use std::sync::LazyLock;
 
 use waypost::record::STATE_BYTES_MAX;
 
-use crate::squeeze::{self, Contexts, Dictionary};
+use crate::compression::{self, Contexts, Dictionary};
 
 /// Largest run record to compress; text and params of a workflow are limited to the size of a state.
 pub(crate) const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
 /// First byte of a header compressed with [`NAMES`].
-const PACKED: u8 = 2;
+const COMPRESSED: u8 = 2;
 
 /// The dictionary: `header.names`, most frequent last, after the entropy tables of zstd's
 /// `ZDICT_finalizeDictionary` for some hundred headers of all kinds (level 1). Without these tables,
@@ -23,9 +23,9 @@ const NAMES: &[u8] = include_bytes!("header.dict");
 static DICTIONARY: LazyLock<Dictionary> = LazyLock::new(|| Dictionary::new(NAMES));
 
 /// Returns the stored form of a header.
-pub(crate) fn pack(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
-    let mut kept = vec![PACKED];
-    match contexts.pack_with(&DICTIONARY, header, &mut kept) {
+pub(crate) fn encode(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
+    let mut kept = vec![COMPRESSED];
+    match contexts.compress_with(&DICTIONARY, header, &mut kept) {
         Some(()) if kept.len() < header.len() && header.len() <= RUN_BYTES_MAX => kept,
         _ => header.to_vec(),
     }
@@ -35,15 +35,15 @@ pub(crate) fn pack(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// The defect as text.
-pub(crate) fn unpack(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
+pub(crate) fn decode(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
     match kept.first() {
-        Some(&PACKED) => {}
+        Some(&COMPRESSED) => {}
         // The digest shows whether the bytes are a header.
         _ => return Ok(kept),
     }
-    let bytes = squeeze::size_of(&kept[1..], bytes_max)?;
+    let bytes = compression::size_of(&kept[1..], bytes_max)?;
     let mut header = Vec::new();
-    contexts.unpack_with(&DICTIONARY, &kept[1..], bytes, &mut header)?;
+    contexts.decompress_with(&DICTIONARY, &kept[1..], bytes, &mut header)?;
     Ok(header)
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use waypost::Digest;
 
     use super::*;
-    use crate::squeeze::Squeezer;
+    use crate::compression::Compressor;
 
     #[test]
     fn the_names_are_part_of_the_format() {
@@ -70,18 +70,19 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_what_claims_to_be_too_large_does_not() {
-        let squeezer = Squeezer::default();
+        let compressor = Compressor::default();
         let header = br#"{"v":2,"run":"r-1","branch":"main","seq":7,"token":1}"#;
 
-        let kept = pack(&mut squeezer.lend(), header);
+        let kept = encode(&mut compressor.contexts(), header);
 
         assert!(kept.len() < header.len());
-        assert_eq!(unpack(&mut squeezer.lend(), kept.clone(), header.len()).unwrap(), header);
-        unpack(&mut squeezer.lend(), kept, header.len() - 1).unwrap_err();
-        assert_eq!(unpack(&mut squeezer.lend(), header.to_vec(), 0).unwrap(), header, "as it is");
-        assert_eq!(pack(&mut squeezer.lend(), b"{}"), b"{}");
-        for broken in [&[PACKED][..], &[PACKED, 1, 2, 3], &[PACKED, 0x28, 0xb5, 0x2f, 0xfd, 0x20]] {
-            unpack(&mut squeezer.lend(), broken.to_vec(), 1_000).unwrap_err();
+        assert_eq!(decode(&mut compressor.contexts(), kept.clone(), header.len()).unwrap(), header);
+        decode(&mut compressor.contexts(), kept, header.len() - 1).unwrap_err();
+        assert_eq!(decode(&mut compressor.contexts(), header.to_vec(), 0).unwrap(), header, "as it is");
+        assert_eq!(encode(&mut compressor.contexts(), b"{}"), b"{}");
+        for broken in [&[COMPRESSED][..], &[COMPRESSED, 1, 2, 3], &[COMPRESSED, 0x28, 0xb5, 0x2f, 0xfd, 0x20]]
+        {
+            decode(&mut compressor.contexts(), broken.to_vec(), 1_000).unwrap_err();
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
-use waypost::folder::has_told;
+use waypost::folder::has_log;
 use waypost::id::RunId;
 
 use crate::counters;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::RunRow;
-use crate::witness::folder_of;
+use crate::tail_check::folder_of;
 
 /// Most reported findings of SQLite: a damaged page causes many similar findings.
 const FINDINGS_MAX: u32 = 10;
@@ -37,7 +37,7 @@ pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<Str
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => found.push(fault.to_string()),
         checked => found.extend(checked?),
     }
-    for run in lost(connection, place, told_runs(place)) {
+    for run in lost(connection, place, logged_runs(place)) {
         found.push(format!("run {run} has left its log, and the database does not know it"));
     }
     Ok(found)
@@ -53,7 +53,7 @@ fn integrity(connection: &Connection) -> Result<Vec<String>, Failure> {
 
 /// Returns the runs with a folder next to the database. Such a run with a log but without rows is lost, if
 /// this call precedes the database query: a run gets its rows before its log.
-pub(crate) fn told_runs(place: &Place) -> Vec<RunId> {
+pub(crate) fn logged_runs(place: &Place) -> Vec<RunId> {
     let entries = std::fs::read_dir(place.folder.join("runs")).into_iter().flatten().flatten();
     let named = |entry: std::fs::DirEntry| RunId::new(entry.file_name().to_str()?).ok();
     entries.filter_map(named).collect()
@@ -83,17 +83,17 @@ pub(crate) fn lost_rows(connection: &Connection) -> Result<Vec<RunId>, Failure> 
     let names = statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
     let is_emptied = "SELECT NOT EXISTS (SELECT 1 FROM runs NOT INDEXED) AND EXISTS (SELECT 1 FROM frozen)";
     if names.is_empty() && connection.prepare_cached(is_emptied)?.query_row([], |row| row.get(0))? {
-        return Err(Fault::corrupt("table `runs` is empty, and table `frozen` is not").into());
+        return Err(SqliteError::corrupt("table `runs` is empty, and table `frozen` is not").into());
     }
     Ok(names.iter().filter_map(|name| RunId::new(name).ok()).collect())
 }
 
 /// Returns the runs with a log but without a row, sorted. An unreadable row counts as present and is reported
 /// elsewhere.
-pub(crate) fn lost(connection: &Connection, place: &Place, mut told: Vec<RunId>) -> Vec<RunId> {
-    told.retain(|run| {
-        matches!(RunRow::find(connection, run), Ok(None)) && has_told(&RealDisk, &folder_of(place, run))
+pub(crate) fn lost(connection: &Connection, place: &Place, mut logged: Vec<RunId>) -> Vec<RunId> {
+    logged.retain(|run| {
+        matches!(RunRow::find(connection, run), Ok(None)) && has_log(&RealDisk, &folder_of(place, run))
     });
-    told.sort_unstable();
-    told
+    logged.sort_unstable();
+    logged
 }

@@ -13,11 +13,11 @@ use waypost::lock::{Holder, LockError, RunLock};
 use waypost::store::{Renewal, Signal, Signalled, StoreError};
 
 use crate::counters;
-use crate::fault::{Failure, Fault};
-use crate::frozen;
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::{RunRow, count, int, time_text};
+use crate::run_copies;
 
 /// Returns the path of the lock file of a run. Run ids are safe file names.
 pub(crate) fn lock_path(place: &Place, run: &RunId) -> PathBuf {
@@ -79,9 +79,9 @@ pub(crate) fn acquire(
         .prepare_cached("UPDATE runs SET token = token + 1, leased = 1 WHERE id = ?1 RETURNING token")?
         .query_row([row.id], |row| row.get(0))?;
     let view = View { connection, place };
-    let frozen = frozen::mend(view, row.id, run, now);
-    let summary = view.mend_summary(row.id, run);
-    for mended in [frozen, summary, counters::mend(connection, row.id)] {
+    let frozen = run_copies::repair(view, row.id, run, now);
+    let summary = view.repair_summary(row.id, run);
+    for mended in [frozen, summary, counters::repair(connection, row.id)] {
         match mended {
             // Nothing sound to restore from, or damaged pages, which readers report.
             Err(Failure::Refused(StoreError::Damaged { .. } | StoreError::Version { .. })) => {}
@@ -158,7 +158,10 @@ fn open(digest: &[u8], message: &[u8]) -> Option<Signal> {
 }
 
 /// Returns the pending signals, oldest first; a damaged signal is an error entry.
-pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Signal, Fault>>, Failure> {
+pub(crate) fn pending(
+    connection: &Connection,
+    run: i64,
+) -> Result<Vec<Result<Signal, SqliteError>>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT name, digest, message FROM signals WHERE run = ?1 AND consumed = 0 ORDER BY id",
     )?;
@@ -168,7 +171,7 @@ pub(crate) fn pending(connection: &Connection, run: i64) -> Result<Vec<Result<Si
     let mut signals = Vec::new();
     for row in rows {
         let (name, digest, message) = row?;
-        let damaged = || Fault::corrupt(format!("signal `{name}` is not what was sent; send it again"));
+        let damaged = || SqliteError::corrupt(format!("signal `{name}` is not what was sent; send it again"));
         signals.push(open(&digest, &message).ok_or_else(damaged));
     }
     Ok(signals)

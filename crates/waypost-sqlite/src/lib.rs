@@ -11,56 +11,56 @@
 //!
 //! Module map:
 //!
-//! - `open`, `schema`: open, create, check and upgrade the file; `beside` names its folder.
-//! - `commit`: the write path with group commit; `present` checks that the files still exist.
-//! - `append`, `lease`, `trim`, `tidy`: the write operations, each a single transaction. `shrink` returns
-//!   pages to the file system, and `clear` frees space on a full disk.
-//! - `pack`, `frame`, `hunks`, `header`: the compact stored form of a record. `squeeze` has the compression,
-//!   `tips` caches delta bases, and `unpack` decodes bodies.
+//! - `open`, `schema`: open, create, check and upgrade the file; `folder` names its folder.
+//! - `commit`: the write path with group commit; `file_identity` checks that the files still exist.
+//! - `append`, `lease`, `trim`, `removal`: the write operations, each a single transaction. `shrink` returns
+//!   pages to the file system, and `free_space` frees space on a full disk.
+//! - `encode`, `frame`, `delta`, `header`: the compact stored form of a record. `compression` has the compression,
+//!   `delta_cache` caches delta bases, and `decode` decodes bodies.
 //! - `rows`, `branch`, `read`, `runs`: verified reads.
-//! - `witness`, `counters`, `inspect`: detection of lost or contradictory data.
-//! - `teller`: writes events and report off the commit path.
-//! - `fault`: maps SQLite errors to store errors.
+//! - `tail_check`, `counters`, `inspect`: detection of lost or contradictory data.
+//! - `projector`: writes events and report off the commit path.
+//! - `error`: maps SQLite errors to store errors.
 //!
 //! The crate knows SQL and the file system. It makes no decisions about runs and never reads a state.
 
+mod ack_journal;
 mod append;
-mod beside;
 mod branch;
-mod clear;
 mod commit;
+mod commit_order;
+mod compression;
 mod counters;
-mod crowd;
-mod ends;
-mod fault;
+mod decode;
+mod delta;
+mod delta_cache;
+mod encode;
+mod error;
+mod file_identity;
+mod folder;
 mod frame;
-mod frozen;
+mod free_space;
+mod group_commit;
 mod header;
-mod heal;
-mod hunks;
+mod heads;
 mod inspect;
 mod lease;
 mod open;
-mod pack;
-mod present;
+mod projector;
 mod read;
-mod recent;
-mod room;
+mod removal;
 mod rows;
+mod run_copies;
 mod runs;
 mod schema;
 mod shrink;
-mod squeeze;
 mod store;
-mod teller;
-mod tidy;
-mod tips;
+mod tail_check;
 mod trim;
-mod unpack;
-mod witness;
+mod wal_prealloc;
 
-pub use beside::{folder_of, ignored_by_git};
-pub use clear::clear_files;
+pub use folder::{folder_of, ignored_by_git};
+pub use free_space::clear_files;
 pub use open::SqliteOptions;
 pub use schema::schema_of;
 pub use store::SqliteStore;

@@ -17,13 +17,13 @@ use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
-use crate::beside;
-use crate::crowd::is_shared_by_many;
-use crate::ends::Ends;
-use crate::fault::Fault;
-use crate::room::{FramesSeen, Room};
+use crate::delta_cache::DeltaCache;
+use crate::error::SqliteError;
+use crate::folder;
+use crate::group_commit::commits_group;
+use crate::heads::HeadCache;
 use crate::schema;
-use crate::tips::Frames;
+use crate::wal_prealloc::{FramesSeen, WalPrealloc};
 
 /// How long a call waits for writing processes. SQLite has no fair queue. With hundreds of concurrent runs, a
 /// writer may be unlucky for many seconds, and giving up would stop a run with a sound disk.
@@ -69,18 +69,18 @@ pub(crate) struct Place {
     /// The folder for locks, and for the folders of its runs.
     pub(crate) folder: PathBuf,
     /// How bodies become frames and frames bodies.
-    pub(crate) frames: Frames,
+    pub(crate) delta_cache: DeltaCache,
     /// Guards its files against being opened elsewhere in this process.
     in_use: InUse,
     /// Cached ends of branches.
-    pub(crate) ends: Ends,
+    pub(crate) head_cache: HeadCache,
 }
 
 impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         let file = fs::canonicalize(path)?;
         let home = file.parent().unwrap_or(Path::new("/")).to_owned();
-        let folder = beside::folder_of(&file);
+        let folder = folder::folder_of(&file);
         let in_use = InUse::new();
         in_use.add(&file)?;
         Ok(Self {
@@ -89,8 +89,8 @@ impl Place {
             home,
             folder,
             in_use,
-            frames: Frames::default(),
-            ends: Ends::default(),
+            delta_cache: DeltaCache::default(),
+            head_cache: HeadCache::default(),
         })
     }
 
@@ -153,7 +153,7 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
         Err(error) => return Err(cannot_create(path, error)),
     }
     let place = find(path)?;
-    beside::make(&place.file, &place.folder).map_err(|source| cannot_create(&place.folder, source))?;
+    folder::make(&place.file, &place.folder).map_err(|source| cannot_create(&place.folder, source))?;
     Ok(place)
 }
 
@@ -170,8 +170,11 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Opens the writing connection and its WAL preallocation; creates or upgrades the schema.
-pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connection, Room), StoreError> {
-    let failed = |error: rusqlite::Error| explain(Fault::from(error), place);
+pub(crate) fn writer(
+    place: &Place,
+    options: &SqliteOptions,
+) -> Result<(Connection, WalPrealloc), StoreError> {
+    let failed = |error: rusqlite::Error| explain(SqliteError::from(error), place);
     let mut connection = Connection::open_with_flags(
         &place.file,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
@@ -208,13 +211,13 @@ pub(crate) fn writer(place: &Place, options: &SqliteOptions) -> Result<(Connecti
     connection.pragma_update(None, "secure_delete", "FAST").map_err(failed)?;
     let frames = FramesSeen::default();
     watch_checkpoints(&mut connection, Arc::clone(&frames)).map_err(failed)?;
-    Ok((connection, Room::new(frames)))
+    Ok((connection, WalPrealloc::new(frames)))
 }
 
 /// Sets whether the last closing connection checkpoints and removes the log. Permitted only for the known
-/// last connection (`present.rs`): writes of others to the log would be lost.
-pub(crate) fn end_log(connection: &Connection, ends: bool) -> rusqlite::Result<()> {
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !ends).map(drop)
+/// last connection (`file_identity.rs`): writes of others to the log would be lost.
+pub(crate) fn end_log(connection: &Connection, head_cache: bool) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !head_cache).map(drop)
 }
 
 /// Opens a read-only connection, even without write permission.
@@ -236,11 +239,11 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
     };
     match Connection::open_with_flags(&place.file, flags).and_then(prepare) {
         Ok(connection) => Ok(connection),
-        Err(_) if is_half_made(place) => Err(no_runs_yet(place)),
+        Err(_) if is_incomplete(place) => Err(no_runs_yet(place)),
         Err(error) => {
-            let fault = Fault::from(error);
+            let fault = SqliteError::from(error);
             let is_behind = |suffix| fs::metadata(place.beside(suffix)).is_ok_and(|beside| beside.len() > 0);
-            let is_crowded = fault.has_no_room_to_share();
+            let is_crowded = fault.lacks_shm_space();
             if !(fault.is_unwritable() || is_crowded) || is_behind("-journal") {
                 return Err(explain(fault, place));
             }
@@ -250,7 +253,7 @@ pub(crate) fn reader(place: &Place, options: &SqliteOptions) -> Result<Connectio
             }
             Connection::open_with_flags(immutable_url(&place.file), flags | OpenFlags::SQLITE_OPEN_URI)
                 .and_then(prepare)
-                .map_err(|error| explain(Fault::from(error), place))
+                .map_err(|error| explain(SqliteError::from(error), place))
         }
     }
 }
@@ -280,7 +283,7 @@ pub(crate) fn no_runs_yet(place: &Place) -> StoreError {
 /// Returns whether the creating process was killed before the tables existed. The rollback journal then
 /// restores an empty file, or the single page with the settings for the tables. Only a writing connection can
 /// do this.
-fn is_half_made(place: &Place) -> bool {
+fn is_incomplete(place: &Place) -> bool {
     const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
     // Number of pages before the transaction: the fifth number of the header, after a magic of two.
     const PAGES_BEFORE: std::ops::Range<usize> = 16..20;
@@ -292,7 +295,7 @@ fn is_half_made(place: &Place) -> bool {
 }
 
 /// Maps a fault to a store error, with a clear message for a file that is not an SQLite database.
-pub(crate) fn explain(fault: Fault, place: &Place) -> StoreError {
+pub(crate) fn explain(fault: SqliteError, place: &Place) -> StoreError {
     if fault.is_not_a_database() {
         let file = place.file.display();
         return StoreError::Invalid(format!("`{file}` is not a Waypost store: it is not an SQLite database"));
@@ -315,7 +318,7 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
     let began = Instant::now();
     loop {
         let mode = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
-        match mode.map_err(Fault::from) {
+        match mode.map_err(SqliteError::from) {
             Ok(mode) if mode == "wal" => return Ok(()),
             Ok(mode) => {
                 return Err(StoreError::Invalid(format!(
@@ -338,12 +341,12 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
 fn watch_checkpoints(connection: &mut Connection, frames: FramesSeen) -> rusqlite::Result<()> {
     connection.wal_hook(Some(move |log: &mut rusqlite::hooks::Wal, pages: i32| {
         frames.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
-        let limit = if is_shared_by_many() { CHECKPOINT_PAGES_SHARED } else { CHECKPOINT_PAGES };
+        let limit = if commits_group() { CHECKPOINT_PAGES_SHARED } else { CHECKPOINT_PAGES };
         if pages < limit {
             return Ok(());
         }
         match log.checkpoint() {
-            Err(error) if Fault::from_ref(&error).is_failed_sync() => Err(error),
+            Err(error) if SqliteError::from_ref(&error).is_failed_sync() => Err(error),
             // Readers in the way, or no space: the log stays longer, nothing is lost.
             _ => Ok(()),
         }

@@ -7,10 +7,10 @@ use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder,
 
 use crate::branch::Branch;
 use crate::counters;
-use crate::fault::Failure;
+use crate::error::Failure;
 use crate::open::Place;
 use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, int, key, seq_of};
-use crate::witness::{Lost, Testimony};
+use crate::tail_check::{Acknowledged, Lost};
 
 /// Bytes of bodies per page of heads: a page has at least one head, and at most a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
@@ -62,14 +62,19 @@ impl View<'_> {
     }
 
     /// Returns the newest sound record of each open branch.
-    pub(crate) fn heads(&self, run: &RunId, page: &Page, told: Testimony) -> Result<Heads, Failure> {
+    pub(crate) fn heads(
+        &self,
+        run: &RunId,
+        page: &Page,
+        acknowledged: Acknowledged,
+    ) -> Result<Heads, Failure> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let cursor = Cursor::parse(page.cursor.as_ref())?;
         let id = RunRow::get(self.connection, run)?.id;
         if cursor.is_none() {
             counters::check_branches(self.connection, id)?;
         }
-        let lost = Lost::of(*self, run, id, told)?;
+        let lost = Lost::of(*self, run, id, acknowledged)?;
         let mut from = cursor.map_or(0, |cursor| cursor.branch);
         let mut heads = Vec::new();
         let mut body_bytes = 0;
@@ -126,20 +131,20 @@ impl View<'_> {
         .into())
     }
 
-    /// Returns a verified record. With `told`, a missing record may turn out to be lost.
+    /// Returns a verified record. With `acknowledged`, a missing record may turn out to be lost.
     pub(crate) fn load(
         &self,
         run: &RunId,
         path: &BranchPath,
         seq: u64,
-        told: Option<Testimony>,
+        acknowledged: Option<Acknowledged>,
     ) -> Result<Record, Failure> {
         let id = RunRow::get(self.connection, run)?.id;
         let mut branch = Branch::get(self.connection, id, path)?
             .ok_or_else(|| StoreError::no_branch(run, path))?
             .settled(self.connection, id)?;
-        if let Some(told) = told {
-            branch = Lost::of(*self, run, id, told)?.extend(branch);
+        if let Some(acknowledged) = acknowledged {
+            branch = Lost::of(*self, run, id, acknowledged)?.extend(branch);
         }
         let found = match seq {
             1.. if seq <= branch.newest => self.fetch(run, &branch, seq, Want::Whole)?,
@@ -165,10 +170,10 @@ impl View<'_> {
     }
 
     /// Returns a page of headers.
-    pub(crate) fn scan(&self, scan: &Scan, told: Testimony) -> Result<Scanned, Failure> {
+    pub(crate) fn scan(&self, scan: &Scan, acknowledged: Acknowledged) -> Result<Scanned, Failure> {
         let cursor = Cursor::parse(scan.cursor.as_ref())?;
         let id = RunRow::get(self.connection, &scan.run)?.id;
-        let lost = Lost::of(*self, &scan.run, id, told)?;
+        let lost = Lost::of(*self, &scan.run, id, acknowledged)?;
         let whole = |branch: Branch| branch.settled(self.connection, id).map(|branch| lost.extend(branch));
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
         if let Some(path) = &scan.branch {

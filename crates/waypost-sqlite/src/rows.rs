@@ -10,11 +10,11 @@ use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 use waypost::store::{Damage, StoreError};
 
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
+use crate::decode::{self, Decoded};
+use crate::delta_cache::CachedBody;
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
-use crate::tips::Tip;
-use crate::unpack::{self, Unpacked};
-use crate::{header, pack};
+use crate::{encode, header};
 
 /// Bits of a key for the seq.
 pub(crate) const SEQ_BITS: u32 = 32;
@@ -48,8 +48,8 @@ pub(crate) fn int(count: u64) -> i64 {
 }
 
 /// Converts a stored count back.
-pub(crate) fn count(value: i64) -> Result<u64, Fault> {
-    u64::try_from(value).map_err(|_| Fault::corrupt(format!("a count is {value}")))
+pub(crate) fn count(value: i64) -> Result<u64, SqliteError> {
+    u64::try_from(value).map_err(|_| SqliteError::corrupt(format!("a count is {value}")))
 }
 
 /// Formats a time so that text order equals time order.
@@ -58,8 +58,8 @@ pub(crate) fn time_text(time: Timestamp) -> String {
 }
 
 /// Parses a stored time.
-pub(crate) fn time_of(text: &str) -> Result<Timestamp, Fault> {
-    text.parse().map_err(|error| Fault::corrupt(format!("`{text}` is no time: {error}")))
+pub(crate) fn time_of(text: &str) -> Result<Timestamp, SqliteError> {
+    text.parse().map_err(|error| SqliteError::corrupt(format!("`{text}` is no time: {error}")))
 }
 
 /// The row of a run, with its lease.
@@ -94,7 +94,7 @@ impl RunRow {
         }
         let sql = "SELECT 1 FROM runs NOT INDEXED WHERE name = ?1";
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
-            return Err(Fault::corrupt(format!("the index of table `runs` has lost run {run}")).into());
+            return Err(SqliteError::corrupt(format!("the index of table `runs` has lost run {run}")).into());
         }
         Err(Failure::NoRun(run.clone()))
     }
@@ -152,9 +152,9 @@ pub(crate) fn fetch(
             Ok(record) => return Ok(Found::Sound(Box::new(record))),
             Err(flaw) => flaw,
         },
-        Ok(None) => match branch.gone(seq) {
-            Some((flaw, told)) => {
-                at = told;
+        Ok(None) => match branch.loss(seq) {
+            Some((flaw, place)) => {
+                at = place;
                 flaw
             }
             None => Flaw::Malformed("it is not there any more".to_owned()),
@@ -215,15 +215,17 @@ impl Columns {
         seq: u64,
     ) -> Result<Result<Record, Flaw>, Failure> {
         let digest = Digest::from_bytes(self.digest);
-        let header = match header::unpack(&mut place.frames.squeezer.lend(), self.header, HEADER_BYTES_MAX) {
-            Ok(header) => header,
-            Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
-        };
-        let frame_kind = self.codec.and_then(unpack::kind);
+        let header =
+            match header::decode(&mut place.delta_cache.compressor.contexts(), self.header, HEADER_BYTES_MAX)
+            {
+                Ok(header) => header,
+                Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
+            };
+        let frame_kind = self.codec.and_then(decode::kind);
         let (body, made) = match (frame_kind, self.body) {
             (Some(kind), Some(bytes)) => {
-                match unpack::unpack(connection, place, run, branch, seq, (kind, bytes))? {
-                    Ok(Unpacked { body, chain, check }) => (Some(body), Some((chain, check))),
+                match decode::decode(connection, place, run, branch, seq, (kind, bytes))? {
+                    Ok(Decoded { body, chain, check }) => (Some(body), Some((chain, check))),
                     // A defect of the header takes precedence.
                     Err(why) => {
                         let header = Record::open(digest, header, None);
@@ -251,9 +253,13 @@ impl Columns {
             return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body"))));
         }
         if let Some(((chain, check), body)) = made.zip(record.body_bytes()) {
-            let position_bytes = pack::position_bytes(&record);
+            let position_bytes = encode::position_bytes(&record);
             let (record, body) = (record.digest(), body.clone());
-            place.frames.read(run, &branch.path, Tip { seq, record, check, body, position_bytes, chain });
+            place.delta_cache.insert_read(
+                run,
+                &branch.path,
+                CachedBody { seq, record, check, body, position_bytes, chain },
+            );
         }
         Ok(Ok(record))
     }

@@ -6,18 +6,18 @@ use std::io::ErrorKind;
 use jiff::Timestamp;
 use rusqlite::{Row, ToSql};
 use waypost::disk::RealDisk;
-use waypost::folder::has_told;
+use waypost::folder::has_log;
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Header, Phase, RunRecord, RunStatus};
 use waypost::store::{Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::inspect;
 use crate::lease;
 use crate::read::{View, unknown_cursor};
 use crate::rows::{Found, RunRow, Want, count, fetch, int, time_of, time_text};
-use crate::witness::folder_of;
+use crate::tail_check::folder_of;
 
 const SUMMARY: &str =
     "SELECT id, name, workflow, path, labels, created_at, updated_at, status, doubtful, step, done,
@@ -35,7 +35,7 @@ struct Ended {
 }
 
 /// A stored summary, before its status is verified.
-struct Kept {
+struct StoredBody {
     id: i64,
     leased: bool,
     summary: RunSummary,
@@ -49,8 +49,8 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
         let row = rows.next()?.ok_or_else(|| StoreError::no_run(&self.place.name, run))?;
-        let kept = match Kept::read(row) {
-            Err(Failure::Sqlite(_)) => Kept::without(id, record.record()),
+        let kept = match StoredBody::read(row) {
+            Err(Failure::Sqlite(_)) => StoredBody::without(id, record.record()),
             kept => kept?,
         };
         Ok(RunEntry { record, summary: self.find_out(kept)? })
@@ -61,7 +61,7 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
         let Some(row) = rows.next()? else { return Ok(None) };
-        match Kept::read(row) {
+        match StoredBody::read(row) {
             Ok(_) => Ok(None),
             Err(Failure::Sqlite(fault)) => Ok(Some(format!("table `runs`, row {id}: {fault}"))),
             Err(failure) => Err(failure),
@@ -70,7 +70,7 @@ impl View<'_> {
 
     /// Rewrites an unreadable summary from the frozen record, and from the records of the main branch if they
     /// have ended the run. The next append restores the other values.
-    pub(crate) fn mend_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
+    pub(crate) fn repair_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
         if self.summary_finding(id)?.is_none() {
             return Ok(());
         }
@@ -126,8 +126,12 @@ impl View<'_> {
 
     /// Returns a page of summaries, newest first, and the number of runs in the database.
     ///
-    /// `told` is an earlier result of [`inspect::told_runs`]; its lost runs are reported too.
-    pub(crate) fn runs(&self, query: &RunQuery, told: Option<Vec<RunId>>) -> Result<(Runs, usize), Failure> {
+    /// `logged` is an earlier result of [`inspect::logged_runs`]; its lost runs are reported too.
+    pub(crate) fn runs(
+        &self,
+        query: &RunQuery,
+        logged: Option<Vec<RunId>>,
+    ) -> Result<(Runs, usize), Failure> {
         let before = match &query.cursor {
             None => i64::MAX,
             Some(text) => text.parse().map_err(|_| unknown_cursor(text))?,
@@ -152,7 +156,7 @@ impl View<'_> {
         let mut seen = HashSet::new();
         let mut last = 0;
         while let Some(row) = rows.next()? {
-            let kept = match Kept::read(row) {
+            let kept = match StoredBody::read(row) {
                 // Other runs are unaffected.
                 Err(Failure::Sqlite(fault)) => {
                     let unreadable = unreadable(row, &fault);
@@ -199,8 +203,8 @@ impl View<'_> {
             (None, true) => inspect::count_runs(self.connection),
             (None, false) => usize::MAX,
         };
-        if let Some(told) = told {
-            found.damaged.extend(self.lost(query, told, seen));
+        if let Some(logged) = logged {
+            found.damaged.extend(self.lost(query, logged, seen));
         }
         Ok((found, known))
     }
@@ -211,28 +215,28 @@ impl View<'_> {
     fn lost(
         &self,
         query: &RunQuery,
-        mut told: Vec<RunId>,
+        mut logged: Vec<RunId>,
         seen: Option<HashSet<RunId>>,
     ) -> Vec<UnreadableRun> {
         if let Some(seen) = seen {
-            told.retain(|run| !seen.contains(run) && has_told(&RealDisk, &folder_of(self.place, run)));
-            told.sort_unstable();
+            logged.retain(|run| !seen.contains(run) && has_log(&RealDisk, &folder_of(self.place, run)));
+            logged.sort_unstable();
             let why = "it has left its log, and the database has no row of it";
-            return told.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
+            return logged.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
         }
         // A list must not check every run.
-        if told.len() <= inspect::count_runs(self.connection) {
+        if logged.len() <= inspect::count_runs(self.connection) {
             return Vec::new();
         }
-        told.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
+        logged.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
         let why = "it has left its log, and the database does not know it";
-        let lost = inspect::lost(self.connection, self.place, told).into_iter();
+        let lost = inspect::lost(self.connection, self.place, logged).into_iter();
         lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }
 
     /// Checks with the kernel lock whether the holder is alive, if the lease was not released.
-    fn find_out(&self, kept: Kept) -> Result<RunSummary, Failure> {
-        let Kept { leased, mut summary, .. } = kept;
+    fn find_out(&self, kept: StoredBody) -> Result<RunSummary, Failure> {
+        let StoredBody { leased, mut summary, .. } = kept;
         if leased {
             summary.holder = lease::holder(self.place, &summary.run)?;
         }
@@ -266,7 +270,7 @@ fn with_cause(error: &StoreError) -> String {
 }
 
 /// Returns a run with an unreadable summary, if its name is readable.
-fn unreadable(row: &Row<'_>, fault: &Fault) -> Option<UnreadableRun> {
+fn unreadable(row: &Row<'_>, fault: &SqliteError) -> Option<UnreadableRun> {
     let run = RunId::new(&row.get::<_, String>(1).ok()?).ok()?;
     Some(UnreadableRun { run, why: fault.to_string() })
 }
@@ -276,7 +280,7 @@ pub(crate) fn labels_text(record: &RunRecord) -> String {
     serde_json::to_string(&record.labels).expect("a map of text is plain JSON")
 }
 
-impl Kept {
+impl StoredBody {
     /// Returns a placeholder for an unreadable summary; the lock shows whether a worker holds the run.
     fn without(id: i64, record: &RunRecord) -> Self {
         let summary = Summary {
@@ -305,8 +309,9 @@ impl Kept {
 
     fn read(row: &Row<'_>) -> Result<Self, Failure> {
         let name: String = row.get(1)?;
-        let wrong = |what: &str, found: &str| Fault::corrupt(format!("run `{name}` has {what} `{found}`"));
-        let run = RunId::new(&name).map_err(|error| Fault::corrupt(error.to_string()))?;
+        let wrong =
+            |what: &str, found: &str| SqliteError::corrupt(format!("run `{name}` has {what} `{found}`"));
+        let run = RunId::new(&name).map_err(|error| SqliteError::corrupt(error.to_string()))?;
         let labels: String = row.get(4)?;
         let status: String = row.get(7)?;
         let status = status_of(&status).ok_or_else(|| wrong("status", &status))?;

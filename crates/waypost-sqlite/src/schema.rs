@@ -13,7 +13,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use waypost::record::Durability;
 use waypost::store::StoreError;
 
-use crate::fault::Fault;
+use crate::error::SqliteError;
 use crate::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::rows::time_text;
 
@@ -30,7 +30,7 @@ pub fn schema_of(path: &std::path::Path) -> Result<u32, StoreError> {
     let reader = crate::open::reader(&place, &SqliteOptions::default())?;
     check(&reader, &place)?;
     let version = reader.query_row("PRAGMA user_version", [], |row| row.get(0));
-    version.map_err(|error| explain(Fault::from(error), &place))
+    version.map_err(|error| explain(SqliteError::from(error), &place))
 }
 
 /// The version of the first release, the oldest readable version.
@@ -156,10 +156,10 @@ pub(crate) fn is_readable(version: u32) -> bool {
 }
 
 /// Reads the schema version.
-pub(crate) fn version(connection: &Connection) -> Result<u32, Fault> {
+pub(crate) fn version(connection: &Connection) -> Result<u32, SqliteError> {
     let version =
         connection.prepare_cached("PRAGMA user_version")?.query_row([], |row| row.get::<_, i64>(0))?;
-    u32::try_from(version).map_err(|_| Fault::corrupt(format!("its version is {version}")))
+    u32::try_from(version).map_err(|_| SqliteError::corrupt(format!("its version is {version}")))
 }
 
 /// Reads a counter that changes with each commit of another connection, but not with own commits.
@@ -173,7 +173,7 @@ pub(crate) fn version_error(place: &Place, found: u32) -> StoreError {
 }
 
 /// Sets whether a commit waits for the disk, and verifies the setting.
-pub(crate) fn set_durability(connection: &Connection, durability: Durability) -> Result<(), Fault> {
+pub(crate) fn set_durability(connection: &Connection, durability: Durability) -> Result<(), SqliteError> {
     // SQLite's numbers: 2 is FULL, a sync per commit; 1 is NORMAL, a sync before a checkpoint of the log.
     let level = match durability {
         Durability::Sync => 2,
@@ -187,7 +187,7 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
     if found == level {
         return Ok(());
     }
-    Err(Fault::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
+    Err(SqliteError::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
 }
 
 /// Checks that a database is a Waypost store of a readable version.
@@ -245,7 +245,7 @@ enum Kind {
 }
 
 /// Returns the kind of a database from a single snapshot, because another process may be creating it.
-fn kind(connection: &Connection) -> Result<Kind, Fault> {
+fn kind(connection: &Connection) -> Result<Kind, SqliteError> {
     if !connection.is_autocommit() {
         return kind_now(connection);
     }
@@ -255,7 +255,7 @@ fn kind(connection: &Connection) -> Result<Kind, Fault> {
     Ok(kind)
 }
 
-fn kind_now(connection: &Connection) -> Result<Kind, Fault> {
+fn kind_now(connection: &Connection) -> Result<Kind, SqliteError> {
     let id: i64 = connection.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     if id == i64::from(APPLICATION_ID) {
         return Ok(Kind::Ours);
@@ -269,7 +269,7 @@ fn not_ours(place: &Place, why: &str) -> StoreError {
     StoreError::Invalid(format!("`{}` is not a Waypost store: {why}", place.file.display()))
 }
 
-fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fault> {
+fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), SqliteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
     // Another process may have created the tables during the wait.
     if matches!(kind(&transaction)?, Kind::Empty) {
@@ -281,7 +281,7 @@ fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), Fa
     Ok(transaction.commit()?)
 }
 
-fn note(connection: &Connection, version: u32, options: &SqliteOptions) -> Result<(), Fault> {
+fn note(connection: &Connection, version: u32, options: &SqliteOptions) -> Result<(), SqliteError> {
     let now = time_text(options.clock.now());
     let tool = concat!("waypost ", env!("CARGO_PKG_VERSION"));
     connection.execute("INSERT INTO migrations VALUES (?1, ?2, ?3)", (version, now, tool))?;

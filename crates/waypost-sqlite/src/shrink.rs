@@ -6,7 +6,7 @@
 
 use rusqlite::Connection;
 
-use crate::fault::Failure;
+use crate::error::Failure;
 
 /// Pages per transaction: 4 MiB, which block other writers for a few milliseconds.
 const SLICE_PAGES: u32 = 512;

@@ -20,15 +20,15 @@ use waypost::store::{
 };
 
 use crate::commit::{Writer, lock};
-use crate::fault::{Failure, Fault};
-use crate::heal::NewestFirst;
+use crate::commit_order::NewestFirst;
+use crate::error::{Failure, SqliteError};
 use crate::open::{self, Place, SqliteOptions};
+use crate::projector::{Projector, RunFiles};
 use crate::read::View;
 use crate::rows::RunRow;
 use crate::shrink::{self, Shrink};
-use crate::teller::{RunFiles, Teller};
-use crate::witness::{self, Lost};
-use crate::{append, inspect, lease, pack, schema, tidy, trim};
+use crate::tail_check::{self, Lost};
+use crate::{append, encode, inspect, lease, removal, schema, trim};
 
 mod deletion;
 
@@ -54,11 +54,11 @@ pub struct SqliteStore {
     options: SqliteOptions,
     place: Arc<Place>,
     disk: Arc<dyn Disk>,
-    held: Mutex<HashMap<RunId, Held>>,
+    held: Mutex<HashMap<RunId, HeldRun>>,
     closed: AtomicBool,
     /// Whether bodies were dropped, so that free pages may exist.
     trimmed: AtomicBool,
-    teller: Teller,
+    projector: Projector,
     /// The read-only connection, opened when the writing connection is busy.
     // Dropped before the writer, whose end then tidies the log away.
     reader: Mutex<Option<Connection>>,
@@ -67,7 +67,7 @@ pub struct SqliteStore {
 
 /// A run whose lease was taken by this store.
 #[derive(Debug)]
-struct Held {
+struct HeldRun {
     token: u64,
     durability: Durability,
     /// `None` if the run record, which the report needs, is damaged.
@@ -88,8 +88,8 @@ impl SqliteStore {
     /// - [`StoreError::Io`], [`StoreError::Full`]: the medium's. What was there is untouched.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let place = Arc::new(open::make(path, &options)?);
-        let (connection, room) = open::writer(&place, &options)?;
-        let writer = Some(Arc::new(Writer::new(Arc::clone(&place), connection, room)));
+        let (connection, wal_prealloc) = open::writer(&place, &options)?;
+        let writer = Some(Arc::new(Writer::new(Arc::clone(&place), connection, wal_prealloc)));
         Self::with(place, writer, options)
     }
 
@@ -116,7 +116,7 @@ impl SqliteStore {
             held: Mutex::default(),
             closed: AtomicBool::new(false),
             trimmed: AtomicBool::new(false),
-            teller: Teller::default(),
+            projector: Projector::default(),
             reader: Mutex::new(reader),
             writer,
         })
@@ -131,7 +131,7 @@ impl SqliteStore {
     /// commits do not fail because of them.
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
         let files = lock(&self.held).get(run).and_then(|held| held.files.clone())?;
-        self.teller.finish();
+        self.projector.finish();
         files.folder.take_trouble()
     }
 
@@ -200,11 +200,11 @@ impl SqliteStore {
 
     /// Returns whether a run with a log has no row.
     fn is_missed(&self, connection: &Connection, run: &RunId) -> Result<bool, Failure> {
-        Ok(witness::has_told(&self.place, run) && RunRow::find(connection, run)?.is_none())
+        Ok(tail_check::has_log(&self.place, run) && RunRow::find(connection, run)?.is_none())
     }
 
     fn folder_of(&self, run: &RunId) -> PathBuf {
-        witness::folder_of(&self.place, run)
+        tail_check::folder_of(&self.place, run)
     }
 
     fn run_folder(&self, run: &RunRecord) -> RunFolder {
@@ -213,19 +213,19 @@ impl SqliteStore {
 
     fn hold(&self, run: &RunId, token: u64, durability: Durability, folder: Option<RunFolder>) {
         let files = folder.map(|folder| Arc::new(RunFiles::of(folder, run)));
-        lock(&self.held).insert(run.clone(), Held { token, durability, files });
+        lock(&self.held).insert(run.clone(), HeldRun { token, durability, files });
     }
 
     /// Drops a released lease after all its files are written: another worker may acquire it as soon as the lock is
     /// free.
-    fn let_go(&self, lease: &Lease) {
-        self.teller.finish();
+    fn release_run(&self, lease: &Lease) {
+        self.projector.finish();
         let mut held = lock(&self.held);
         if held.get(lease.run()).is_some_and(|held| held.token == lease.token()) {
             let files = held.remove(lease.run()).and_then(|held| held.files);
-            self.place.frames.forget_run(lease.run());
+            self.place.delta_cache.remove_run(lease.run());
             // Its entries stay true if the file cannot be removed.
-            let _ = files.map(|files| files.recent.remove());
+            let _ = files.map(|files| files.journal.remove());
         }
     }
 
@@ -237,18 +237,18 @@ impl SqliteStore {
     }
 
     /// Records committed data outside the database, before its acknowledgement.
-    fn tell(&self, lease: &Lease, batch: Arc<Batch>) {
+    fn project(&self, lease: &Lease, batch: Arc<Batch>) {
         let files = match lock(&self.held).get(lease.run()) {
             Some(held) if held.token == lease.token() => held.files.clone(),
             _ => None,
         };
         if let Some(files) = files {
-            self.teller.tell(files, batch);
+            self.projector.enqueue(files, batch);
         }
     }
 
     /// Returns the repaired folder of a run at resume.
-    fn heal(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
+    fn repair_log(&self, run: &RunId) -> Result<(Durability, Option<RunFolder>), StoreError> {
         let frozen = self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
             view.frozen(id, run)
@@ -261,11 +261,11 @@ impl SqliteStore {
             Err(error) => return Err(error),
         };
         let folder = self.run_folder(frozen.record());
-        let told = witness::told(&self.place, run);
+        let acknowledged = tail_check::acknowledged(&self.place, run);
         self.read(|view| {
             let id = RunRow::get(view.connection, run)?.id;
             // A log with more records than the database stays unchanged as evidence.
-            if Lost::of(view, run, id, told)?.is_empty() {
+            if Lost::of(view, run, id, acknowledged)?.is_empty() {
                 folder.heal(NewestFirst::of(view, run)?)
             } else {
                 folder.heal(std::iter::empty::<Result<Record, Failure>>())
@@ -317,11 +317,11 @@ impl Store for SqliteStore {
             return Err(StoreError::Exists { run: id });
         }
         let first = Arc::new(first);
-        let (packed, learned) = pack::pack(&self.place.frames, &first.records);
+        let (encoded, update) = encode::encode(&self.place.delta_cache, &first.records);
         let job = (run.clone(), Arc::clone(&first));
         let made = self
             .write(Durability::Sync, move |connection, place| {
-                append::create(connection, place, &job.0, &job.1, &packed)
+                append::create(connection, place, &job.0, &job.1, &encoded)
             })
             .await;
         if let Err(error) = made {
@@ -331,7 +331,7 @@ impl Store for SqliteStore {
             }
             return Err(error);
         }
-        learned.keep(&self.place.frames, &first.records);
+        update.keep(&self.place.delta_cache, &first.records);
         // Files of a run without rows and log. The run is made all the same if they cannot be removed.
         let _ = remove_folder(self.disk.as_ref(), &self.folder_of(&id));
         let folder = self.run_folder(run.record());
@@ -339,7 +339,7 @@ impl Store for SqliteStore {
         self.hold(&id, FIRST_TOKEN, run.record().durability, Some(folder));
         let lease = Lease::new(id, FIRST_TOKEN, Some(kernel_lock));
         if first.release {
-            self.let_go(&lease);
+            self.release_run(&lease);
         }
         Ok(lease)
     }
@@ -370,8 +370,8 @@ impl Store for SqliteStore {
             token => token?,
         };
         // Its last lease may have been dropped here, and not given back.
-        self.teller.finish();
-        let (durability, folder) = self.heal(run)?;
+        self.projector.finish();
+        let (durability, folder) = self.repair_log(run)?;
         self.hold(run, token, durability, folder);
         Ok(Lease::new(run.clone(), token, Some(kernel_lock)))
     }
@@ -386,7 +386,7 @@ impl Store for SqliteStore {
         let (run, token) = (lease.run().clone(), lease.token());
         self.write(Durability::Sync, move |connection, _| lease::release(connection, &run, token, wake_at))
             .await?;
-        self.let_go(&lease);
+        self.release_run(&lease);
         Ok(())
     }
 
@@ -396,44 +396,44 @@ impl Store for SqliteStore {
             _ => Durability::Sync,
         };
         let writer = self.writer()?;
-        let (packed, learned) = pack::pack(&self.place.frames, &batch.records);
+        let (encoded, update) = encode::encode(&self.place.delta_cache, &batch.records);
         let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
         let (place, job) = (Arc::clone(&self.place), Arc::clone(&batch));
-        let append = move |connection: &_| append::append(connection, &place, &run, token, &job, &packed);
+        let append = move |connection: &_| append::append(connection, &place, &run, token, &job, &encoded);
         let (answer, as_packed) = writer.append(durability, append).await?;
         if answer == Appended::Now {
             if as_packed {
-                learned.keep(&self.place.frames, &batch.records);
+                update.keep(&self.place.delta_cache, &batch.records);
             } else {
-                self.place.frames.forget_run(lease.run());
+                self.place.delta_cache.remove_run(lease.run());
             }
-            self.tell(lease, Arc::clone(&batch));
+            self.project(lease, Arc::clone(&batch));
         }
         if batch.release {
-            self.let_go(lease);
+            self.release_run(lease);
         }
         Ok(answer)
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
-        let told = witness::told(&self.place, run);
-        self.read(|view| view.heads(run, page, told))
+        let acknowledged = tail_check::acknowledged(&self.place, run);
+        self.read(|view| view.heads(run, page, acknowledged))
     }
 
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
         match self.read(|view| view.load(run, branch, seq, None)) {
             // Looked at again, since the log must be read before.
             Err(StoreError::NotFound { .. }) => {
-                let told = witness::told(&self.place, run);
-                self.read(|view| view.load(run, branch, seq, Some(told)))
+                let acknowledged = tail_check::acknowledged(&self.place, run);
+                self.read(|view| view.load(run, branch, seq, Some(acknowledged)))
             }
             found => found,
         }
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
-        let told = witness::told(&self.place, &scan.run);
-        self.read(|view| view.scan(scan, told))
+        let acknowledged = tail_check::acknowledged(&self.place, &scan.run);
+        self.read(|view| view.scan(scan, acknowledged))
     }
 
     async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
@@ -451,9 +451,9 @@ impl Store for SqliteStore {
         });
         let (mut found, known) = found?;
         if folders > known {
-            // Some may be lost, or were made meanwhile: that can be told apart if the folders are looked at before the rows.
-            let told = inspect::told_runs(&self.place);
-            found = self.read(|view| view.runs(query, Some(told)))?.0;
+            // Runs may be lost, or new. The folders are read before the rows, so a new run is in both.
+            let acknowledged = inspect::logged_runs(&self.place);
+            found = self.read(|view| view.runs(query, Some(acknowledged)))?.0;
         }
         let deleting = self.begun_deletions()?;
         found.runs.retain(|summary| !deleting.contains(&summary.run));
@@ -479,7 +479,7 @@ impl Store for SqliteStore {
         }
         let (token, damage, now) = (lease.token(), damage.clone(), self.options.clock.now());
         self.write(Durability::Sync, move |connection, place| {
-            tidy::quarantine(connection, place, token, &damage, now)
+            removal::quarantine(connection, place, token, &damage, now)
         })
         .await
     }
@@ -522,11 +522,11 @@ impl Store for SqliteStore {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.check_open()?;
-        self.teller.finish();
+        self.projector.finish();
         let held = std::mem::take(&mut *lock(&self.held));
         let mut result = Ok(());
         if let Some(writer) = &self.writer {
-            for (run, Held { token, .. }) in held {
+            for (run, HeldRun { token, .. }) in held {
                 let job = move |connection: &Connection| lease::abandon(connection, &run, token);
                 result = result.and(writer.write(Durability::Async, job).await);
             }
@@ -536,7 +536,7 @@ impl Store for SqliteStore {
         }
         self.closed.store(true, Ordering::Release);
         if let Some(Err((_, error))) = lock(&self.reader).take().map(Connection::close) {
-            result = result.and(Err(Fault::from(error).to_store_error(&self.place)));
+            result = result.and(Err(SqliteError::from(error).to_store_error(&self.place)));
         }
         if let Some(writer) = &self.writer {
             result = result.and(writer.close());

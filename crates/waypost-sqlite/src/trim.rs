@@ -12,10 +12,10 @@ use waypost::store::Trimmed;
 use waypost::store::retention::{self, Mark};
 
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
+use crate::encode::{StoredBody, encode_full};
+use crate::error::{Failure, SqliteError};
 use crate::frame;
 use crate::open::Place;
-use crate::pack::{Kept, pack_alone};
 use crate::read::View;
 use crate::rows::{CODEC_DELTA, CODEC_TRIMMED, Found, RunRow, SEQ_MAX, Want, count, fetch, int, key, seq_of};
 
@@ -45,7 +45,7 @@ struct BranchPlan {
 pub(crate) struct Freed {
     seq: u64,
     digest: [u8; 32],
-    kept: Kept,
+    kept: StoredBody,
     plain: Option<waypost::record::Bytes>,
 }
 
@@ -99,8 +99,8 @@ fn plan_branch(
         }
     }
     let stays = retention::kept(&marks, keep);
-    let (kept, gone): (Vec<_>, Vec<_>) = digests.into_iter().partition(|(seq, _)| stays.contains(seq));
-    let drop: BTreeSet<u64> = gone.into_iter().map(|(seq, _)| seq).collect();
+    let (kept, loss): (Vec<_>, Vec<_>) = digests.into_iter().partition(|(seq, _)| stays.contains(seq));
+    let drop: BTreeSet<u64> = loss.into_iter().map(|(seq, _)| seq).collect();
     if drop.is_empty() {
         return Ok(());
     }
@@ -174,7 +174,7 @@ impl Freed {
         Self {
             seq: record.header().seq,
             digest: *record.digest().as_bytes(),
-            kept: pack_alone(&place.frames, record),
+            kept: encode_full(&place.delta_cache, record),
             plain: record.body_bytes().cloned(),
         }
     }
@@ -263,7 +263,7 @@ pub(crate) fn bases(connection: &Connection, branch: &Branch, seq: u64) -> Resul
         statement.query(params![key(branch.id, seq), key(branch.id, SEQ_MAX), CODEC_DELTA, begin])?;
     let mut found = Vec::new();
     loop {
-        match rows.next().map_err(Fault::from) {
+        match rows.next().map_err(SqliteError::from) {
             Ok(Some(row)) => {
                 let above = seq_of(row.get(0)?);
                 let begin = row.get::<_, Vec<u8>>(1).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::disk::Disk;
-use crate::folder::Told;
+use crate::folder::LoggedRecords;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
@@ -295,7 +295,7 @@ impl<'a> RunReader<'a> {
         &self,
         walk: &Walk,
         ends: &BTreeMap<BranchPath, End>,
-        log: Told<'_>,
+        log: LoggedRecords<'_>,
     ) -> Result<Vec<Damage>, StoreError> {
         let newest = walk.sound.first().map(|commit| (commit.number, commit.checkpoints));
         let (numbers, missing, damaged) = (&walk.numbers[..], &walk.missing[..], &walk.damaged[..]);

@@ -7,7 +7,7 @@ use waypost::id::RunId;
 use waypost::store::StoreError;
 
 use crate::open::Place;
-use crate::witness;
+use crate::tail_check;
 
 /// Why work in a transaction stopped.
 #[derive(Debug)]
@@ -17,11 +17,11 @@ pub(crate) enum Failure {
     /// The run is not in the snapshot: never created, or lost.
     NoRun(RunId),
     /// An SQLite error.
-    Sqlite(Fault),
+    Sqlite(SqliteError),
 }
 
 impl Failure {
-    /// As [`Fault::ask_system`].
+    /// As [`SqliteError::ask_system`].
     pub(crate) fn ask_system(self, connection: &Connection) -> Self {
         match self {
             Self::Sqlite(fault) => Self::Sqlite(fault.ask_system(connection)),
@@ -32,7 +32,7 @@ impl Failure {
     pub(crate) fn into_store_error(self, place: &Place) -> StoreError {
         match self {
             Self::Refused(error) => error,
-            Self::NoRun(run) => witness::no_run(place, &run),
+            Self::NoRun(run) => tail_check::missing_run(place, &run),
             Self::Sqlite(fault) => fault.to_store_error(place),
         }
     }
@@ -44,8 +44,8 @@ impl From<StoreError> for Failure {
     }
 }
 
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
+impl From<SqliteError> for Failure {
+    fn from(fault: SqliteError) -> Self {
         Self::Sqlite(fault)
     }
 }
@@ -59,7 +59,7 @@ impl From<rusqlite::Error> for Failure {
 /// An SQLite error that can be cloned for every job of the transaction.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
-pub(crate) struct Fault {
+pub(crate) struct SqliteError {
     /// SQLite's extended result code.
     code: i32,
     message: String,
@@ -67,13 +67,13 @@ pub(crate) struct Fault {
     errno: Option<i32>,
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for SqliteError {
     fn from(error: rusqlite::Error) -> Self {
         Self::from_ref(&error)
     }
 }
 
-impl Fault {
+impl SqliteError {
     pub(crate) fn from_ref(error: &rusqlite::Error) -> Self {
         let message = error.to_string();
         let code = match error {
@@ -154,7 +154,7 @@ impl Fault {
     }
 
     /// Returns whether there is no space for the shared-memory file.
-    pub(crate) fn has_no_room_to_share(&self) -> bool {
+    pub(crate) fn lacks_shm_space(&self) -> bool {
         matches!(self.code, ffi::SQLITE_IOERR_SHMSIZE | ffi::SQLITE_IOERR_SHMOPEN | ffi::SQLITE_IOERR_SHMMAP)
     }
 

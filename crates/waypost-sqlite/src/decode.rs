@@ -7,14 +7,14 @@ use rusqlite::{Connection, OptionalExtension};
 use waypost::id::RunId;
 
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
-use crate::frame::{Body, Kind, Making, Opened};
+use crate::delta_cache::{CHAIN_FRAMES_MAX, Chain};
+use crate::error::{Failure, SqliteError};
+use crate::frame::{Body, BodyBuilder, Kind, ParsedFrame};
 use crate::open::Place;
 use crate::rows::{CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED, key};
-use crate::tips::{CHAIN_FRAMES_MAX, Chain};
 
 /// A decoded body.
-pub(crate) struct Unpacked {
+pub(crate) struct Decoded {
     pub(crate) body: Vec<u8>,
     pub(crate) chain: Chain,
     pub(crate) check: [u8; 8],
@@ -33,44 +33,45 @@ pub(crate) fn kind(codec: i64) -> Option<Kind> {
 ///
 /// # Errors
 /// The inner error is the defect of this frame or of a required frame.
-pub(crate) fn unpack(
+pub(crate) fn decode(
     connection: &Connection,
     place: &Place,
     run: &RunId,
     branch: &Branch,
     seq: u64,
     (kind, bytes): (Kind, Vec<u8>),
-) -> Result<Result<Unpacked, String>, Failure> {
+) -> Result<Result<Decoded, String>, Failure> {
     let frames = match follow(connection, branch, seq, kind, bytes)? {
         Ok(frames) => frames,
         Err(why) => return Ok(Err(why)),
     };
-    let known = place.frames.known(run, &branch.path).into_iter().filter_map(|tip| {
-        let is_it = |(seq, frame): &(u64, Opened)| *seq == tip.seq && frame.check() == tip.check;
-        frames.iter().position(is_it).map(|at| (at, tip))
+    let known = place.delta_cache.cached(run, &branch.path).into_iter().filter_map(|cached| {
+        let is_it = |(seq, frame): &(u64, ParsedFrame)| *seq == cached.seq && frame.check() == cached.check;
+        frames.iter().position(is_it).map(|at| (at, cached))
     });
     let from = known.min_by_key(|(at, _)| *at);
-    let mut contexts = place.frames.squeezer.lend();
-    let (mut making, mut chain, above) = match &from {
-        Some((at, tip)) => {
-            let body = Body::new(&tip.body, tip.position_bytes).expect("a body that is known has a position");
-            (Making::of(body), tip.chain, &frames[..*at])
+    let mut contexts = place.delta_cache.compressor.contexts();
+    let (mut builder, mut chain, above) = match &from {
+        Some((at, cached)) => {
+            let body =
+                Body::new(&cached.body, cached.position_bytes).expect("a body that is known has a position");
+            (BodyBuilder::of(body), cached.chain, &frames[..*at])
         }
         None => {
             let (_, full) = frames.last().expect("a body has a frame");
             let body_bytes = full.body_bytes().expect("they were followed down to one that stands alone");
-            (Making::default(), Chain::of_full(full.len(), body_bytes), &frames[..])
+            (BodyBuilder::default(), Chain::of_full(full.len(), body_bytes), &frames[..])
         }
     };
     for (of, frame) in above.iter().rev() {
-        match making.apply(&mut contexts, frame) {
+        match builder.apply(&mut contexts, frame) {
             Ok(moved) if frame.base().is_some() => chain = chain.with(frame.len(), moved),
             Ok(_) => {}
             Err(why) => return Ok(Err(needed(seq, *of, why))),
         }
     }
     let check = frames[0].1.check();
-    Ok(Ok(Unpacked { body: making.finish(), chain, check }))
+    Ok(Ok(Decoded { body: builder.finish(), chain, check }))
 }
 
 /// Returns the frames of a body, its own frame first, each with the seq of its record.
@@ -80,11 +81,11 @@ fn follow(
     seq: u64,
     mut kind: Kind,
     mut bytes: Vec<u8>,
-) -> Result<Result<Vec<(u64, Opened)>, String>, Failure> {
+) -> Result<Result<Vec<(u64, ParsedFrame)>, String>, Failure> {
     let mut frames = Vec::new();
     let mut at = seq;
     loop {
-        let frame = match Opened::new(bytes, at, kind) {
+        let frame = match ParsedFrame::new(bytes, at, kind) {
             Ok(frame) => frame,
             Err(why) => return Ok(Err(needed(seq, at, why))),
         };
@@ -111,7 +112,7 @@ fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>),
         .prepare_cached("SELECT codec, body FROM records WHERE key = ?1")?
         .query_row([key], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<Vec<u8>>>(1)?)))
         .optional();
-    Ok(match row.map_err(Fault::from) {
+    Ok(match row.map_err(SqliteError::from) {
         Ok(Some((Some(codec), Some(bytes)))) => {
             kind(codec).map(|kind| (kind, bytes)).ok_or_else(|| format!("it has no frame but codec {codec}"))
         }

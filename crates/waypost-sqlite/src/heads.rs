@@ -20,9 +20,9 @@ const RUNS_MAX: usize = 1024;
 
 /// The cached ends.
 #[derive(Debug, Default)]
-pub(crate) struct Ends(Mutex<HashMap<RunId, (RunRow, End)>>);
+pub(crate) struct HeadCache(Mutex<HashMap<RunId, (RunRow, End)>>);
 
-impl Ends {
+impl HeadCache {
     /// Removes and returns the entry of a run.
     pub(crate) fn take(&self, run: &RunId) -> Option<(RunRow, End)> {
         lock(&self.0).remove(run)
@@ -30,13 +30,13 @@ impl Ends {
 
     /// Stores the end that an append has written.
     pub(crate) fn put(&self, run: &RunId, row: RunRow, end: End) {
-        let mut ends = lock(&self.0);
-        if ends.len() < RUNS_MAX {
-            ends.insert(run.clone(), (row, end));
+        let mut head_cache = lock(&self.0);
+        if head_cache.len() < RUNS_MAX {
+            head_cache.insert(run.clone(), (row, end));
         }
     }
 
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn clear(&self) {
         lock(&self.0).clear();
     }
 }

@@ -7,7 +7,7 @@ use waypost::id::RunId;
 use waypost::record::Record;
 
 use crate::branch::Branch;
-use crate::fault::Failure;
+use crate::error::Failure;
 use crate::read::View;
 use crate::rows::{Found, RunRow, Want, fetch};
 
@@ -21,7 +21,7 @@ const BRANCHES_MAX: usize = 1_000;
 pub(crate) struct NewestFirst<'a> {
     view: View<'a>,
     run: &'a RunId,
-    ends: BinaryHeap<End>,
+    head_cache: BinaryHeap<End>,
 }
 
 /// The newest record of a branch that was not yielded yet.
@@ -54,7 +54,7 @@ impl Eq for End {}
 impl<'a> NewestFirst<'a> {
     pub(crate) fn of(view: View<'a>, run: &'a RunId) -> Result<Self, Failure> {
         let id = RunRow::get(view.connection, run)?.id;
-        let mut all = Self { view, run, ends: BinaryHeap::new() };
+        let mut all = Self { view, run, head_cache: BinaryHeap::new() };
         for branch in Branch::newest(view.connection, id, BRANCHES_MAX)? {
             let branch = branch.settled(view.connection, id)?;
             let newest = branch.newest;
@@ -69,7 +69,7 @@ impl<'a> NewestFirst<'a> {
             let found = fetch(self.view.connection, self.view.place, self.run, &branch, seq, Want::Header);
             match found {
                 Ok(Found::Sound(record)) => {
-                    self.ends.push(End { branch, record });
+                    self.head_cache.push(End { branch, record });
                     return Ok(());
                 }
                 Ok(Found::Damaged(_) | Found::Absent) => {}
@@ -85,7 +85,7 @@ impl Iterator for NewestFirst<'_> {
     type Item = Result<Record, Failure>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let End { branch, record } = self.ends.pop()?;
+        let End { branch, record } = self.head_cache.pop()?;
         let below = record.header().seq - 1;
         Some(self.put(branch, below).map(|()| *record))
     }

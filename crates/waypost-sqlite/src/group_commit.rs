@@ -21,57 +21,57 @@ use std::thread::{Builder, JoinHandle};
 use crate::commit::{Writer, lock};
 
 /// Fewest jobs per commit for use of the thread; below this limit, waking a thread costs more than the gain.
-const CROWD_JOBS: usize = 8;
+const GROUP_JOBS_MIN: usize = 8;
 /// Number of single-job commits after the last large commit until the thread is no longer used. With many
 /// runs, the first job is often alone.
-const LONELY_MAX: u32 = 64;
+const SINGLE_JOBS_MAX: u32 = 64;
 
 thread_local! {
-    static SHARED_BY_MANY: Cell<bool> = const { Cell::new(false) };
+    static COMMITS_GROUP: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns whether the current commit of this thread has many jobs.
-pub(crate) fn is_shared_by_many() -> bool {
-    SHARED_BY_MANY.get()
+pub(crate) fn commits_group() -> bool {
+    COMMITS_GROUP.get()
 }
 
 /// Tracks whether many tasks share commits, and owns the committing thread.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct GroupCommit {
     /// Remaining single-job commits before the thread is no longer used.
-    patience: AtomicU32,
+    remaining: AtomicU32,
     thread: Mutex<Option<Thread>>,
 }
 
 #[derive(Debug)]
 struct Thread {
-    bell: SyncSender<()>,
+    wake_up: SyncSender<()>,
     handle: JoinHandle<()>,
 }
 
-impl Crowd {
+impl GroupCommit {
     /// Records the number of jobs of the next commit.
-    pub(crate) fn saw(&self, jobs: usize) {
-        SHARED_BY_MANY.set(jobs >= CROWD_JOBS);
-        if jobs >= CROWD_JOBS {
-            self.patience.store(LONELY_MAX, Ordering::Relaxed);
+    pub(crate) fn record_jobs(&self, jobs: usize) {
+        COMMITS_GROUP.set(jobs >= GROUP_JOBS_MIN);
+        if jobs >= GROUP_JOBS_MIN {
+            self.remaining.store(SINGLE_JOBS_MAX, Ordering::Relaxed);
         } else if jobs == 1 {
-            let less = |patience: u32| patience.checked_sub(1);
+            let less = |remaining: u32| remaining.checked_sub(1);
             // The count is already 0 if the thread is not in use.
-            let _ = self.patience.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            let _ = self.remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
 
     /// Wakes the thread to commit the queue, if it is in use; `false` if the caller must lead.
-    pub(crate) fn takes_over(&self, writer: &Arc<Writer>) -> bool {
-        if self.patience.load(Ordering::Relaxed) == 0 {
+    pub(crate) fn wake(&self, writer: &Arc<Writer>) -> bool {
+        if self.remaining.load(Ordering::Relaxed) == 0 {
             return false;
         }
         let mut thread = lock(&self.thread);
         if thread.is_none() {
             *thread = start(Arc::downgrade(writer));
         }
-        match thread.as_ref().map(|thread| thread.bell.try_send(())) {
+        match thread.as_ref().map(|thread| thread.wake_up.try_send(())) {
             // A full channel means that a wake-up is already pending.
             Some(Ok(()) | Err(TrySendError::Full(()))) => true,
             Some(Err(TrySendError::Disconnected(()))) => {
@@ -84,22 +84,22 @@ impl Crowd {
     }
 
     /// Ends the thread after it has committed the queue.
-    pub(crate) fn dissolve(&self) {
-        let Some(Thread { bell, handle }) = lock(&self.thread).take() else { return };
-        drop(bell);
+    pub(crate) fn stop(&self) {
+        let Some(Thread { wake_up, handle }) = lock(&self.thread).take() else { return };
+        drop(wake_up);
         // A panic of the thread was already reported.
         let _ = handle.join();
     }
 }
 
 fn start(writer: Weak<Writer>) -> Option<Thread> {
-    let (bell, calls) = sync_channel(1);
-    let work = move || commit_when_called(&writer, &calls);
+    let (wake_up, calls) = sync_channel(1);
+    let work = move || commit_on_wake(&writer, &calls);
     let handle = Builder::new().name("waypost-writer".to_owned()).spawn(work).ok()?;
-    Some(Thread { bell, handle })
+    Some(Thread { wake_up, handle })
 }
 
-fn commit_when_called(writer: &Weak<Writer>, calls: &Receiver<()>) {
+fn commit_on_wake(writer: &Weak<Writer>, calls: &Receiver<()>) {
     while let Ok(()) = calls.recv() {
         // Waiting tasks hold the writer: if it is gone, the queue is empty.
         let Some(writer) = writer.upgrade() else { return };
@@ -111,27 +111,27 @@ fn commit_when_called(writer: &Weak<Writer>, calls: &Receiver<()>) {
 mod tests {
     use super::*;
 
-    fn is_there(crowd: &Crowd) -> bool {
-        crowd.patience.load(Ordering::Relaxed) > 0
+    fn is_there(group_commit: &GroupCommit) -> bool {
+        group_commit.remaining.load(Ordering::Relaxed) > 0
     }
 
     #[test]
     fn a_few_are_no_crowd_and_a_crowd_is_over_once_commits_are_lonely() {
-        let crowd = Crowd::default();
-        crowd.saw(CROWD_JOBS - 1);
-        assert!(!is_there(&crowd));
+        let group_commit = GroupCommit::default();
+        group_commit.record_jobs(GROUP_JOBS_MIN - 1);
+        assert!(!is_there(&group_commit));
 
-        crowd.saw(CROWD_JOBS);
-        assert!(is_there(&crowd) && is_shared_by_many());
-        for _ in 1..LONELY_MAX {
-            crowd.saw(1);
+        group_commit.record_jobs(GROUP_JOBS_MIN);
+        assert!(is_there(&group_commit) && commits_group());
+        for _ in 1..SINGLE_JOBS_MAX {
+            group_commit.record_jobs(1);
         }
-        assert!(is_there(&crowd) && !is_shared_by_many(), "one may be alone by chance");
+        assert!(is_there(&group_commit) && !commits_group(), "one may be alone by chance");
 
-        crowd.saw(2);
-        crowd.saw(1);
-        assert!(!is_there(&crowd));
-        crowd.saw(1);
-        assert!(!is_there(&crowd));
+        group_commit.record_jobs(2);
+        group_commit.record_jobs(1);
+        assert!(!is_there(&group_commit));
+        group_commit.record_jobs(1);
+        assert!(!is_there(&group_commit));
     }
 }

@@ -1,7 +1,7 @@
 //! Writes `events.jsonl` and `report.md` off the commit path.
 //!
 //! Log lines and report sections are derived from durable records, so commits need not wait for them. Until
-//! they are written, `recent.rs` records what was acknowledged. A thread writes them; it starts with the
+//! they are written, `ack_journal.rs` records what was acknowledged. A thread writes them; it starts with the
 //! first commit of a store:
 //!
 //! ```text
@@ -27,23 +27,23 @@ use waypost::id::RunId;
 use waypost::record::Record;
 use waypost::store::Batch;
 
+use crate::ack_journal::AckJournal;
 use crate::commit::lock;
-use crate::recent::Recent;
 
 /// How long commits gather before they are written; a reader does not notice the delay. A kill leaves this
 /// much to add at the next resume.
-const NAP: Duration = Duration::from_millis(5);
+const POLL_DELAY: Duration = Duration::from_millis(5);
 /// The delay with many runs.
-const LONG_NAP: Duration = Duration::from_millis(50);
+const POLL_DELAY_MANY: Duration = Duration::from_millis(50);
 /// Number of runs from which the longer delay applies.
-const MANY_FOLDERS: usize = 16;
+const FOLDERS_MANY: usize = 16;
 /// Most queued batches. With more, the disk is too slow, and commits wait for it.
 const BACKLOG_BATCHES_MAX: usize = 4 << 10;
 /// Most bytes of queued records.
 const BACKLOG_BYTES_MAX: usize = 16 << 20;
 
 /// Most bytes of written records kept until the next commit frees them.
-const SPENT_BYTES_MAX: usize = BACKLOG_BYTES_MAX;
+const WRITTEN_BYTES_MAX: usize = BACKLOG_BYTES_MAX;
 
 /// Approximate memory of a record besides its bytes, mainly the parsed header.
 const RECORD_BYTES: usize = 1 << 10;
@@ -53,28 +53,28 @@ const RECORD_BYTES: usize = 1 << 10;
 pub(crate) struct RunFiles {
     /// The log and report.
     pub(crate) folder: RunFolder,
-    pub(crate) recent: Recent,
+    pub(crate) journal: AckJournal,
 }
 
 impl RunFiles {
     pub(crate) fn of(folder: RunFolder, run: &RunId) -> Self {
-        let recent = Recent::new(folder.path(), run);
-        Self { folder, recent }
+        let journal = AckJournal::new(folder.path(), run);
+        Self { folder, journal }
     }
 }
 
 /// Writes committed batches in order.
 #[derive(Debug, Default)]
-pub(crate) struct Teller {
-    desk: Arc<Desk>,
+pub(crate) struct Projector {
+    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct Shared {
     backlog: Mutex<Backlog>,
     /// Signals work, or a waiter for the end of work.
-    call: Condvar,
+    wake_up: Condvar,
     /// Signals that everything is written.
     done: Condvar,
 }
@@ -86,7 +86,7 @@ struct Backlog {
     bytes: usize,
     /// Written jobs; the next committing thread frees them. Memory is freed on the thread that allocated it:
     /// two threads that allocate and free the same memory wait longer than the writes take.
-    spent: Vec<Job>,
+    written: Vec<Job>,
     thread: Thread,
     /// Whether the thread is writing jobs from the backlog.
     busy: bool,
@@ -112,53 +112,53 @@ struct Job {
     files: Arc<RunFiles>,
     batch: Arc<Batch>,
     /// The last entry in the tail journal, if it was written.
-    recent: Option<u64>,
+    journal: Option<u64>,
 }
 
 /// Pending work of a run.
 #[derive(Default)]
 struct Work<'a> {
     batches: Vec<&'a Batch>,
-    recent: Option<u64>,
+    journal: Option<u64>,
 }
 
 /// Writes the committed batches of each run; returns the number of runs.
 fn write(jobs: &[Job]) -> usize {
     let mut works: Vec<(&RunFiles, Work<'_>)> = Vec::new();
-    let mut places: HashMap<*const RunFiles, usize> = HashMap::new();
-    for Job { files, batch, recent } in jobs {
-        let place = *places.entry(Arc::as_ptr(files)).or_insert_with(|| {
+    let mut indexes: HashMap<*const RunFiles, usize> = HashMap::new();
+    for Job { files, batch, journal } in jobs {
+        let index = *indexes.entry(Arc::as_ptr(files)).or_insert_with(|| {
             works.push((files, Work::default()));
             works.len() - 1
         });
-        let work = &mut works[place].1;
+        let work = &mut works[index].1;
         work.batches.push(batch);
-        work.recent = work.recent.max(*recent);
+        work.journal = work.journal.max(*journal);
     }
-    for (RunFiles { folder, recent }, work) in &works {
+    for (RunFiles { folder, journal }, work) in &works {
         let records = || work.batches.iter().flat_map(|batch| &batch.records);
         folder.log(records());
-        if let Some(entry) = work.recent {
-            recent.is_logged(entry);
+        if let Some(entry) = work.journal {
+            journal.mark_logged(entry);
         }
         folder.report(records());
     }
     works.len()
 }
 
-impl Teller {
+impl Projector {
     /// Queues the records of `batch` for writing; writes before returning if the tail journal has no entry
     /// for them.
-    pub(crate) fn tell(&self, files: Arc<RunFiles>, batch: Arc<Batch>) {
+    pub(crate) fn enqueue(&self, files: Arc<RunFiles>, batch: Arc<Batch>) {
         let bytes = batch.records.iter().map(bytes_of).sum::<usize>();
-        let recent = files.recent.tell(&batch.records);
-        let job = Job { files, batch, recent };
-        let mut backlog = lock(&self.desk.backlog);
+        let journal = files.journal.record(&batch.records);
+        let job = Job { files, batch, journal };
+        let mut backlog = lock(&self.shared.backlog);
         match backlog.thread {
             Thread::Awake => {}
             Thread::Asleep => {
                 backlog.thread = Thread::Awake;
-                self.desk.call.notify_one();
+                self.shared.wake_up.notify_one();
             }
             Thread::None if self.start() => backlog.thread = Thread::Awake,
             // The system cannot create another thread.
@@ -170,11 +170,12 @@ impl Teller {
         }
         backlog.jobs.push(job);
         backlog.bytes += bytes;
-        let full =
-            recent.is_none() || backlog.jobs.len() > BACKLOG_BATCHES_MAX || backlog.bytes > BACKLOG_BYTES_MAX;
-        let spent = std::mem::take(&mut backlog.spent);
+        let full = journal.is_none()
+            || backlog.jobs.len() > BACKLOG_BATCHES_MAX
+            || backlog.bytes > BACKLOG_BYTES_MAX;
+        let written = std::mem::take(&mut backlog.written);
         drop(backlog);
-        drop(spent);
+        drop(written);
         if full {
             self.finish();
         }
@@ -182,18 +183,19 @@ impl Teller {
 
     /// Returns after all queued batches are written.
     pub(crate) fn finish(&self) {
-        let mut backlog = lock(&self.desk.backlog);
+        let mut backlog = lock(&self.shared.backlog);
         backlog.waiting += 1;
         while backlog.thread != Thread::None && (backlog.busy || !backlog.jobs.is_empty()) {
-            self.desk.call.notify_one();
-            backlog = self.desk.done.wait(backlog).unwrap_or_else(PoisonError::into_inner);
+            self.shared.wake_up.notify_one();
+            backlog = self.shared.done.wait(backlog).unwrap_or_else(PoisonError::into_inner);
         }
         backlog.waiting -= 1;
     }
 
     fn start(&self) -> bool {
-        let desk = Arc::clone(&self.desk);
-        let thread = Builder::new().name("waypost-teller".to_owned()).spawn(move || Shift(desk).work());
+        let shared = Arc::clone(&self.shared);
+        let thread =
+            Builder::new().name("waypost-teller".to_owned()).spawn(move || ProjectorThread(shared).work());
         let started = thread.ok();
         let is_started = started.is_some();
         *lock(&self.thread) = started;
@@ -201,10 +203,10 @@ impl Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for Projector {
     fn drop(&mut self) {
-        lock(&self.desk.backlog).closing = true;
-        self.desk.call.notify_one();
+        lock(&self.shared.backlog).closing = true;
+        self.shared.wake_up.notify_one();
         if let Some(thread) = lock(&self.thread).take() {
             // A panic of the thread was already reported.
             let _ = thread.join();
@@ -220,19 +222,19 @@ fn bytes_of(record: &Record) -> usize {
 }
 
 /// The work of the thread; waiters are notified at its end, even on a panic.
-struct Shift(Arc<Desk>);
+struct ProjectorThread(Arc<Shared>);
 
-impl Shift {
+impl ProjectorThread {
     fn work(self) {
-        let desk = &self.0;
-        let mut backlog = lock(&desk.backlog);
+        let shared = &self.0;
+        let mut backlog = lock(&shared.backlog);
         loop {
             while backlog.jobs.is_empty() {
                 if backlog.closing {
                     return;
                 }
                 backlog.thread = Thread::Asleep;
-                backlog = desk.call.wait(backlog).unwrap_or_else(PoisonError::into_inner);
+                backlog = shared.wake_up.wait(backlog).unwrap_or_else(PoisonError::into_inner);
             }
             backlog.thread = Thread::Awake;
             backlog.busy = true;
@@ -240,24 +242,25 @@ impl Shift {
             let mut jobs = std::mem::take(&mut backlog.jobs);
             drop(backlog);
             let folders = write(&jobs);
-            if bytes > SPENT_BYTES_MAX {
+            if bytes > WRITTEN_BYTES_MAX {
                 jobs.clear();
             }
-            backlog = lock(&desk.backlog);
-            backlog.spent.append(&mut jobs);
+            backlog = lock(&shared.backlog);
+            backlog.written.append(&mut jobs);
             backlog.busy = false;
             if backlog.waiting > 0 && backlog.jobs.is_empty() {
-                desk.done.notify_all();
+                shared.done.notify_all();
             }
             if backlog.waiting == 0 && !backlog.closing {
-                let nap = if folders < MANY_FOLDERS { NAP } else { LONG_NAP };
-                backlog = desk.call.wait_timeout(backlog, nap).unwrap_or_else(PoisonError::into_inner).0;
+                let delay = if folders < FOLDERS_MANY { POLL_DELAY } else { POLL_DELAY_MANY };
+                backlog =
+                    shared.wake_up.wait_timeout(backlog, delay).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }
 }
 
-impl Drop for Shift {
+impl Drop for ProjectorThread {
     fn drop(&mut self) {
         let mut backlog = lock(&self.0.backlog);
         backlog.thread = Thread::None;

@@ -22,8 +22,8 @@ use std::{fs, io};
 use rustix::io::Errno;
 use waypost::store::StoreError;
 
+use crate::ack_journal::open_flags;
 use crate::open::Place;
-use crate::recent::open_flags;
 
 /// Interval of the name checks. Few commands are faster, so the commit of a step usually notices a change by
 /// this step.
@@ -34,36 +34,36 @@ type Identity = (u64, u64);
 
 /// The files of a writing connection, as at open.
 #[derive(Debug)]
-pub(crate) struct Present {
-    database: Watched,
+pub(crate) struct FileIdentities {
+    database: WatchedFile,
     /// SQLite opens it in the first transaction.
-    log: Watched,
+    log: WatchedFile,
     /// SQLite opens it with the log's mode.
-    shared: Watched,
+    shared: WatchedFile,
     /// When the names were last looked at.
     looked: Cell<Option<Instant>>,
 }
 
 /// A file that no longer has the name of the opened file.
 #[derive(Debug)]
-pub(crate) struct Missing<'a>(&'a Path);
+pub(crate) struct MissingFile<'a>(&'a Path);
 
-impl Present {
+impl FileIdentities {
     /// Records the identity of the files; call this right after the first read of the database.
     pub(crate) fn of(place: &Place) -> Self {
-        let database = Watched::new(place.file.clone());
-        let [log, shared] = ["-wal", "-shm"].map(|suffix| Watched::new(place.beside(suffix)));
+        let database = WatchedFile::new(place.file.clone());
+        let [log, shared] = ["-wal", "-shm"].map(|suffix| WatchedFile::new(place.beside(suffix)));
         database.file();
         shared.file();
         Self { database, log, shared, looked: Cell::new(None) }
     }
 
     /// Checks that all files still exist; called at the end of a transaction.
-    pub(crate) fn check(&self) -> Result<(), Missing<'_>> {
+    pub(crate) fn check(&self) -> Result<(), MissingFile<'_>> {
         let names = self.looked.get().is_none_or(|looked| looked.elapsed() >= NAMES_EVERY);
         for watched in [&self.database, &self.log, &self.shared] {
-            if !watched.is_there(names) {
-                return Err(Missing(&watched.path));
+            if !watched.exists(names) {
+                return Err(MissingFile(&watched.path));
             }
         }
         if names {
@@ -82,21 +82,21 @@ impl Present {
     }
 
     /// Checks that all recorded files still exist; a connection without writes may have no log.
-    pub(crate) fn check_seen(&self) -> Result<(), Missing<'_>> {
+    pub(crate) fn check_seen(&self) -> Result<(), MissingFile<'_>> {
         let all = [&self.database, &self.log, &self.shared].into_iter();
-        let gone = all.filter(|watched| watched.file.get().is_some()).find(|watched| !watched.is_there(true));
-        gone.map_or(Ok(()), |watched| Err(Missing(&watched.path)))
+        let loss = all.filter(|watched| watched.file.get().is_some()).find(|watched| !watched.exists(true));
+        loss.map_or(Ok(()), |watched| Err(MissingFile(&watched.path)))
     }
 }
 
 /// A file with its expected name.
 #[derive(Debug)]
-struct Watched {
+struct WatchedFile {
     path: PathBuf,
     file: OnceCell<system::File>,
 }
 
-impl Watched {
+impl WatchedFile {
     fn new(path: PathBuf) -> Self {
         Self { path, file: OnceCell::new() }
     }
@@ -109,14 +109,14 @@ impl Watched {
         }
     }
 
-    fn is_there(&self, names: bool) -> bool {
+    fn exists(&self, names: bool) -> bool {
         let Some(file) = self.file() else { return false };
         // An equal identity implies that the file has a name.
         if names { system::identity(&self.path) == Some(file.identity()) } else { file.has_name() }
     }
 }
 
-impl Missing<'_> {
+impl MissingFile<'_> {
     /// Returns the error that stops all writes.
     pub(crate) fn to_store_error(&self) -> StoreError {
         let why = "it was removed or replaced while it was in use";

@@ -2,7 +2,7 @@
 //!
 //! What happened: one changed bit in `waypost.db-wal` after a kill, and finished steps ran again; `verify` said sound.
 //! Why: SQLite ends its log at the first frame whose checksum does not fit, and what is left is a sound older store.
-//! What stops it now: the log of the run, which stands outside the database, tells of the newest records (witness.rs).
+//! What stops it now: the log of the run, which stands outside the database, tells of the newest records (tail_check.rs).
 
 use std::fs;
 use std::path::PathBuf;
@@ -259,7 +259,7 @@ fn a_run_that_is_being_made_is_not_said_to_be_lost() {
 }
 
 // What happened: a loss that only the file of the last moments told of was forgotten by a lease that was taken and given
-// back. What stops it now: that file stays until something was written behind it (recent.rs).
+// back. What stops it now: that file stays until something was written behind it (ack_journal.rs).
 #[tokio::test]
 async fn what_only_the_last_moments_tell_of_is_not_forgotten_by_who_looks() {
     let site = killed(Durability::Sync).await;

@@ -1,12 +1,12 @@
 //! The tail journal: the newest acknowledged records of a run, whose log lines may not be written yet.
 //!
 //! An acknowledged record must be known outside the database before the caller gets the answer, so that its
-//! loss is detectable (`witness.rs`). The lines of `events.jsonl` serve this purpose, but are too slow for
-//! each step and are written later (`teller.rs`). This file covers the interval with a small write at a fixed
+//! loss is detectable (`tail_check.rs`). The lines of `events.jsonl` serve this purpose, but are too slow for
+//! each step and are written later (`projector.rs`). This file covers the interval with a small write at a fixed
 //! place:
 //!
 //! ```text
-//!   runs/RUN/recent      128 entries of 128 bytes, written round and round
+//!   runs/RUN/recent      128 entries of 128 bytes, a ring
 //!
 //!     41 main 17                                  ...   93c1f0a2be6d7714
 //!     42 each:b 3                                 ...   0d5528e1c7aa9f36
@@ -45,16 +45,16 @@ const CHECK_DIGITS: usize = 16;
 
 /// The tail journal of a run, as seen by its only writer.
 #[derive(Debug)]
-pub(crate) struct Recent {
+pub(crate) struct AckJournal {
     run: RunId,
     path: PathBuf,
-    pen: Mutex<Pen>,
+    file_state: Mutex<JournalFile>,
     /// Last entry whose log line is written; all earlier lines are written too.
     logged: AtomicU64,
 }
 
 #[derive(Debug)]
-enum Pen {
+enum JournalFile {
     Closed,
     Open {
         file: File,
@@ -62,35 +62,35 @@ enum Pen {
         newest: u64,
     },
     /// The file could not be written; its entries stay true.
-    GivenUp,
+    Failed,
 }
 
-impl Recent {
+impl AckJournal {
     /// Returns the journal in the folder of a run; the first entry creates the file.
     pub(crate) fn new(folder: &Path, run: &RunId) -> Self {
         Self {
             run: run.clone(),
             path: path_in(folder),
-            pen: Mutex::new(Pen::Closed),
+            file_state: Mutex::new(JournalFile::Closed),
             logged: AtomicU64::new(0),
         }
     }
 
     /// Writes the entries of committed records, before their acknowledgement. Returns the last entry. `None`
     /// means that the log lines must be written before the acknowledgement.
-    pub(crate) fn tell(&self, records: &[Record]) -> Option<u64> {
-        let mut pen = lock(&self.pen);
-        if matches!(*pen, Pen::Closed) {
-            *pen = self.open().unwrap_or(Pen::GivenUp);
+    pub(crate) fn record(&self, records: &[Record]) -> Option<u64> {
+        let mut file_state = lock(&self.file_state);
+        if matches!(*file_state, JournalFile::Closed) {
+            *file_state = self.open().unwrap_or(JournalFile::Failed);
         }
-        let Pen::Open { file, newest } = &mut *pen else { return None };
+        let JournalFile::Open { file, newest } = &mut *file_state else { return None };
         let entries = self.entries(*newest, records)?;
         let count = (entries.len() / ENTRY_BYTES) as u64;
         if *newest + count - self.logged.load(Ordering::Acquire) > ENTRIES {
             return None;
         }
-        if write_round(file, *newest, &entries).is_err() {
-            *pen = Pen::GivenUp;
+        if write_ring(file, *newest, &entries).is_err() {
+            *file_state = JournalFile::Failed;
             return None;
         }
         *newest += count;
@@ -98,27 +98,27 @@ impl Recent {
     }
 
     /// Records that the log lines up to an entry are written.
-    pub(crate) fn is_logged(&self, entry: u64) {
+    pub(crate) fn mark_logged(&self, entry: u64) {
         self.logged.fetch_max(entry, Ordering::Release);
     }
 
     /// Removes the file, after all log lines are written and the run is released. A file of a killed worker
     /// stays if nothing was written since, because it may show a loss.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        match std::mem::replace(&mut *lock(&self.pen), Pen::Closed) {
-            Pen::Open { .. } => remove(&self.path),
-            Pen::Closed | Pen::GivenUp => Ok(()),
+        match std::mem::replace(&mut *lock(&self.file_state), JournalFile::Closed) {
+            JournalFile::Open { .. } => remove(&self.path),
+            JournalFile::Closed | JournalFile::Failed => Ok(()),
         }
     }
 
     /// Opens the file and continues after the entries of an earlier writer.
-    fn open(&self) -> io::Result<Pen> {
+    fn open(&self) -> io::Result<JournalFile> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(open_flags());
         let mut file = options.open(&self.path)?;
         let newest = entries_in(&mut file, &self.run)?.first().map_or(0, |entry| entry.number);
         self.logged.store(newest, Ordering::Release);
-        Ok(Pen::Open { file, newest })
+        Ok(JournalFile::Open { file, newest })
     }
 
     /// Returns the entries for the newest record of each branch; `None` if an entry is too long.
@@ -133,14 +133,14 @@ impl Recent {
             }
             number += 1;
             let begin = entries.len();
-            let told = write!(entries, "{number} {} {}", header.branch, header.seq);
-            told.expect("writing to memory does not fail");
-            let room = begin + ENTRY_BYTES - CHECK_DIGITS - 2;
-            if entries.len() > room {
+            let acknowledged = write!(entries, "{number} {} {}", header.branch, header.seq);
+            acknowledged.expect("writing to memory does not fail");
+            let text_end = begin + ENTRY_BYTES - CHECK_DIGITS - 2;
+            if entries.len() > text_end {
                 return None;
             }
             let check = check(&self.run, &entries[begin..]);
-            entries.resize(room, b' ');
+            entries.resize(text_end, b' ');
             writeln!(entries, " {check}").expect("writing to memory does not fail");
         }
         Some(entries)
@@ -151,7 +151,7 @@ impl Recent {
 const BATCH_LOOKED_AT_MAX: usize = 8;
 
 /// Writes entries after the last written entry, wrapping around at the end of the file.
-fn write_round(file: &File, newest: u64, entries: &[u8]) -> io::Result<()> {
+fn write_ring(file: &File, newest: u64, entries: &[u8]) -> io::Result<()> {
     let place = newest % ENTRIES;
     let before_end = (ENTRIES - place) as usize * ENTRY_BYTES;
     let (here, at_start) = entries.split_at(before_end.min(entries.len()));
@@ -229,7 +229,7 @@ pub(crate) fn path_in(folder: &Path) -> PathBuf {
 
 /// Returns the newest record of each branch in the file of a run, newest first; empty if the file is
 /// unreadable.
-pub(crate) fn told(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
+pub(crate) fn acknowledged(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(open_flags()).open(path);
     let entries = file.and_then(|mut file| entries_in(&mut file, run)).unwrap_or_default();
@@ -252,25 +252,25 @@ mod tests {
 
     use super::*;
 
-    struct Desk {
+    struct TestRun {
         folder: tempfile::TempDir,
-        recent: Recent,
+        journal: AckJournal,
     }
 
-    impl Desk {
+    impl TestRun {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let recent = Recent::new(folder.path(), &run_id("r-1"));
-            Self { folder, recent }
+            let journal = AckJournal::new(folder.path(), &run_id("r-1"));
+            Self { folder, journal }
         }
 
         fn path(&self) -> PathBuf {
             path_in(self.folder.path())
         }
 
-        fn told(&self) -> Vec<String> {
-            let told = told(&self.path(), &run_id("r-1"));
-            told.into_iter().map(|(branch, seq)| format!("{branch} {seq}")).collect()
+        fn acknowledged(&self) -> Vec<String> {
+            let acknowledged = acknowledged(&self.path(), &run_id("r-1"));
+            acknowledged.into_iter().map(|(branch, seq)| format!("{branch} {seq}")).collect()
         }
     }
 
@@ -283,87 +283,90 @@ mod tests {
 
     #[test]
     fn the_newest_of_each_branch_is_told_newest_first() {
-        let desk = Desk::new();
-        assert_eq!(desk.told(), [""; 0], "there is no file");
+        let test = TestRun::new();
+        assert_eq!(test.acknowledged(), [""; 0], "there is no file");
 
-        assert_eq!(desk.recent.tell(&[record("main", 1), record("main", 2), record("fan:a", 1)]), Some(2));
-        assert_eq!(desk.recent.tell(&[record("fan:a", 2)]), Some(3));
+        assert_eq!(test.journal.record(&[record("main", 1), record("main", 2), record("fan:a", 1)]), Some(2));
+        assert_eq!(test.journal.record(&[record("fan:a", 2)]), Some(3));
 
-        assert_eq!(desk.told(), ["fan:a 2", "main 2"]);
+        assert_eq!(test.acknowledged(), ["fan:a 2", "main 2"]);
     }
 
     #[test]
     fn nothing_is_written_over_what_is_not_in_the_log() {
-        let desk = Desk::new();
+        let test = TestRun::new();
         for seq in 1..=ENTRIES {
-            assert_eq!(desk.recent.tell(&[record("main", seq)]), Some(seq));
+            assert_eq!(test.journal.record(&[record("main", seq)]), Some(seq));
         }
-        assert_eq!(desk.recent.tell(&[record("main", ENTRIES + 1)]), None, "there is no room");
-        assert_eq!(desk.told()[0], format!("main {ENTRIES}"));
+        assert_eq!(test.journal.record(&[record("main", ENTRIES + 1)]), None, "there is no room");
+        assert_eq!(test.acknowledged()[0], format!("main {ENTRIES}"));
 
-        desk.recent.is_logged(2);
+        test.journal.mark_logged(2);
         let two = [record("fan:a", 9), record("fan:b", 9)];
-        assert_eq!(desk.recent.tell(&two), Some(ENTRIES + 2), "round, to the start of the file");
-        assert_eq!(desk.told(), ["fan:b 9".to_owned(), "fan:a 9".to_owned(), format!("main {ENTRIES}")]);
-        assert_eq!(desk.recent.tell(&[record("main", ENTRIES + 1)]), None);
+        assert_eq!(test.journal.record(&two), Some(ENTRIES + 2), "round, to the start of the file");
+        assert_eq!(
+            test.acknowledged(),
+            ["fan:b 9".to_owned(), "fan:a 9".to_owned(), format!("main {ENTRIES}")]
+        );
+        assert_eq!(test.journal.record(&[record("main", ENTRIES + 1)]), None);
     }
 
     #[test]
     fn the_next_writer_goes_on_behind_what_a_kill_left() {
-        let desk = Desk::new();
-        desk.recent.tell(&[record("main", 1)]);
+        let test = TestRun::new();
+        test.journal.record(&[record("main", 1)]);
 
-        let next = Recent::new(desk.folder.path(), &run_id("r-1"));
-        assert_eq!(next.tell(&[record("main", 2)]), Some(2));
+        let next = AckJournal::new(test.folder.path(), &run_id("r-1"));
+        assert_eq!(next.record(&[record("main", 2)]), Some(2));
 
-        assert_eq!(desk.told(), ["main 2"]);
+        assert_eq!(test.acknowledged(), ["main 2"]);
     }
 
     #[test]
     fn every_changed_bit_and_every_length_tells_the_truth_or_nothing() {
-        let desk = Desk::new();
-        desk.recent.tell(&[record("main", 1)]);
-        desk.recent.tell(&[record("each:b", 31)]);
-        let sound = std::fs::read(desk.path()).unwrap();
-        let whole = desk.told();
+        let test = TestRun::new();
+        test.journal.record(&[record("main", 1)]);
+        test.journal.record(&[record("each:b", 31)]);
+        let sound = std::fs::read(test.path()).unwrap();
+        let whole = test.acknowledged();
 
         for bit in 0..sound.len() * 8 {
             let mut bytes = sound.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            std::fs::write(desk.path(), &bytes).unwrap();
-            let told = desk.told();
-            assert_eq!(told.len(), 1, "bit {bit}: {told:?}");
-            assert!(whole.contains(&told[0]), "bit {bit}: {told:?}");
+            std::fs::write(test.path(), &bytes).unwrap();
+            let acknowledged = test.acknowledged();
+            assert_eq!(acknowledged.len(), 1, "bit {bit}: {acknowledged:?}");
+            assert!(whole.contains(&acknowledged[0]), "bit {bit}: {acknowledged:?}");
         }
         for length in 0..sound.len() {
-            std::fs::write(desk.path(), &sound[..length]).unwrap();
-            assert_eq!(desk.told().len(), length / ENTRY_BYTES);
+            std::fs::write(test.path(), &sound[..length]).unwrap();
+            assert_eq!(test.acknowledged().len(), length / ENTRY_BYTES);
         }
-        std::fs::write(desk.path(), &sound).unwrap();
-        assert_eq!(told(&desk.path(), &run_id("r-2")), [], "it is of another run");
+        std::fs::write(test.path(), &sound).unwrap();
+        assert_eq!(acknowledged(&test.path(), &run_id("r-2")), [], "it is of another run");
     }
 
     #[test]
     fn what_has_no_room_in_an_entry_or_no_file_has_to_be_in_the_log() {
-        let desk = Desk::new();
+        let test = TestRun::new();
         let long = format!("fan:{}", "x".repeat(120));
-        assert_eq!(desk.recent.tell(&[record(&long, 1)]), None);
-        assert_eq!(desk.recent.tell(&[record("main", 1)]), Some(1), "the next one has");
+        assert_eq!(test.journal.record(&[record(&long, 1)]), None);
+        assert_eq!(test.journal.record(&[record("main", 1)]), Some(1), "the next one has");
 
-        let desk = Desk::new();
-        std::fs::create_dir(desk.path()).unwrap();
-        assert_eq!(desk.recent.tell(&[record("main", 1)]), None);
-        assert_eq!(desk.told(), [""; 0]);
+        let test = TestRun::new();
+        std::fs::create_dir(test.path()).unwrap();
+        assert_eq!(test.journal.record(&[record("main", 1)]), None);
+        assert_eq!(test.acknowledged(), [""; 0]);
     }
 
     #[test]
     fn a_link_in_its_place_is_not_followed() {
-        let desk = Desk::new();
-        let elsewhere = desk.folder.path().join("elsewhere");
+        let test = TestRun::new();
+        let elsewhere = test.folder.path().join("elsewhere");
         std::fs::write(&elsewhere, "mine").unwrap();
-        std::os::unix::fs::symlink(&elsewhere, desk.path()).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, test.path()).unwrap();
 
-        assert_eq!(desk.recent.tell(&[record("main", 1)]), None);
+        assert_eq!(test.journal.record(&[record("main", 1)]), None);
         assert_eq!(std::fs::read(&elsewhere).unwrap(), b"mine");
     }
 }

@@ -8,7 +8,7 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Flaw, SealedRun};
 use waypost::store::{Damage, StoreError};
 
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::header::{self, RUN_BYTES_MAX};
 use crate::open::Place;
 use crate::read::View;
@@ -24,7 +24,7 @@ pub(crate) fn insert(
     id: i64,
     run: &SealedRun,
 ) -> Result<(), Failure> {
-    let kept = header::pack(&mut place.frames.squeezer.lend(), run.bytes());
+    let kept = header::encode(&mut place.delta_cache.compressor.contexts(), run.bytes());
     for table in TABLES {
         connection.prepare_cached(&format!("INSERT INTO {table} VALUES (?1, ?2, ?3)"))?.execute(params![
             id,
@@ -64,7 +64,7 @@ impl View<'_> {
 }
 
 /// Restores a damaged copy from the sound copy.
-pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -> Result<(), Failure> {
+pub(crate) fn repair(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -> Result<(), Failure> {
     let View { connection, place } = view;
     let (table, flaw, sealed) = match found(view, id, run)? {
         [Err(flaw), Ok(sealed)] => (TABLES[0], flaw, sealed),
@@ -85,7 +85,7 @@ pub(crate) fn mend(view: View<'_>, id: i64, run: &RunId, now: jiff::Timestamp) -
         params![
             id,
             sealed.digest().as_bytes(),
-            header::pack(&mut place.frames.squeezer.lend(), sealed.bytes())
+            header::encode(&mut place.delta_cache.compressor.contexts(), sealed.bytes())
         ],
     )?;
     Ok(())
@@ -109,7 +109,7 @@ fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<
         .prepare_cached(&format!("SELECT digest, record FROM {table} WHERE run = ?1"))?
         .query_row([id], |row| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, Vec<u8>>(1)?)))
         .optional();
-    Ok(match columns.map_err(Fault::from) {
+    Ok(match columns.map_err(SqliteError::from) {
         Ok(Some((digest, kept))) => match open(view.place, digest, kept) {
             Ok(sealed) if sealed.record().run != *run => {
                 Err(Flaw::Malformed(format!("it is that of run {}", sealed.record().run)))
@@ -123,7 +123,7 @@ fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<
 }
 
 fn open(place: &Place, digest: [u8; 32], kept: Vec<u8>) -> Result<SealedRun, Flaw> {
-    let bytes =
-        header::unpack(&mut place.frames.squeezer.lend(), kept, RUN_BYTES_MAX).map_err(Flaw::Malformed)?;
+    let bytes = header::decode(&mut place.delta_cache.compressor.contexts(), kept, RUN_BYTES_MAX)
+        .map_err(Flaw::Malformed)?;
     SealedRun::open(Digest::from_bytes(digest), bytes)
 }

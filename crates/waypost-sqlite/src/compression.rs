@@ -22,56 +22,57 @@ const WINDOW_LOG: std::ops::RangeInclusive<u32> = 10..=27;
 /// reference, level 1 finds no matches in references above 300 KB.
 const HASH_LOG: std::ops::RangeInclusive<u32> = 12..=24;
 /// Cached pairs of contexts: usually the number of concurrently appending threads.
-const KEPT_MAX: usize = 4;
+const IDLE_MAX: usize = 4;
 /// A larger context is freed after use; a hash table for states of a MiB fits.
 const CONTEXT_BYTES_MAX: usize = 16 << 20;
 
 /// A dictionary for small texts of the same kind, prepared once.
 pub(crate) struct Dictionary {
-    pack: CDict<'static>,
-    unpack: DDict<'static>,
+    compress: CDict<'static>,
+    decompress: DDict<'static>,
 }
 
 impl Dictionary {
     pub(crate) fn new(bytes: &'static [u8]) -> Self {
-        Self { pack: CDict::create(bytes, LEVEL), unpack: DDict::create(bytes) }
+        Self { compress: CDict::create(bytes, LEVEL), decompress: DDict::create(bytes) }
     }
 }
 
 /// A cache of contexts.
 #[derive(Default)]
-pub(crate) struct Squeezer {
-    kept: Mutex<Vec<Contexts>>,
+pub(crate) struct Compressor {
+    idle: Mutex<Vec<Contexts>>,
 }
 
 /// A compression and a decompression context.
 pub(crate) struct Contexts {
-    pack: CCtx<'static>,
-    unpack: DCtx<'static>,
+    compress: CCtx<'static>,
+    decompress: DCtx<'static>,
 }
 
 /// A borrowed pair of contexts, returned on drop.
-pub(crate) struct Lent<'a> {
-    from: &'a Squeezer,
+pub(crate) struct ContextGuard<'a> {
+    from: &'a Compressor,
     contexts: Option<Contexts>,
 }
 
-impl fmt::Debug for Squeezer {
+impl fmt::Debug for Compressor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Squeezer").field("kept", &lock(&self.kept).len()).finish()
+        f.debug_struct("Squeezer").field("kept", &lock(&self.idle).len()).finish()
     }
 }
 
-impl Squeezer {
+impl Compressor {
     /// Lends a pair of contexts.
-    pub(crate) fn lend(&self) -> Lent<'_> {
-        let contexts = lock(&self.kept).pop();
-        let contexts = contexts.unwrap_or_else(|| Contexts { pack: CCtx::create(), unpack: DCtx::create() });
-        Lent { from: self, contexts: Some(contexts) }
+    pub(crate) fn contexts(&self) -> ContextGuard<'_> {
+        let contexts = lock(&self.idle).pop();
+        let contexts =
+            contexts.unwrap_or_else(|| Contexts { compress: CCtx::create(), decompress: DCtx::create() });
+        ContextGuard { from: self, contexts: Some(contexts) }
     }
 }
 
-impl Deref for Lent<'_> {
+impl Deref for ContextGuard<'_> {
     type Target = Contexts;
 
     fn deref(&self) -> &Contexts {
@@ -79,19 +80,19 @@ impl Deref for Lent<'_> {
     }
 }
 
-impl DerefMut for Lent<'_> {
+impl DerefMut for ContextGuard<'_> {
     fn deref_mut(&mut self) -> &mut Contexts {
         self.contexts.as_mut().expect("it is there until it is dropped")
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         let Some(contexts) = self.contexts.take() else { return };
-        let bytes = contexts.pack.sizeof() + contexts.unpack.sizeof();
-        let mut kept = lock(&self.from.kept);
-        if kept.len() < KEPT_MAX && bytes <= CONTEXT_BYTES_MAX {
-            kept.push(contexts);
+        let bytes = contexts.compress.sizeof() + contexts.decompress.sizeof();
+        let mut idle = lock(&self.from.idle);
+        if idle.len() < IDLE_MAX && bytes <= CONTEXT_BYTES_MAX {
+            idle.push(contexts);
         }
     }
 }
@@ -110,94 +111,96 @@ macro_rules! borrowed {
 impl Contexts {
     /// Compresses `bytes`, which probably share parts with `reference`, and appends the result to `out`.
     /// Returns `None` if zstd fails; `out` is then unchanged.
-    pub(crate) fn pack(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
-        let context = borrowed!(&mut self.pack, CCtx);
+    pub(crate) fn compress(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        let context = borrowed!(&mut self.compress, CCtx);
         let result = refer(context, reference, bytes).and_then(|()| append(context, bytes, out));
-        self.forget_packing();
+        self.reset_compression();
         result.ok()
     }
 
-    /// As [`pack`](Self::pack), for small `bytes` of the kind covered by `dictionary`.
-    pub(crate) fn pack_with(
+    /// As [`encode`](Self::pack), for small `bytes` of the kind covered by `dictionary`.
+    pub(crate) fn compress_with(
         &mut self,
         dictionary: &'static Dictionary,
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> Option<()> {
         // The owner of the bytes knows their dictionary.
-        let set = self.pack.set_parameter(CParameter::DictIdFlag(false));
-        let set = set.and_then(|_| self.pack.ref_cdict(&dictionary.pack));
-        let result = set.and_then(|_| append(&mut self.pack, bytes, out));
-        self.forget_packing();
+        let set = self.compress.set_parameter(CParameter::DictIdFlag(false));
+        let set = set.and_then(|_| self.compress.ref_cdict(&dictionary.compress));
+        let result = set.and_then(|_| append(&mut self.compress, bytes, out));
+        self.reset_compression();
         result.ok()
     }
 
-    /// Decompresses `packed` into `out`, replacing its content. The result must have `bytes` bytes.
+    /// Decompresses `encoded` into `out`, replacing its content. The result must have `bytes` bytes.
     ///
     /// # Errors
-    /// The defect of `packed` as text. The output never exceeds `bytes`.
-    pub(crate) fn unpack(
+    /// The defect of `encoded` as text. The output never exceeds `bytes`.
+    pub(crate) fn decompress(
         &mut self,
         reference: &[u8],
-        packed: &[u8],
+        encoded: &[u8],
         bytes: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), String> {
-        make_room(packed, bytes, out)?;
-        let context = borrowed!(&mut self.unpack, DCtx);
+        make_room(encoded, bytes, out)?;
+        let context = borrowed!(&mut self.decompress, DCtx);
         let set = if reference.is_empty() { Ok(0) } else { context.ref_prefix(reference) };
-        let result = set.and_then(|_| context.decompress(out, packed));
-        self.forget_unpacking();
+        let result = set.and_then(|_| context.decompress(out, encoded));
+        self.reset_decompression();
         made(result, bytes)
     }
 
-    /// As [`unpack`](Self::unpack), for data packed with `dictionary`.
+    /// As [`decode`](Self::unpack), for data packed with `dictionary`.
     ///
     /// # Errors
-    /// The defect of `packed` as text. The output never exceeds `bytes`.
-    pub(crate) fn unpack_with(
+    /// The defect of `encoded` as text. The output never exceeds `bytes`.
+    pub(crate) fn decompress_with(
         &mut self,
         dictionary: &'static Dictionary,
-        packed: &[u8],
+        encoded: &[u8],
         bytes: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), String> {
-        make_room(packed, bytes, out)?;
-        let result =
-            self.unpack.ref_ddict(&dictionary.unpack).and_then(|_| self.unpack.decompress(out, packed));
-        self.forget_unpacking();
+        make_room(encoded, bytes, out)?;
+        let result = self
+            .decompress
+            .ref_ddict(&dictionary.decompress)
+            .and_then(|_| self.decompress.decompress(out, encoded));
+        self.reset_decompression();
         made(result, bytes)
     }
 
     /// Removes references of the last call, which may be invalid by now.
-    fn forget_packing(&mut self) {
-        if self.pack.reset(ResetDirective::SessionAndParameters).is_err() {
-            self.pack = CCtx::create();
+    fn reset_compression(&mut self) {
+        if self.compress.reset(ResetDirective::SessionAndParameters).is_err() {
+            self.compress = CCtx::create();
         }
     }
 
     /// Removes references of the last call, which may be invalid by now.
-    fn forget_unpacking(&mut self) {
-        if self.unpack.reset(ResetDirective::SessionAndParameters).is_err() {
-            self.unpack = DCtx::create();
+    fn reset_decompression(&mut self) {
+        if self.decompress.reset(ResetDirective::SessionAndParameters).is_err() {
+            self.decompress = DCtx::create();
         }
     }
 }
 
-/// Returns the decompressed size of `packed`.
+/// Returns the decompressed size of `encoded`.
 ///
 /// # Errors
 /// The size is missing, or exceeds `bytes_max`.
-pub(crate) fn size_of(packed: &[u8], bytes_max: usize) -> Result<usize, String> {
-    let found = get_frame_content_size(packed).ok().flatten();
+pub(crate) fn size_of(encoded: &[u8], bytes_max: usize) -> Result<usize, String> {
+    let found = get_frame_content_size(encoded).ok().flatten();
     let found = found.ok_or("it does not tell how long it is")?;
     let size = usize::try_from(found).ok().filter(|size| *size <= bytes_max);
     size.ok_or_else(|| format!("it gives {found} bytes, {bytes_max} are allowed"))
 }
 
-/// Reserves space in `out` for the `bytes` of `packed`.
-fn make_room(packed: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), String> {
-    let found = size_of(packed, bytes)?;
+/// Reserves space in `out` for the `bytes` of `encoded`.
+fn make_room(encoded: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), String> {
+    let found = size_of(encoded, bytes)?;
     if found != bytes {
         return Err(format!("it gives {found} bytes, {bytes} were to be there"));
     }
@@ -253,31 +256,31 @@ mod tests {
 
     #[test]
     fn a_large_state_with_a_small_change_costs_little_whatever_its_size() {
-        let squeezer = Squeezer::default();
+        let compressor = Compressor::default();
         for bytes in [1_000, 300_000, 1_000_000, 4_000_000] {
             let before = noise(bytes, 7);
             let mut after = before.clone();
             after[bytes / 3] ^= 1;
             after.insert(bytes / 2, b'!');
 
-            let mut packed = Vec::new();
-            squeezer.lend().pack(&before, &after, &mut packed).unwrap();
+            let mut encoded = Vec::new();
+            compressor.contexts().compress(&before, &after, &mut encoded).unwrap();
 
-            assert!(packed.len() < 600, "{bytes} bytes cost {}", packed.len());
+            assert!(encoded.len() < 600, "{bytes} bytes cost {}", encoded.len());
             let mut found = Vec::new();
-            squeezer.lend().unpack(&before, &packed, after.len(), &mut found).unwrap();
+            compressor.contexts().decompress(&before, &encoded, after.len(), &mut found).unwrap();
             assert!(found == after, "{bytes} bytes come back");
         }
     }
 
     #[test]
     fn what_says_that_it_is_larger_than_allowed_is_not_unpacked() {
-        let squeezer = Squeezer::default();
-        let mut packed = Vec::new();
-        squeezer.lend().pack(b"", &vec![0; 10 << 20], &mut packed).unwrap();
+        let compressor = Compressor::default();
+        let mut encoded = Vec::new();
+        compressor.contexts().compress(b"", &vec![0; 10 << 20], &mut encoded).unwrap();
         let mut out = Vec::new();
 
-        let error = squeezer.lend().unpack(b"", &packed, 1_000, &mut out).unwrap_err();
+        let error = compressor.contexts().decompress(b"", &encoded, 1_000, &mut out).unwrap_err();
 
         assert_eq!(error, "it gives 10485760 bytes, 1000 are allowed");
         assert_eq!(out.capacity(), 0);
@@ -285,13 +288,13 @@ mod tests {
 
     #[test]
     fn contexts_that_grew_large_are_not_kept() {
-        let squeezer = Squeezer::default();
-        drop((squeezer.lend(), squeezer.lend()));
-        assert_eq!(lock(&squeezer.kept).len(), 2);
+        let compressor = Compressor::default();
+        drop((compressor.contexts(), compressor.contexts()));
+        assert_eq!(lock(&compressor.idle).len(), 2);
 
         let large = noise(16 << 20, 1);
-        squeezer.lend().pack(&large, &large, &mut Vec::new()).unwrap();
+        compressor.contexts().compress(&large, &large, &mut Vec::new()).unwrap();
 
-        assert_eq!(lock(&squeezer.kept).len(), 1);
+        assert_eq!(lock(&compressor.idle).len(), 1);
     }
 }

@@ -12,7 +12,7 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::Bytes;
 
 use crate::commit::lock;
-use crate::squeeze::Squeezer;
+use crate::compression::Compressor;
 
 /// Most bytes of cached bodies: two of the largest, or a hundred runs with states of a MiB.
 const BYTES_MAX: usize = 128 << 20;
@@ -28,26 +28,26 @@ const CHAIN_PER_FULL: u64 = 5;
 /// A full frame is due when decoding moves this multiple of the body size.
 const MOVED_PER_BODY: u64 = 64;
 /// Full frames after an unprofitable delta before the next delta is tried.
-const RESTS: u8 = 3;
+const FULL_FRAMES_AFTER_WASTE: u8 = 3;
 
 /// Frame data shared by reads and writes of a store.
 #[derive(Debug, Default)]
-pub(crate) struct Frames {
-    pub(crate) squeezer: Squeezer,
-    tips: Mutex<Tips>,
+pub(crate) struct DeltaCache {
+    pub(crate) compressor: Compressor,
+    bodies: Mutex<CachedBodies>,
     /// The last body read, for sequential readers.
-    last: Mutex<Option<(RunId, BranchPath, Tip)>>,
+    last: Mutex<Option<(RunId, BranchPath, CachedBody)>>,
 }
 
 #[derive(Default)]
-struct Tips {
-    by_branch: HashMap<(RunId, BranchPath), Tip>,
+struct CachedBodies {
+    by_branch: HashMap<(RunId, BranchPath), CachedBody>,
     bytes: usize,
 }
 
 /// A cached body and its frame.
 #[derive(Debug, Clone)]
-pub(crate) struct Tip {
+pub(crate) struct CachedBody {
     pub(crate) seq: u64,
     /// Digest of the record.
     pub(crate) record: Digest,
@@ -68,14 +68,14 @@ pub(crate) struct Chain {
     moved: u64,
     frames: u32,
     /// Number of full frames before a delta is tried again.
-    rests: u8,
+    delta_pause: u8,
 }
 
 impl Chain {
     /// Returns the chain of a full frame, given the size of frame and body.
     pub(crate) fn of_full(bytes: usize, body_bytes: usize) -> Self {
         let (full_bytes, full_body_bytes) = (bytes as u64, body_bytes as u64);
-        Self { full_bytes, full_body_bytes, delta_bytes: 0, moved: 0, frames: 1, rests: 0 }
+        Self { full_bytes, full_body_bytes, delta_bytes: 0, moved: 0, frames: 1, delta_pause: 0 }
     }
 
     /// Returns the chain with another delta.
@@ -90,7 +90,7 @@ impl Chain {
 
     /// Returns whether to try a delta next.
     pub(crate) fn may_grow(&self) -> bool {
-        self.rests == 0 && self.frames < CHAIN_FRAMES_MAX
+        self.delta_pause == 0 && self.frames < CHAIN_FRAMES_MAX
     }
 
     /// Returns whether a delta of this size saves enough to depend on another frame.
@@ -106,79 +106,79 @@ impl Chain {
             || self.moved > MOVED_PER_BODY * body_bytes as u64
     }
 
-    /// Returns the chain of a full frame after this chain; `in_vain` if an unprofitable delta was tried.
-    pub(crate) fn anew(&self, bytes: usize, body_bytes: usize, in_vain: bool) -> Self {
-        let rests = if in_vain { RESTS } else { self.rests.saturating_sub(1) };
-        Self { rests, ..Self::of_full(bytes, body_bytes) }
+    /// Returns the chain of a full frame after this chain; `wasted` if an unprofitable delta was tried.
+    pub(crate) fn restarted(&self, bytes: usize, body_bytes: usize, wasted: bool) -> Self {
+        let delta_pause = if wasted { FULL_FRAMES_AFTER_WASTE } else { self.delta_pause.saturating_sub(1) };
+        Self { delta_pause, ..Self::of_full(bytes, body_bytes) }
     }
 }
 
-impl Frames {
+impl DeltaCache {
     /// Returns the cached body of a branch.
-    pub(crate) fn tip(&self, run: &RunId, branch: &BranchPath) -> Option<Tip> {
-        lock(&self.tips).by_branch.get(&(run.clone(), branch.clone())).cloned()
+    pub(crate) fn newest(&self, run: &RunId, branch: &BranchPath) -> Option<CachedBody> {
+        lock(&self.bodies).by_branch.get(&(run.clone(), branch.clone())).cloned()
     }
 
     /// Caches the body that an append has written.
-    pub(crate) fn wrote(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
-        lock(&self.tips).put(run, branch, tip);
+    pub(crate) fn insert_written(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
+        lock(&self.bodies).put(run, branch, body);
     }
 
     /// Returns the cached bodies of a branch, as starting points for decoding another body.
-    pub(crate) fn known(&self, run: &RunId, branch: &BranchPath) -> Vec<Tip> {
+    pub(crate) fn cached(&self, run: &RunId, branch: &BranchPath) -> Vec<CachedBody> {
         let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == branch);
-        last.map(|(_, _, tip)| tip).into_iter().chain(self.tip(run, branch)).collect()
+        last.map(|(_, _, body)| body).into_iter().chain(self.newest(run, branch)).collect()
     }
 
     /// Caches a body that was read.
-    pub(crate) fn read(&self, run: &RunId, branch: &BranchPath, tip: Tip) {
-        *lock(&self.last) = Some((run.clone(), branch.clone(), tip.clone()));
-        let mut tips = lock(&self.tips);
-        let known = tips.by_branch.get(&(run.clone(), branch.clone()));
-        if known.is_none_or(|known| known.seq < tip.seq) {
-            tips.put(run, branch, tip);
+    pub(crate) fn insert_read(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
+        *lock(&self.last) = Some((run.clone(), branch.clone(), body.clone()));
+        let mut bodies = lock(&self.bodies);
+        let cached = bodies.by_branch.get(&(run.clone(), branch.clone()));
+        if cached.is_none_or(|cached| cached.seq < body.seq) {
+            bodies.put(run, branch, body);
         }
     }
 
     /// Removes a branch that has ended.
-    pub(crate) fn forget(&self, run: &RunId, branch: &BranchPath) {
-        lock(&self.tips).remove(&(run.clone(), branch.clone()));
+    pub(crate) fn remove_branch(&self, run: &RunId, branch: &BranchPath) {
+        lock(&self.bodies).remove(&(run.clone(), branch.clone()));
     }
 
     /// Removes a run that was released.
-    pub(crate) fn forget_run(&self, run: &RunId) {
-        let mut tips = lock(&self.tips);
-        tips.by_branch.retain(|(of, _), _| of != run);
+    pub(crate) fn remove_run(&self, run: &RunId) {
+        let mut bodies = lock(&self.bodies);
+        bodies.by_branch.retain(|(of, _), _| of != run);
         lock(&self.last).take_if(|(of, ..)| of == run);
-        tips.bytes = tips.by_branch.values().map(|tip| tip.body.capacity()).sum();
+        bodies.bytes = bodies.by_branch.values().map(|body| body.body.capacity()).sum();
     }
 }
 
-impl Tips {
-    fn put(&mut self, run: &RunId, branch: &BranchPath, tip: Tip) {
+impl CachedBodies {
+    fn put(&mut self, run: &RunId, branch: &BranchPath, body: CachedBody) {
         let key = (run.clone(), branch.clone());
         self.remove(&key);
-        if tip.body.capacity() > BYTES_MAX {
+        if body.body.capacity() > BYTES_MAX {
             return;
         }
-        while self.by_branch.len() >= BRANCHES_MAX || self.bytes + tip.body.capacity() > BYTES_MAX {
+        while self.by_branch.len() >= BRANCHES_MAX || self.bytes + body.body.capacity() > BYTES_MAX {
             // An arbitrary entry: with more active branches than fit, the least recently used branch is the
             // next to be needed, and LRU eviction would always miss.
             let Some(any) = self.by_branch.keys().next().cloned() else { break };
             self.remove(&any);
         }
-        self.bytes += tip.body.capacity();
-        self.by_branch.insert(key, tip);
+        self.bytes += body.body.capacity();
+        self.by_branch.insert(key, body);
     }
 
     fn remove(&mut self, key: &(RunId, BranchPath)) {
-        if let Some(tip) = self.by_branch.remove(key) {
-            self.bytes -= tip.body.capacity();
+        if let Some(body) = self.by_branch.remove(key) {
+            self.bytes -= body.body.capacity();
         }
     }
 }
 
-impl fmt::Debug for Tips {
+impl fmt::Debug for CachedBodies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tips").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
     }
@@ -190,9 +190,16 @@ mod tests {
 
     use super::*;
 
-    fn tip(seq: u64, bytes: usize) -> Tip {
+    fn body(seq: u64, bytes: usize) -> CachedBody {
         let (record, body) = (Digest::of(b"a record"), Arc::new(vec![0; bytes]));
-        Tip { seq, record, check: [0; 8], body, position_bytes: 0, chain: Chain::of_full(bytes, bytes) }
+        CachedBody {
+            seq,
+            record,
+            check: [0; 8],
+            body,
+            position_bytes: 0,
+            chain: Chain::of_full(bytes, bytes),
+        }
     }
 
     fn path(item: usize) -> BranchPath {
@@ -201,45 +208,48 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_by_bytes_and_by_count() {
-        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
+        let (frames, run) = (DeltaCache::default(), RunId::new("r-1").unwrap());
 
         for item in 0..BRANCHES_MAX + 10 {
-            frames.wrote(&run, &path(item), tip(1, 10));
+            frames.insert_written(&run, &path(item), body(1, 10));
         }
-        assert_eq!(lock(&frames.tips).by_branch.len(), BRANCHES_MAX);
+        assert_eq!(lock(&frames.bodies).by_branch.len(), BRANCHES_MAX);
         for item in 0..40 {
-            frames.wrote(&run, &path(item), tip(2, BYTES_MAX / 10));
+            frames.insert_written(&run, &path(item), body(2, BYTES_MAX / 10));
         }
 
-        let tips = lock(&frames.tips);
-        let bytes: usize = tips.by_branch.values().map(|tip| tip.body.capacity()).sum();
-        assert!(bytes <= BYTES_MAX && bytes == tips.bytes, "{bytes}");
-        assert!(tips.by_branch.values().filter(|tip| tip.seq == 2).count() >= 9, "it is used to the full");
+        let bodies = lock(&frames.bodies);
+        let bytes: usize = bodies.by_branch.values().map(|body| body.body.capacity()).sum();
+        assert!(bytes <= BYTES_MAX && bytes == bodies.bytes, "{bytes}");
+        assert!(
+            bodies.by_branch.values().filter(|body| body.seq == 2).count() >= 9,
+            "it is used to the full"
+        );
     }
 
     #[test]
     fn what_is_too_large_is_not_kept_nor_what_was_known_before() {
-        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
-        frames.wrote(&run, &path(1), tip(1, 10));
+        let (frames, run) = (DeltaCache::default(), RunId::new("r-1").unwrap());
+        frames.insert_written(&run, &path(1), body(1, 10));
 
-        frames.wrote(&run, &path(1), tip(2, BYTES_MAX + 1));
+        frames.insert_written(&run, &path(1), body(2, BYTES_MAX + 1));
 
-        assert!(frames.tip(&run, &path(1)).is_none());
-        assert_eq!(lock(&frames.tips).bytes, 0);
+        assert!(frames.newest(&run, &path(1)).is_none());
+        assert_eq!(lock(&frames.bodies).bytes, 0);
     }
 
     #[test]
     fn a_read_does_not_hide_what_was_written_since() {
-        let (frames, run) = (Frames::default(), RunId::new("r-1").unwrap());
-        frames.wrote(&run, &path(1), tip(7, 10));
+        let (frames, run) = (DeltaCache::default(), RunId::new("r-1").unwrap());
+        frames.insert_written(&run, &path(1), body(7, 10));
 
-        frames.read(&run, &path(1), tip(3, 10));
+        frames.insert_read(&run, &path(1), body(3, 10));
 
-        assert_eq!(frames.tip(&run, &path(1)).unwrap().seq, 7);
-        let known: Vec<u64> = frames.known(&run, &path(1)).iter().map(|tip| tip.seq).collect();
-        assert_eq!(known, [3, 7]);
-        frames.forget_run(&run);
-        assert!(frames.known(&run, &path(1)).is_empty());
+        assert_eq!(frames.newest(&run, &path(1)).unwrap().seq, 7);
+        let cached: Vec<u64> = frames.cached(&run, &path(1)).iter().map(|body| body.seq).collect();
+        assert_eq!(cached, [3, 7]);
+        frames.remove_run(&run);
+        assert!(frames.cached(&run, &path(1)).is_empty());
     }
 
     #[test]
@@ -247,10 +257,10 @@ mod tests {
         let full = Chain::of_full(1_000, 1_000);
         assert!(full.may_grow() && full.is_worth(500) && !full.is_worth(501));
 
-        let mut chain = full.anew(1_000, 1_000, true);
-        for _ in 0..RESTS {
+        let mut chain = full.restarted(1_000, 1_000, true);
+        for _ in 0..FULL_FRAMES_AFTER_WASTE {
             assert!(!chain.may_grow());
-            chain = chain.anew(1_000, 1_000, false);
+            chain = chain.restarted(1_000, 1_000, false);
         }
 
         assert!(chain.may_grow());

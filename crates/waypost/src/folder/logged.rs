@@ -35,17 +35,17 @@ const TAIL_BYTES: usize = 4 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns whether a run's folder has a log, which proves that the run was acknowledged.
-pub fn has_told(disk: &dyn Disk, folder: &Path) -> bool {
+pub fn has_log(disk: &dyn Disk, folder: &Path) -> bool {
     let found = disk.metadata(&folder.join(EVENTS_FILE));
     found.is_ok_and(|file| file.kind == Kind::File && file.len > 0)
 }
 
-/// The records that the log of a run tells of, newest first, each once as long as its lines stand together.
+/// The records in the log of a run, newest first. A record with adjacent lines is returned once.
 ///
 /// Create it before reading the store, so that concurrent appends are not reported as lost. An unreadable log
 /// yields nothing.
 #[derive(Debug)]
-pub struct Told<'a> {
+pub struct LoggedRecords<'a> {
     disk: &'a dyn Disk,
     path: PathBuf,
     run: RunId,
@@ -60,7 +60,7 @@ pub struct Told<'a> {
 
 /// The members of a line in every version.
 #[derive(Deserialize)]
-struct Line {
+struct LogLine {
     cursor: Cursor,
     run: RunId,
     #[serde(rename = "scope")]
@@ -68,18 +68,19 @@ struct Line {
     seq: u64,
 }
 
-impl<'a> Told<'a> {
+impl<'a> LoggedRecords<'a> {
     /// Reads the end of the log in the folder of `run`.
     pub fn newest_first(disk: &'a dyn Disk, folder: &Path, run: &RunId) -> Self {
         let path = folder.join(EVENTS_FILE);
         let len = disk.metadata(&path).ok().filter(|file| file.kind == Kind::File).map_or(0, |file| file.len);
         let until = len.saturating_sub(LOG_BYTES_MAX);
-        let mut told = Self { disk, path, run: run.clone(), from: len, until, rest: Vec::new(), last: None };
+        let mut record =
+            Self { disk, path, run: run.clone(), from: len, until, rest: Vec::new(), last: None };
         // Ignore a torn line at the end.
-        while !told.rest.contains(&b'\n') && told.read_more() {}
-        let whole = told.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        told.rest.truncate(whole);
-        told
+        while !record.rest.contains(&b'\n') && record.read_more() {}
+        let whole = record.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        record.rest.truncate(whole);
+        record
     }
 
     /// Returns the path of the log.
@@ -114,18 +115,18 @@ impl<'a> Told<'a> {
     }
 }
 
-impl Iterator for Told<'_> {
+impl Iterator for LoggedRecords<'_> {
     type Item = (BranchPath, u64);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let Ok(line) = serde_json::from_slice::<Line>(&self.line()?) else { continue };
-            let Line { cursor, run, branch, seq } = line;
-            let told = (branch, seq);
-            let agrees = run == self.run && cursor.branch == told.0 && cursor.seq == told.1;
-            if agrees && self.last.as_ref() != Some(&told) {
-                self.last = Some(told.clone());
-                return Some(told);
+            let Ok(line) = serde_json::from_slice::<LogLine>(&self.line()?) else { continue };
+            let LogLine { cursor, run, branch, seq } = line;
+            let record = (branch, seq);
+            let agrees = run == self.run && cursor.branch == record.0 && cursor.seq == record.1;
+            if agrees && self.last.as_ref() != Some(&record) {
+                self.last = Some(record.clone());
+                return Some(record);
             }
         }
     }
@@ -141,31 +142,31 @@ mod tests {
         format!(r#"{{"v":1,"cursor":"main@{seq}.0","run":"r-1","scope":"main","seq":{seq},"pad":"{pad}"}}"#)
     }
 
-    fn told(text: &str) -> Vec<u64> {
+    fn record(text: &str) -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(EVENTS_FILE), text).unwrap();
         let run = RunId::new("r-1").unwrap();
-        Told::newest_first(&RealDisk, folder.path(), &run).map(|(_, seq)| seq).collect()
+        LoggedRecords::newest_first(&RealDisk, folder.path(), &run).map(|(_, seq)| seq).collect()
     }
 
     #[test]
     fn a_log_is_told_from_its_end_to_its_begin() {
         let text: String = (1..=1000).map(|seq| line(seq) + "\n" + &line(seq) + "\n").collect();
 
-        assert_eq!(told(&text), (1..=1000).rev().collect::<Vec<_>>());
-        assert_eq!(told(""), [0; 0]);
-        assert_eq!(told("\n"), [0; 0]);
+        assert_eq!(record(&text), (1..=1000).rev().collect::<Vec<_>>());
+        assert_eq!(record(""), [0; 0]);
+        assert_eq!(record("\n"), [0; 0]);
     }
 
     #[test]
     fn what_is_torn_or_contradicts_itself_tells_nothing() {
         let (one, two, three) = (line(1), line(2), line(3));
 
-        assert_eq!(told(&format!("{one}\n{two}\n{}", &three[..200])), [2, 1]);
-        assert_eq!(told(&format!("{one}\n{two}\n{three}")), [2, 1], "its end may be missing");
+        assert_eq!(record(&format!("{one}\n{two}\n{}", &three[..200])), [2, 1]);
+        assert_eq!(record(&format!("{one}\n{two}\n{three}")), [2, 1], "its end may be missing");
         let flipped = three.replace("main@3.0", "main@7.0");
-        assert_eq!(told(&format!("{one}\n{flipped}\n{two}\n")), [2, 1]);
-        assert_eq!(told(&format!("{one}\n{}\n{two}\n", "\0".repeat(9000))), [2, 1]);
-        assert_eq!(told(&three.replace("r-1", "r-2")), [0; 0]);
+        assert_eq!(record(&format!("{one}\n{flipped}\n{two}\n")), [2, 1]);
+        assert_eq!(record(&format!("{one}\n{}\n{two}\n", "\0".repeat(9000))), [2, 1]);
+        assert_eq!(record(&three.replace("r-1", "r-2")), [0; 0]);
     }
 }

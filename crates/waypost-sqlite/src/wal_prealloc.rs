@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::fstatvfs;
 use rustix::process::{Resource, getrlimit};
 
-use crate::crowd::is_shared_by_many;
-use crate::present::Present;
+use crate::file_identity::FileIdentities;
+use crate::group_commit::commits_group;
 use crate::schema::PAGE_BYTES;
 
 /// Bytes of a log before its first frame (<https://www.sqlite.org/fileformat2.html#walformat>).
@@ -48,7 +48,7 @@ pub(crate) type FramesSeen = Arc<AtomicU64>;
 
 /// The preallocated space of a log.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct WalPrealloc {
     frames: FramesSeen,
     /// Frames at the last check of the file; a lower number means that the log restarted, possibly in a
     /// shorter file.
@@ -59,7 +59,7 @@ pub(crate) struct Room {
     is_given_up: bool,
 }
 
-impl Room {
+impl WalPrealloc {
     pub(crate) fn new(frames: FramesSeen) -> Self {
         Self { frames, frames_then: 0, bytes: 0, is_given_up: false }
     }
@@ -69,9 +69,9 @@ impl Room {
     ///
     /// Nothing depends on success: without preallocated space, the commit itself may still find space or
     /// report an error.
-    pub(crate) fn make(&mut self, present: &Present) {
+    pub(crate) fn extend(&mut self, files: &FileIdentities) {
         // A large commit writes many pages, so the inode is a small part of its wait.
-        if self.is_given_up || is_shared_by_many() {
+        if self.is_given_up || commits_group() {
             return;
         }
         let frames = self.frames.load(Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl Room {
         if self.bytes >= needed && frames >= self.frames_then {
             return;
         }
-        let made = match present.open_log() {
+        let made = match files.open_log() {
             Some(log) => lengthen(log, needed, frames.clamp(AHEAD_MIN, AHEAD_MAX)),
             None => Ok(None),
         };
@@ -97,7 +97,7 @@ impl Room {
 /// # Errors
 /// The write failed; the length is unchanged.
 fn lengthen(mut file: File, needed: u64, frames: u64) -> io::Result<Option<u64>> {
-    // The usual query of the length also requests times, which is costly (`present.rs`).
+    // The usual query of the length also requests times, which is costly (`file_identity.rs`).
     let bytes = file.seek(SeekFrom::End(0))?;
     if bytes >= needed {
         return Ok(Some(bytes));

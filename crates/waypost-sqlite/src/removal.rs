@@ -6,12 +6,12 @@ use waypost::store::{Damage, StoreError};
 
 use crate::branch::Branch;
 use crate::counters;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
 use crate::read::View;
 use crate::rows::{Found, RunRow, SEQ_MAX, Want, fetch, key, time_text};
+use crate::tail_check::{Lost, acknowledged};
 use crate::trim::{Freed, add_bytes, bases};
-use crate::witness::{Lost, told};
 
 /// Moves a damaged record to quarantine, byte for byte.
 ///
@@ -29,7 +29,7 @@ pub(crate) fn quarantine(
         .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
         .settled(connection, run)?;
     // Other workers cannot append, so every record of the log is in this snapshot.
-    let lost = Lost::of(View { connection, place }, &damage.run, run, told(place, &damage.run))?;
+    let lost = Lost::of(View { connection, place }, &damage.run, run, acknowledged(place, &damage.run))?;
     let branch = lost.extend(branch);
     let found = match damage.seq {
         seq @ 1.. if seq <= branch.newest => {
@@ -49,7 +49,7 @@ pub(crate) fn quarantine(
              SELECT NULL, ?2, key, ?3, ?4, codec, digest, header, body FROM records WHERE key = ?1",
         )?
         .execute(params![key, run, why, now])
-        .map_err(Fault::from);
+        .map_err(SqliteError::from);
     match moved {
         Ok(1) => {
             free_dependants(connection, place, &damage.run, run, &branch, damage.seq)?;
@@ -77,12 +77,12 @@ fn note(
 ) -> Result<(), Failure> {
     branch.reach(connection, run, seq)?;
     // A record that only the log knows was never counted here.
-    if had_no_row && branch.gone(seq).is_none() {
+    if had_no_row && branch.loss(seq).is_none() {
         connection
             .prepare_cached("UPDATE runs SET checkpoints = max(checkpoints - 1, 0) WHERE id = ?1")?
             .execute([run])?;
         // The number of its bytes is unknown.
-        return counters::mend_bytes(connection, run);
+        return counters::repair_bytes(connection, run);
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 //!
 //! SQLite silently truncates its log at the first frame with a wrong checksum. After a flipped bit, or the
 //! removal of the log, acknowledged commits are lost while the rest is sound. An older copy of the database
-//! has the same effect. The database itself cannot show this, but `events.jsonl` can ([`Told`] argues why it
-//! is never ahead of the disk). For the last moments before a kill, [`recent`](crate::recent) serves instead.
+//! has the same effect. The database itself cannot show this, but `events.jsonl` can ([`LoggedRecords`] argues why it
+//! is never ahead of the disk). For the last moments before a kill, [`ack_journal`](crate::ack_journal) serves instead.
 //!
 //! A lost record is damage, [`Flaw::Missing`]: heads and scans list it, and a run does not continue past it
 //! without a decision. The decision is noted in quarantine, so that its seq is never reused. For a run with
@@ -20,16 +20,16 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
-use waypost::folder::{self, Told};
+use waypost::folder::{self, LoggedRecords};
 use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
 
+use crate::ack_journal;
 use crate::branch::Branch;
-use crate::fault::{Failure, Fault};
+use crate::error::{Failure, SqliteError};
 use crate::open::Place;
 use crate::read::View;
-use crate::recent;
 use crate::rows::key;
 
 /// The flaw of a lost record of an `async` run.
@@ -42,34 +42,34 @@ pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
 }
 
 /// Acknowledged records by the files of a run, newest first.
-pub(crate) struct Testimony {
-    recent: Vec<(BranchPath, u64)>,
-    recent_path: PathBuf,
-    log: Told<'static>,
+pub(crate) struct Acknowledged {
+    journal: Vec<(BranchPath, u64)>,
+    journal_path: PathBuf,
+    log: LoggedRecords<'static>,
 }
 
 /// Reads the last acknowledged records. Call this before the transaction for the comparison.
-pub(crate) fn told(place: &Place, run: &RunId) -> Testimony {
+pub(crate) fn acknowledged(place: &Place, run: &RunId) -> Acknowledged {
     let folder = folder_of(place, run);
-    let recent_path = recent::path_in(&folder);
+    let journal_path = ack_journal::path_in(&folder);
     // In this order: entries leave the tail journal only after their log lines are written.
-    let recent = recent::told(&recent_path, run);
-    Testimony { recent, recent_path, log: Told::newest_first(&RealDisk, &folder, run) }
+    let journal = ack_journal::acknowledged(&journal_path, run);
+    Acknowledged { journal, journal_path, log: LoggedRecords::newest_first(&RealDisk, &folder, run) }
 }
 
 /// Says whether a run has left its log beside the database.
-pub(crate) fn has_told(place: &Place, run: &RunId) -> bool {
-    folder::has_told(&RealDisk, &folder_of(place, run))
+pub(crate) fn has_log(place: &Place, run: &RunId) -> bool {
+    folder::has_log(&RealDisk, &folder_of(place, run))
 }
 
 /// Returns the error for a run without a row: lost if its log exists, else unknown.
-pub(crate) fn no_run(place: &Place, run: &RunId) -> StoreError {
-    if !has_told(place, run) {
+pub(crate) fn missing_run(place: &Place, run: &RunId) -> StoreError {
+    if !has_log(place, run) {
         return StoreError::no_run(&place.name, run);
     }
     let folder = folder_of(place, run);
-    let Testimony { recent, log, .. } = told(place, run);
-    let newest = recent.into_iter().chain(log).find(|(branch, _)| branch.is_main());
+    let Acknowledged { journal, log, .. } = acknowledged(place, run);
+    let newest = journal.into_iter().chain(log).find(|(branch, _)| branch.is_main());
     let damage = Damage {
         run: run.clone(),
         branch: BranchPath::main(),
@@ -86,7 +86,7 @@ fn shown(folder: &Path) -> String {
 
 /// Why records of a branch are lost.
 #[derive(Debug)]
-pub(crate) struct Gone {
+pub(crate) struct Loss {
     flaw: Flaw,
     place: String,
 }
@@ -95,21 +95,26 @@ pub(crate) struct Gone {
 #[derive(Debug, Default)]
 pub(crate) struct Lost {
     newest: BTreeMap<BranchPath, u64>,
-    gone: Option<Arc<Gone>>,
+    loss: Option<Arc<Loss>>,
 }
 
 impl Lost {
     /// Compares acknowledged records with existing records; `id` is the row of the run.
-    pub(crate) fn of(view: View<'_>, run: &RunId, id: i64, told: Testimony) -> Result<Self, Failure> {
-        let Testimony { recent, recent_path, mut log } = told;
+    pub(crate) fn of(
+        view: View<'_>,
+        run: &RunId,
+        id: i64,
+        acknowledged: Acknowledged,
+    ) -> Result<Self, Failure> {
+        let Acknowledged { journal, journal_path, mut log } = acknowledged;
         let mut lost = Self::default();
         let mut kept = BTreeMap::new();
-        for told in recent {
-            lost.miss(view, id, &mut kept, told)?;
+        for acknowledged in journal {
+            lost.add_if_lost(view, id, &mut kept, acknowledged)?;
         }
         let is_recent = !lost.is_empty();
-        for told in log.by_ref() {
-            if lost.miss(view, id, &mut kept, told)? {
+        for acknowledged in log.by_ref() {
+            if lost.add_if_lost(view, id, &mut kept, acknowledged)? {
                 break;
             }
         }
@@ -119,30 +124,30 @@ impl Lost {
                 Durability::Sync => Flaw::Missing,
                 Durability::Async => Flaw::Malformed(NOT_YET_SYNCED.to_owned()),
             };
-            let path = if is_recent { recent_path.as_path() } else { log.path() };
+            let path = if is_recent { journal_path.as_path() } else { log.path() };
             let place = format!("{} tells of it", path.display());
-            lost.gone = Some(Arc::new(Gone { flaw, place }));
+            lost.loss = Some(Arc::new(Loss { flaw, place }));
         }
         Ok(lost)
     }
 
     /// Adds an acknowledged record if it is lost; returns whether it exists.
-    fn miss(
+    fn add_if_lost(
         &mut self,
         view: View<'_>,
         id: i64,
         kept: &mut BTreeMap<BranchPath, Option<(i64, u64)>>,
         (branch, seq): (BranchPath, u64),
     ) -> Result<bool, Failure> {
-        let known = match kept.get(&branch) {
-            Some(known) => *known,
+        let newest = match kept.get(&branch) {
+            Some(newest) => *newest,
             None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
         };
-        match known {
-            Some((id, newest)) if seq <= newest => is_there(view.connection, key(id, seq)),
+        match newest {
+            Some((id, newest)) if seq <= newest => exists(view.connection, key(id, seq)),
             Some(_) => {
-                let told = self.newest.entry(branch).or_default();
-                *told = seq.max(*told);
+                let acknowledged = self.newest.entry(branch).or_default();
+                *acknowledged = seq.max(*acknowledged);
                 Ok(false)
             }
             None => Ok(false),
@@ -156,11 +161,11 @@ impl Lost {
 
     /// Extends a branch to its acknowledged end.
     pub(crate) fn extend(&self, mut branch: Branch) -> Branch {
-        if let Some((told, gone)) = self.newest.get(&branch.path).zip(self.gone.as_ref())
-            && *told > branch.newest
+        if let Some((acknowledged, loss)) = self.newest.get(&branch.path).zip(self.loss.as_ref())
+            && *acknowledged > branch.newest
         {
-            branch.gone = Some((branch.newest, Arc::clone(gone)));
-            branch.newest = *told;
+            branch.loss = Some((branch.newest, Arc::clone(loss)));
+            branch.newest = *acknowledged;
         }
         branch
     }
@@ -174,9 +179,9 @@ fn newest_of(connection: &Connection, run: i64, path: &BranchPath) -> Result<Opt
 }
 
 /// Returns whether a record has a row, possibly on a damaged page.
-fn is_there(connection: &Connection, key: i64) -> Result<bool, Failure> {
+fn exists(connection: &Connection, key: i64) -> Result<bool, Failure> {
     let found = connection.prepare_cached("SELECT 1 FROM records WHERE key = ?1")?.exists([key]);
-    match found.map_err(Fault::from) {
+    match found.map_err(SqliteError::from) {
         Err(fault) if fault.is_corrupt() => Ok(true),
         found => Ok(found?),
     }
@@ -184,8 +189,8 @@ fn is_there(connection: &Connection, key: i64) -> Result<bool, Failure> {
 
 impl Branch {
     /// Returns the flaw and evidence of a lost record, if the log contains it.
-    pub(crate) fn gone(&self, seq: u64) -> Option<(Flaw, String)> {
-        let (above, gone) = self.gone.as_ref()?;
-        (seq > *above).then(|| (gone.flaw.clone(), gone.place.clone()))
+    pub(crate) fn loss(&self, seq: u64) -> Option<(Flaw, String)> {
+        let (above, loss) = self.loss.as_ref()?;
+        (seq > *above).then(|| (loss.flaw.clone(), loss.place.clone()))
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use waypost::id::RunId;
 use waypost::store::StoreError;
 
-use crate::{lease, open, recent, witness};
+use crate::{ack_journal, lease, open, tail_check};
 
 /// The event log of a run, needed to detect lost records.
 const EVENTS_FILE: &str = "events.jsonl";
@@ -24,7 +24,7 @@ const EVENTS_FILE: &str = "events.jsonl";
 ///   files may be gone.
 pub fn clear_files(path: &Path, run: &RunId) -> Result<(), StoreError> {
     let place = open::find(path)?;
-    let folder = witness::folder_of(&place, run);
+    let folder = tail_check::folder_of(&place, run);
     let _lock = lease::take_lock_unnoted(&place, run)?;
     let failed = |source| StoreError::of_write("remove", folder.display().to_string(), source);
     let entries = match fs::read_dir(&folder) {
@@ -34,7 +34,7 @@ pub fn clear_files(path: &Path, run: &RunId) -> Result<(), StoreError> {
     for entry in entries {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
-        if path == folder.join(EVENTS_FILE) || path == recent::path_in(&folder) {
+        if path == folder.join(EVENTS_FILE) || path == ack_journal::path_in(&folder) {
             continue;
         }
         let removed = match entry.file_type().map_err(failed)?.is_dir() {
