@@ -8,7 +8,10 @@ use std::path::Path;
 use waypost::id::RunId;
 use waypost::store::StoreError;
 
-use crate::{ack_journal, lease, open, tail_check};
+use crate::database::open;
+use crate::tables::ack_journal;
+use crate::tables::lease;
+use crate::tables::tail_check;
 
 /// The event log of a run, needed to detect lost records.
 const EVENTS_FILE: &str = "events.jsonl";

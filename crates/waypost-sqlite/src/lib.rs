@@ -9,61 +9,37 @@
 //!   .waypost/runs/RUN/        events.jsonl, report.md, logs/               derived, or not synced
 //! ```
 //!
-//! Module map:
+//! Rooms, each of which uses only the rooms before it:
 //!
-//! - `open`, `schema`: open, create, check and upgrade the file; `folder` names its folder.
-//! - `commit`: the write path with group commit; `file_identity` checks that the files still exist.
-//! - `append`, `lease`, `trim`, `removal`: the write operations, each a single transaction. `shrink` returns
-//!   pages to the file system, and `free_space` frees space on a full disk.
-//! - `encode`, `frame`, `delta`, `header`: the compact stored form of a record. `compression` has the compression,
-//!   `delta_cache` caches delta bases, and `decode` decodes bodies.
-//! - `rows`, `branch`, `read`, `runs`: verified reads.
-//! - `tail_check`, `counters`, `inspect`: detection of lost or contradictory data.
+//! - `codec`: the compact stored form of a record, and the cache of delta bases.
+//! - `database`: the file, its connections, schema and errors.
+//! - `tables`: verified reads, leases, and the detection of lost or contradictory rows.
+//! - `write`: group commit, appends, pruning and removal.
 //! - `projector`: writes events and report off the commit path.
-//! - `error`: maps SQLite errors to store errors.
+//! - `store`: the operations of the trait. `free_space` removes files of a run on a full disk.
 //!
 //! The crate knows SQL and the file system. It makes no decisions about runs and never reads a state.
 
-mod ack_journal;
-mod append;
-mod branch;
-mod commit;
-mod commit_order;
-mod compression;
-mod counters;
-mod decode;
-mod delta;
-mod delta_cache;
-mod encode;
-mod error;
-mod file_identity;
-mod folder;
-mod frame;
+mod codec;
+mod database;
 mod free_space;
-mod group_commit;
-mod header;
-mod heads;
-mod inspect;
-mod lease;
-mod open;
 mod projector;
-mod read;
-mod removal;
-mod rows;
-mod run_copies;
-mod runs;
-mod schema;
-mod shrink;
 mod store;
-mod tail_check;
-mod trim;
-mod wal_prealloc;
+mod tables;
+mod write;
 
-pub use folder::{folder_of, ignored_by_git};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use database::folder::{folder_of, ignored_by_git};
+pub use database::open::SqliteOptions;
+pub use database::schema::schema_of;
 pub use free_space::clear_files;
-pub use open::SqliteOptions;
-pub use schema::schema_of;
 pub use store::SqliteStore;
 
 /// The schema version that this crate writes; older versions are readable.
-pub const SCHEMA_VERSION: u32 = schema::VERSION;
+pub const SCHEMA_VERSION: u32 = database::schema::VERSION;
+
+/// Locks a mutex, even after a panic: the guarded data is consistent between statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

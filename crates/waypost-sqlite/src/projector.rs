@@ -27,8 +27,8 @@ use waypost::id::RunId;
 use waypost::record::Record;
 use waypost::store::Batch;
 
-use crate::ack_journal::AckJournal;
-use crate::commit::lock;
+use crate::lock;
+use crate::tables::ack_journal::AckJournal;
 
 /// How long commits gather before they are written; a reader does not notice the delay. A kill leaves this
 /// much to add at the next resume.

@@ -9,9 +9,9 @@ use waypost::record::Durability;
 use waypost::store::StoreError;
 
 use super::SqliteStore;
-use crate::removal;
-use crate::rows::RunRow;
-use crate::shrink::Shrink;
+use crate::database::heads::RunRow;
+use crate::database::shrink::Shrink;
+use crate::write::removal;
 
 impl SqliteStore {
     pub(super) async fn delete_run(&self, run: &RunId) -> Result<(), StoreError> {
