@@ -92,8 +92,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-cli", Kind::CyclicRoom, 23),
     ("crates/waypost-cli", Kind::Entry, 35),
     ("crates/waypost-evidence", Kind::SharedName, 3),
-    ("crates/waypost-evidence", Kind::CyclicRoom, 3),
-    ("crates/waypost-evidence", Kind::Entry, 25),
     ("crates/waypost-import", Kind::SharedName, 1),
     ("crates/waypost-import", Kind::CyclicRoom, 5),
     ("crates/waypost-import", Kind::Entry, 18),

@@ -11,8 +11,9 @@ use tokio::net::UnixStream;
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::{Claim, Verdict};
 
-use crate::exchange::{self, Question};
-use crate::{check, fits};
+use crate::check;
+use crate::fits;
+use crate::network::http_client::{self, HttpRequest};
 
 /// Recorded kind of claims about containers.
 pub const CONTAINER_RUNNING: &str = "container_running";
@@ -83,7 +84,7 @@ fn sockets(
 }
 
 /// The answer of an engine.
-enum Said {
+enum Inspection {
     /// The inspection result of the container.
     Known(Value),
     /// The engine has no container with the name.
@@ -129,9 +130,9 @@ impl ContainerProbe {
             };
             for socket in sockets {
                 match ask(socket, is_named, name).await {
-                    Ok(Said::Known(found)) => return Ok(found),
-                    Ok(Said::None) => is_there = true,
-                    Ok(Said::NoEngine) => {}
+                    Ok(Inspection::Known(found)) => return Ok(found),
+                    Ok(Inspection::None) => is_there = true,
+                    Ok(Inspection::NoEngine) => {}
                     Err(finding) => silent = Some(finding),
                 }
             }
@@ -146,10 +147,10 @@ impl ContainerProbe {
     }
 }
 
-async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding> {
+async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Inspection, Finding> {
     let is_missing = |error: io::Error| error.kind() == ErrorKind::NotFound;
     if !is_named && std::fs::symlink_metadata(socket).is_err_and(is_missing) {
-        return Ok(Said::NoEngine);
+        return Ok(Inspection::NoEngine);
     }
     // A socket without a listener: the engine was stopped, but its containers may still exist.
     let stream = UnixStream::connect(socket).await.map_err(|error| {
@@ -160,19 +161,20 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding>
         }
     })?;
     let path = format!("/containers/{name}/json");
-    let question = Question { method: Method::GET, host: "localhost", path: &path, wants_body: true };
-    let answer = exchange::ask(stream, question).await.map_err(|finding| match finding.verdict() {
-        // A server that does not speak HTTP is not an engine, so the container's state stays unknown.
-        Verdict::Failed => Finding::unknown(format!("no engine answers at {}", socket.display())),
-        _ => finding,
-    })?;
+    let request_spec = HttpRequest { method: Method::GET, host: "localhost", path: &path, wants_body: true };
+    let answer =
+        http_client::send(stream, request_spec).await.map_err(|finding| match finding.verdict() {
+            // A server that does not speak HTTP is not an engine, so the container's state stays unknown.
+            Verdict::Failed => Finding::unknown(format!("no engine answers at {}", socket.display())),
+            _ => finding,
+        })?;
     match answer.status {
         StatusCode::OK => {
             let found: Value = serde_json::from_slice(&answer.body)
-                .map_err(|error| strange(&format!("it says no JSON: {error}")))?;
-            Ok(if is_called(&found, name)? { Said::Known(found) } else { Said::None })
+                .map_err(|error| unexpected(&format!("it says no JSON: {error}")))?;
+            Ok(if is_called(&found, name)? { Inspection::Known(found) } else { Inspection::None })
         }
-        StatusCode::NOT_FOUND => Ok(Said::None),
+        StatusCode::NOT_FOUND => Ok(Inspection::None),
         status => Err(Finding::unknown_yet(format!("the engine gives no answer: {status}"))),
     }
 }
@@ -182,7 +184,7 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Said, Finding>
 fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
     let text = |key: &str| found[key].as_str().map(|text| text.strip_prefix('/').unwrap_or(text));
     match (text("Name"), text("Id")) {
-        (None, None) => Err(strange("it does not say which container it is about")),
+        (None, None) => Err(unexpected("it does not say which container it is about")),
         (own, id) => {
             let is_short = name.len() >= SHORT_ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
             let fits = |id: &str| id == name || is_short && id.starts_with(name);
@@ -191,7 +193,7 @@ fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
     }
 }
 
-fn strange(why: &str) -> Finding {
+fn unexpected(why: &str) -> Finding {
     Finding::unknown(format!("what the engine answers is not understood: {why}"))
 }
 
@@ -219,12 +221,12 @@ impl Probe for ContainerProbe {
     }
 
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        let looked = async {
-            let wanted = Wanted::read(&claim.expect)?;
+        let query_finding = async {
+            let wanted = ContainerExpectation::read(&claim.expect)?;
             check_container(&claim.subject).map_err(Finding::failed)?;
-            wanted.judged(&self.inspect(&claim.subject, wanted.engine).await?)
+            wanted.compared_finding(&self.inspect(&claim.subject, wanted.engine).await?)
         };
-        looked.await.unwrap_or_else(|finding| finding)
+        query_finding.await.unwrap_or_else(|finding| finding)
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
@@ -246,14 +248,14 @@ pub fn check_container(name: &str) -> Result<(), String> {
 }
 
 #[derive(Debug)]
-struct Wanted<'a> {
+struct ContainerExpectation<'a> {
     running: bool,
     healthy: Option<bool>,
     image: Option<&'a Value>,
     engine: &'a str,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> ContainerExpectation<'a> {
     fn read(expect: &'a Value) -> Result<Self, Finding> {
         let mut wanted = Self { running: true, healthy: None, image: None, engine: "auto" };
         let expect = match expect {
@@ -289,10 +291,11 @@ impl<'a> Wanted<'a> {
     }
 
     /// Compares the expectations with the inspection result of an engine.
-    fn judged(&self, known: &Value) -> Result<Finding, Finding> {
+    fn compared_finding(&self, known: &Value) -> Result<Finding, Finding> {
         let state = &known["State"];
         let truth = |name: &str| state[name].as_bool().unwrap_or_default();
-        let running = state["Running"].as_bool().ok_or_else(|| strange("it does not say whether it runs"))?;
+        let running =
+            state["Running"].as_bool().ok_or_else(|| unexpected("it does not say whether it runs"))?;
         // A paused or restarting container does not count as running.
         let running = running && !truth("Paused") && !truth("Restarting");
         let mut found = Map::from_iter([("running".to_owned(), running.into())]);
@@ -330,7 +333,7 @@ impl<'a> Wanted<'a> {
                 names.into_iter().find(|name| name.is_string()).unwrap_or(&Value::Null)
             };
             if !name.is_string() {
-                return Err(strange("it does not say of which image it is"));
+                return Err(unexpected("it does not say of which image it is"));
             }
             let fits = fits(wanted, name).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
             holds &= fits;

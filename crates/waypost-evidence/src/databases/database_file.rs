@@ -24,17 +24,17 @@ pub(crate) struct DatabaseFile {
     pub(crate) connection: Connection,
     spot: Spot,
     /// The file's state at open, if it was opened as immutable.
-    closed: Option<Look>,
+    closed: Option<Snapshot>,
 }
 
 /// File properties that change with every write to the database.
 #[derive(Debug, PartialEq, Eq)]
-struct Look {
+struct Snapshot {
     file: (u64, u64, i64, i64),
     log_bytes: u64,
 }
 
-impl Look {
+impl Snapshot {
     fn at(spot: &Spot) -> io::Result<Self> {
         let file = spot.open()?.metadata()?;
         let log_bytes = spot.bytes_beside("-wal")?.unwrap_or_default();
@@ -53,10 +53,10 @@ impl DatabaseFile {
         let (is_logged, is_empty) = read_header(&spot).map_err(unclear)?;
         let (closed, parameters) = match log_bytes {
             None if !is_logged => (None, ""),
-            None => (Some(Look::at(&spot).map_err(unclear)?), "?immutable=1"),
-            Some(0) if !has_index => (Some(Look::at(&spot).map_err(unclear)?), "?immutable=1"),
+            None => (Some(Snapshot::at(&spot).map_err(unclear)?), "?immutable=1"),
+            Some(0) if !has_index => (Some(Snapshot::at(&spot).map_err(unclear)?), "?immutable=1"),
             Some(_) if has_index && !is_empty => (None, "?readonly_shm=1"),
-            Some(_) => return Err(left_behind(spot.path(), "-wal", "takes that in")),
+            Some(_) => return Err(unfinished_write(spot.path(), "-wal", "takes that in")),
         };
         // The path contains no link now; a link created later is not followed.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
@@ -78,7 +78,7 @@ impl DatabaseFile {
             return Some(swapped());
         }
         let has_changed =
-            self.closed.as_ref().is_some_and(|before| Look::at(&self.spot).ok().as_ref() != Some(before));
+            self.closed.as_ref().is_some_and(|before| Snapshot::at(&self.spot).ok().as_ref() != Some(before));
         has_changed.then(|| Finding::unknown_yet("it was written to while it was read"))
     }
 
@@ -93,7 +93,7 @@ fn swapped() -> Finding {
 }
 
 /// Returns a finding about the sidecar file of an interrupted or exclusive writer.
-pub(crate) fn left_behind(path: &Path, what: &str, does: &str) -> Finding {
+pub(crate) fn unfinished_write(path: &Path, what: &str, does: &str) -> Finding {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, rest) = (name(path), name(&beside(path, what)));
     Finding::unknown(format!(

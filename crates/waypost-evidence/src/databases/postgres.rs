@@ -18,10 +18,12 @@ use tokio_postgres::{Client, Error, NoTls, Row};
 use waypost::evidence::{Cost, Finding, Limits, Probe, Site};
 use waypost::record::Claim;
 
-use crate::decimal::{Decimal, is_plain};
-use crate::login::{Login, Variables, is_here};
-use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
-use crate::tls::ForPostgres;
+use crate::databases::pg_config::{PgConfig, PgVariables, is_here};
+use crate::databases::rows::{
+    self, DB_ROW, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
+};
+use crate::expectations::decimal::{Decimal, is_plain};
+use crate::network::tls::ForPostgres;
 
 /// Default connect timeout.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -55,19 +57,19 @@ const READING: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 /// minimal permissions.
 #[derive(Debug, Clone, Default)]
 pub struct PostgresProbe {
-    variables: Variables,
+    variables: PgVariables,
 }
 
 impl PostgresProbe {
     /// Returns a probe that reads these variables instead of the process environment.
     pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { variables: Variables::Given(variables.into_iter().collect()) }
+        Self { variables: PgVariables::Given(variables.into_iter().collect()) }
     }
 
-    async fn looked(&self, claim: &Claim) -> Result<Finding, Finding> {
-        let wanted = Wanted::read(&claim.expect)?;
+    async fn query_finding(&self, claim: &Claim) -> Result<Finding, Finding> {
+        let wanted = RowExpectation::read(&claim.expect)?;
         let (subject, variables) = (claim.subject.clone(), self.variables.clone());
-        let login = tokio::task::spawn_blocking(move || Login::of(&subject, &variables)).await;
+        let login = tokio::task::spawn_blocking(move || PgConfig::of(&subject, &variables)).await;
         let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was cut short")))?;
         let (client, connection) = connect(login).await?;
         let time = claim.terms.timeout_ms.map_or(Limits::default().claim, Duration::from_millis);
@@ -77,7 +79,7 @@ impl PostgresProbe {
             pending::<Infallible>().await
         };
         tokio::select! {
-            looked = looked(&client, &wanted, time) => looked,
+            query_finding = query_finding(&client, &wanted, time) => query_finding,
             never = drive => match never {},
         }
     }
@@ -107,7 +109,7 @@ impl Probe for PostgresProbe {
     }
 
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        self.looked(claim).await.unwrap_or_else(|finding| finding)
+        self.query_finding(claim).await.unwrap_or_else(|finding| finding)
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
@@ -118,9 +120,9 @@ impl Probe for PostgresProbe {
 /// A future that drives a connection until its end.
 type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-async fn connect(login: Login) -> Result<(Client, Driver), Finding> {
+async fn connect(login: PgConfig) -> Result<(Client, Driver), Finding> {
     let is_plain = login.is_plain();
-    let Login { mut config, note } = login;
+    let PgConfig { mut config, note } = login;
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT);
     }
@@ -135,22 +137,22 @@ async fn connect(login: Login) -> Result<(Client, Driver), Finding> {
     connected.map_err(|error| {
         let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
         match error.code() {
-            Some(&SqlState::INVALID_CATALOG_NAME) => Finding::failed(told(&error)),
-            Some(code) if !is_passing(code) => {
-                Finding::unknown(format!("the server refuses the login: {}{note}", told(&error)))
+            Some(&SqlState::INVALID_CATALOG_NAME) => Finding::failed(error_text(&error)),
+            Some(code) if !is_transient(code) => {
+                Finding::unknown(format!("the server refuses the login: {}{note}", error_text(&error)))
             }
-            Some(_) => Finding::unknown_yet(format!("the server gives no answer: {}", told(&error))),
+            Some(_) => Finding::unknown_yet(format!("the server gives no answer: {}", error_text(&error))),
             // A missing password or missing TLS support also has no SQLSTATE.
             None if std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>()) => {
-                Finding::unknown_yet(format!("the server cannot be reached: {}", told(&error)))
+                Finding::unknown_yet(format!("the server cannot be reached: {}", error_text(&error)))
             }
-            None => Finding::unknown(format!("cannot connect: {}{note}", told(&error))),
+            None => Finding::unknown(format!("cannot connect: {}{note}", error_text(&error))),
         }
     })
 }
 
 /// Returns the message of the server, or the chain of causes.
-fn told(error: &Error) -> String {
+fn error_text(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return error.message().to_owned();
     }
@@ -164,29 +166,29 @@ fn told(error: &Error) -> String {
 }
 
 /// Returns whether an SQLSTATE is transient.
-fn is_passing(code: &SqlState) -> bool {
+fn is_transient(code: &SqlState) -> bool {
     let code = code.code();
     ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class))
 }
 
 /// A finding that ends a check early.
-struct Ended(Finding);
+struct PgQueryError(Finding);
 
-impl From<Finding> for Ended {
+impl From<Finding> for PgQueryError {
     fn from(finding: Finding) -> Self {
         Self(finding)
     }
 }
 
-impl From<Error> for Ended {
+impl From<Error> for PgQueryError {
     fn from(error: Error) -> Self {
-        let what = told(&error);
+        let what = error_text(&error);
         Self(match error.code() {
             Some(&SqlState::QUERY_CANCELED) => Finding::unknown(format!("it takes too long: {what}")),
             Some(&SqlState::READ_ONLY_SQL_TRANSACTION | &SqlState::FEATURE_NOT_SUPPORTED) => {
                 rows::not_reading().because(format!("the `query` does not only read: {what}"))
             }
-            Some(code) if is_passing(code) => {
+            Some(code) if is_transient(code) => {
                 Finding::unknown_yet(format!("the server gives no answer: {what}"))
             }
             // The claim names an unknown object, or types that cannot be compared.
@@ -204,8 +206,8 @@ impl From<Error> for Ended {
     }
 }
 
-async fn looked(client: &Client, wanted: &Wanted, time: Duration) -> Result<Finding, Finding> {
-    let looked = async {
+async fn query_finding(client: &Client, wanted: &RowExpectation, time: Duration) -> Result<Finding, Finding> {
+    let query_finding = async {
         // The server cancels the statement when the check's time is over.
         let time_ms = time.as_millis().clamp(1, 86_400_000);
         // The server must report rows hidden by row security instead of omitting them.
@@ -214,18 +216,18 @@ async fn looked(client: &Client, wanted: &Wanted, time: Duration) -> Result<Find
         );
         client.batch_execute(&begin).await?;
         match wanted {
-            Wanted::Query { text, equals } => asked(client, text, equals).await,
-            Wanted::Rows(rows) => {
-                let types = in_catalog(client, rows).await?;
-                Ok(rows.judged(&rows_of(client, rows, &types).await?)?)
+            RowExpectation::Query { text, equals } => query_value(client, text, equals).await,
+            RowExpectation::Rows(rows) => {
+                let types = look_up_types(client, rows).await?;
+                Ok(rows.compared_finding(&rows_of(client, rows, &types).await?)?)
             }
         }
     };
-    looked.await.map_err(|Ended(finding)| finding)
+    query_finding.await.map_err(|PgQueryError(finding)| finding)
 }
 
 /// Runs a query as a subquery, which only a reading query can be, and compares its first value.
-async fn asked(client: &Client, text: &str, equals: &Value) -> Result<Finding, Ended> {
+async fn query_value(client: &Client, text: &str, equals: &Value) -> Result<Finding, PgQueryError> {
     check_query(text).map_err(|_| rows::not_reading())?;
     let text = text.trim().trim_end_matches(';');
     // The line break ends a trailing comment in the query.
@@ -236,7 +238,7 @@ async fn asked(client: &Client, text: &str, equals: &Value) -> Result<Finding, E
         return Err(Finding::failed("the `query` has parameters, and nothing is bound to them").into());
     }
     let Some(row) = client.query_opt(&statement, &[]).await? else { return Err(rows::no_row().into()) };
-    Ok(rows::judged(equals, &value_of(&row, 0)?.0)?)
+    Ok(rows::compared_finding(equals, &value_of(&row, 0)?.0)?)
 }
 
 /// Checks that a query starts like a read-only query.
@@ -269,7 +271,7 @@ struct Types {
 }
 
 /// Looks up a table and its columns in the catalog.
-async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
+async fn look_up_types(client: &Client, rows: &TableExpectation) -> Result<Types, PgQueryError> {
     let (schema, name) = rows.table.split_once('.').unwrap_or_default();
     let text = "SELECT n.nspname::text, c.relname::text, c.oid \
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
@@ -298,7 +300,11 @@ async fn in_catalog(client: &Client, rows: &Rows) -> Result<Types, Ended> {
 }
 
 /// Reads the compared columns of the selected rows.
-async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, Ended> {
+async fn rows_of(
+    client: &Client,
+    rows: &TableExpectation,
+    types: &Types,
+) -> Result<SelectedRows, PgQueryError> {
     let (mut conditions, mut bound) = (Vec::new(), Vec::new());
     for (name, value) in &rows.keys {
         let Some(text) = text_of(value) else {
@@ -322,11 +328,11 @@ async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, E
     if columns.is_empty() {
         let text = format!("SELECT count(*) FROM {table}{condition}");
         let count: i64 = client.query_one(&text, &bound).await?.try_get(0)?;
-        return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
+        return Ok(SelectedRows::Count(u64::try_from(count).unwrap_or_default()));
     }
     let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut found = std::pin::pin!(client.query_raw(&text, bound).await?);
-    let mut gathered = Gathered::default();
+    let mut gathered = ReadRows::default();
     while let Some(row) = found.try_next().await? {
         let (mut values, mut bytes) = (Vec::new(), 0);
         for at in 0..columns.len() {
@@ -336,7 +342,7 @@ async fn rows_of(client: &Client, rows: &Rows, types: &Types) -> Result<Found, E
         }
         gathered.push(values, bytes)?;
     }
-    Ok(Found::Rows(gathered))
+    Ok(SelectedRows::Rows(gathered))
 }
 
 /// Returns whether a text is a number in a non-canonical spelling, which fits no number. The server would
@@ -355,7 +361,7 @@ fn text_of(value: &Value) -> Option<String> {
 }
 
 /// Parses a value that the server formatted as JSON; returns the value and its length in bytes.
-fn value_of(row: &Row, at: usize) -> Result<(Value, usize), Ended> {
+fn value_of(row: &Row, at: usize) -> Result<(Value, usize), PgQueryError> {
     let Some(text) = row.try_get::<_, Option<&str>>(at)? else { return Ok((Value::Null, 4)) };
     if text.len() > ROWS_BYTES_MAX {
         return Err(rows::too_long().into());

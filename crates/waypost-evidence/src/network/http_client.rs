@@ -16,7 +16,7 @@ pub(crate) const BODY_BYTES_MAX: usize = 8 << 20;
 
 /// An HTTP request.
 #[derive(Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct HttpRequest<'a> {
     pub(crate) method: Method,
     pub(crate) host: &'a str,
     pub(crate) path: &'a str,
@@ -26,7 +26,7 @@ pub(crate) struct Question<'a> {
 
 /// An HTTP response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     /// Empty unless the request wants the body.
@@ -36,16 +36,17 @@ pub(crate) struct Answer {
 /// Sends a request over `stream`, returns the answer and closes the connection.
 ///
 /// The request carries only what the claim names: it has neither cookies nor credentials.
-pub(crate) async fn ask<S>(stream: S, question: Question<'_>) -> Result<Answer, Finding>
+pub(crate) async fn send<S>(stream: S, request_spec: HttpRequest<'_>) -> Result<HttpResponse, Finding>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| said_of(&error))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| error_finding(&error))?;
     let request = Request::builder()
-        .method(question.method)
-        .uri(question.path)
-        .header(HOST, question.host)
+        .method(request_spec.method)
+        .uri(request_spec.path)
+        .header(HOST, request_spec.host)
         .header(USER_AGENT, concat!("waypost/", env!("CARGO_PKG_VERSION")))
         .header(ACCEPT, "*/*")
         .header(ACCEPT_ENCODING, "identity")
@@ -53,8 +54,8 @@ where
         .body(Empty::<Bytes>::new())
         .map_err(|error| Finding::failed(format!("it cannot be asked for: {error}")))?;
     let exchange = async {
-        let response = sender.send_request(request).await.map_err(|error| said_of(&error))?;
-        answer(response, question.wants_body).await
+        let response = sender.send_request(request).await.map_err(|error| error_finding(&error))?;
+        answer(response, request_spec.wants_body).await
     };
     // The connection is polled with the exchange and dropped with it.
     let drive = async {
@@ -67,7 +68,7 @@ where
     }
 }
 
-async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer, Finding> {
+async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<HttpResponse, Finding> {
     let (parts, mut incoming) = response.into_parts();
     let mut body = Vec::new();
     if wants_body {
@@ -79,7 +80,7 @@ async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer
             )));
         }
         while let Some(frame) = incoming.frame().await {
-            let frame = frame.map_err(|error| said_of(&error))?;
+            let frame = frame.map_err(|error| error_finding(&error))?;
             let Ok(data) = frame.into_data() else { continue };
             if body.len() + data.len() > BODY_BYTES_MAX {
                 return Err(Finding::unknown(format!(
@@ -90,11 +91,11 @@ async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<Answer
             body.extend_from_slice(&data);
         }
     }
-    Ok(Answer { status: parts.status, headers: parts.headers, body })
+    Ok(HttpResponse { status: parts.status, headers: parts.headers, body })
 }
 
 /// Returns the finding for a protocol error or a broken connection.
-fn said_of(error: &hyper::Error) -> Finding {
+fn error_finding(error: &hyper::Error) -> Finding {
     if error.is_parse() {
         // hyper reports this case to clients only as text.
         if error.to_string().contains("too large") {

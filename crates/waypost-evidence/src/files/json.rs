@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
 use waypost::record::Claim;
 
+use crate::expectations::observed::recorded;
 use crate::fits;
-use crate::found::kept;
 
 /// Recorded kind of claims about a value in a JSON file.
 pub const JSON_VALUE: &str = "json_value";
@@ -69,9 +69,9 @@ impl Probe for JsonProbe {
             Err(why) => return Finding::failed(why),
         };
         match fits(wanted, found) {
-            Ok(true) => Finding::ok(kept(found)),
+            Ok(true) => Finding::ok(recorded(found)),
             Ok(false) if found.is_null() => Finding::differs(Value::Null).because("it is null"),
-            Ok(false) => Finding::differs(kept(found)),
+            Ok(false) => Finding::differs(recorded(found)),
             Err(error) => Finding::failed(error.to_string()),
         }
     }

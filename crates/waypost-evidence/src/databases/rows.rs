@@ -5,11 +5,15 @@ use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
-use crate::found::kept;
-use crate::login::is_postgres;
-use crate::postgres::PostgresProbe;
-use crate::sqlite::SqliteProbe;
-use crate::{InvalidExpectation, check, check_count, fits, sign_of};
+use crate::InvalidExpectation;
+use crate::check;
+use crate::check_count;
+use crate::databases::pg_config::is_postgres;
+use crate::databases::postgres::PostgresProbe;
+use crate::databases::sqlite::SqliteProbe;
+use crate::expectations::observed::recorded;
+use crate::fits;
+use crate::sign_of;
 
 /// Recorded kind of claims about rows.
 pub const DB_ROW: &str = "db_row";
@@ -68,14 +72,14 @@ impl Probe for RowProbe {
 
 /// The parsed expectation of a claim.
 #[derive(Debug)]
-pub(crate) enum Wanted {
-    Rows(Box<Rows>),
+pub(crate) enum RowExpectation {
+    Rows(Box<TableExpectation>),
     Query { text: String, equals: Value },
 }
 
 /// Expectations of the rows of a table.
 #[derive(Debug)]
-pub(crate) struct Rows {
+pub(crate) struct TableExpectation {
     pub(crate) table: String,
     /// `where` entries with a plain value: the SQL statement selects by them.
     pub(crate) keys: Map<String, Value>,
@@ -87,21 +91,21 @@ pub(crate) struct Rows {
 
 /// The selected rows of a table.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum SelectedRows {
     /// The number of rows; the claim expects no values.
     Count(u64),
     /// The values in the [columns that are read](Rows::read).
-    Rows(Gathered),
+    Rows(ReadRows),
 }
 
 /// Rows read so far, within the limits.
 #[derive(Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct ReadRows {
     rows: Vec<Vec<Value>>,
     bytes: usize,
 }
 
-impl Gathered {
+impl ReadRows {
     /// Adds a row whose values have `bytes` bytes, or returns a finding if a limit is exceeded.
     pub(crate) fn push(&mut self, row: Vec<Value>, bytes: usize) -> Result<(), Finding> {
         self.bytes += bytes;
@@ -120,7 +124,7 @@ pub(crate) fn too_long() -> Finding {
     Finding::unknown(format!("what it gives is longer than {} MiB", ROWS_BYTES_MAX >> 20))
 }
 
-impl Wanted {
+impl RowExpectation {
     pub(crate) fn read(expect: &Value) -> Result<Self, Finding> {
         let failed = |why: &str| Err(Finding::failed(why));
         let Value::Object(expect) = expect else { return failed("no row is expected") };
@@ -143,7 +147,7 @@ impl Wanted {
             (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
                 let (conditions, keys) =
                     map("where")?.into_iter().partition(|(_, value)| is_condition(value));
-                let rows = Rows {
+                let rows = TableExpectation {
                     table: table.clone(),
                     keys,
                     conditions,
@@ -161,7 +165,7 @@ impl Wanted {
     }
 }
 
-impl Rows {
+impl TableExpectation {
     fn checked(self) -> Result<Self, Finding> {
         for (key, map) in [("where", &self.conditions), ("values", &self.values)] {
             for (name, value) in map {
@@ -188,13 +192,13 @@ impl Rows {
     }
 
     /// Returns the finding for the selected rows.
-    pub(crate) fn judged(&self, found: &Found) -> Result<Finding, Finding> {
+    pub(crate) fn compared_finding(&self, found: &SelectedRows) -> Result<Finding, Finding> {
         let mut meant = 0_usize;
         // Without a match, the finding shows the row with the most matching values.
         let mut nearest: Option<(usize, &[Value])> = None;
         let number = match found {
-            Found::Count(count) => *count,
-            Found::Rows(gathered) => {
+            SelectedRows::Count(count) => *count,
+            SelectedRows::Rows(gathered) => {
                 let mut number = 0;
                 for row in &gathered.rows {
                     let (keys, values) = row.split_at(self.conditions.len());
@@ -217,7 +221,7 @@ impl Rows {
         let nearest = nearest.filter(|_| self.count.is_none() && !self.values.is_empty());
         let found = match nearest {
             Some((_, nearest)) => {
-                let columns = self.values.keys().cloned().zip(nearest.iter().map(kept));
+                let columns = self.values.keys().cloned().zip(nearest.iter().map(recorded));
                 json!({ "rows": meant, "values": columns.collect::<Map<_, _>>() })
             }
             None => json!({ "rows": number }),
@@ -281,8 +285,12 @@ fn but(known: &[String]) -> String {
 }
 
 /// Returns the finding for the first value of a query.
-pub(crate) fn judged(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
-    Ok(if compared(wanted, found)? { Finding::ok(kept(found)) } else { Finding::differs(kept(found)) })
+pub(crate) fn compared_finding(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
+    Ok(if compared(wanted, found)? {
+        Finding::ok(recorded(found))
+    } else {
+        Finding::differs(recorded(found))
+    })
 }
 
 fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {

@@ -7,11 +7,15 @@ use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
-use crate::exchange::{self, Answer, Question};
-use crate::found::kept;
-use crate::json::{at, read_json};
-use crate::url::Url;
-use crate::{InvalidExpectation, check, check_path, fits, tls};
+use crate::InvalidExpectation;
+use crate::check;
+use crate::check_path;
+use crate::expectations::observed::recorded;
+use crate::files::json::{at, read_json};
+use crate::fits;
+use crate::network::http_client::{self, HttpRequest, HttpResponse};
+use crate::network::tls;
+use crate::network::url::Url;
 
 /// Recorded kind of claims about HTTP answers.
 pub const API_RESPONSE: &str = "api_response";
@@ -72,12 +76,12 @@ impl Probe for HttpProbe {
     }
 
     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        let asked = async {
-            let wanted = Wanted::read(&claim.expect)?;
+        let follow_redirects = async {
+            let wanted = HttpExpectation::read(&claim.expect)?;
             let url = Url::read(&claim.subject).map_err(Finding::failed)?;
-            asked(&wanted, url).await
+            follow_redirects(&wanted, url).await
         };
-        asked.await.unwrap_or_else(|finding| finding)
+        follow_redirects.await.unwrap_or_else(|finding| finding)
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
@@ -87,7 +91,7 @@ impl Probe for HttpProbe {
 
 /// The parsed expectation of a claim.
 #[derive(Debug)]
-struct Wanted {
+struct HttpExpectation {
     method: Method,
     status: Option<Value>,
     headers: Map<String, Value>,
@@ -98,7 +102,7 @@ struct Wanted {
     may_be_private: bool,
 }
 
-impl Wanted {
+impl HttpExpectation {
     fn read(expect: &Value) -> Result<Self, Finding> {
         let nothing = Map::new();
         let expect = match expect {
@@ -163,7 +167,7 @@ impl Wanted {
     }
 
     /// Returns the finding for an answer.
-    fn judged(&self, answer: &Answer) -> Result<Finding, Finding> {
+    fn compared_finding(&self, answer: &HttpResponse) -> Result<Finding, Finding> {
         let status = answer.status;
         let takes_status = self.takes(status)?;
         if !takes_status && NO_ANSWER.contains(&status) {
@@ -181,7 +185,7 @@ impl Wanted {
             for (name, wanted) in &self.headers {
                 let value = header(answer, name);
                 holds &= compared(&format!("headers.{name}"), wanted, &value)?;
-                headers.insert(name.clone(), kept(&value));
+                headers.insert(name.clone(), recorded(&value));
             }
             found.insert("headers".to_owned(), headers.into());
         }
@@ -189,7 +193,7 @@ impl Wanted {
         if let Some(wanted) = &self.body {
             let body = Value::from(text.trim_end_matches(['\r', '\n']));
             holds &= compared("body", wanted, &body)?;
-            found.insert("body".to_owned(), kept(&body));
+            found.insert("body".to_owned(), recorded(&body));
         }
         if !self.contains.iter().all(|part| text.contains(part)) {
             holds = false;
@@ -204,7 +208,7 @@ impl Wanted {
             match at(&body, path).map_err(Finding::failed)? {
                 Some(value) => {
                     holds &= compared(&format!("json.{path}"), wanted, value)?;
-                    values.insert(path.clone(), kept(value));
+                    values.insert(path.clone(), recorded(value));
                 }
                 None => missing.push(format!("`{path}`")),
             }
@@ -260,7 +264,7 @@ fn texts(wanted: Option<&Value>) -> Result<Vec<String>, Finding> {
 }
 
 /// Returns the value of a header, with repeated values joined; null if the header is absent.
-fn header(answer: &Answer, name: &str) -> Value {
+fn header(answer: &HttpResponse, name: &str) -> Value {
     let values: Vec<_> = answer
         .headers
         .get_all(name)
@@ -271,16 +275,16 @@ fn header(answer: &Answer, name: &str) -> Value {
 }
 
 /// Sends the request and follows redirects within the limits.
-async fn asked(wanted: &Wanted, mut url: Url) -> Result<Finding, Finding> {
+async fn follow_redirects(wanted: &HttpExpectation, mut url: Url) -> Result<Finding, Finding> {
     let may_follow = matches!(wanted.method, Method::GET | Method::HEAD);
     let mut followed = 0;
     loop {
-        let answer = ask(wanted, &url).await?;
+        let answer = send(wanted, &url).await?;
         let location = answer.headers.get(LOCATION).and_then(|location| location.to_str().ok());
         let leads = answer.status.is_redirection() && may_follow && !wanted.takes(answer.status)?;
-        let Some(location) = location.filter(|_| leads) else { return wanted.judged(&answer) };
+        let Some(location) = location.filter(|_| leads) else { return wanted.compared_finding(&answer) };
         let led = |why: String| {
-            let found = json!({ "status": answer.status.as_u16(), "location": kept(&location.into()) });
+            let found = json!({ "status": answer.status.as_u16(), "location": recorded(&location.into()) });
             Err(Finding::differs(found).either_way().because(why))
         };
         let Some(next) = url.follow(location) else {
@@ -293,8 +297,8 @@ async fn asked(wanted: &Wanted, mut url: Url) -> Result<Finding, Finding> {
     }
 }
 
-async fn ask(wanted: &Wanted, url: &Url) -> Result<Answer, Finding> {
-    let question = Question {
+async fn send(wanted: &HttpExpectation, url: &Url) -> Result<HttpResponse, Finding> {
+    let request_spec = HttpRequest {
         method: wanted.method.clone(),
         host: url.authority(),
         path: url.path_and_query(),
@@ -302,8 +306,8 @@ async fn ask(wanted: &Wanted, url: &Url) -> Result<Answer, Finding> {
     };
     let stream = url.host.connect(url.port, wanted.may_be_private).await?;
     if url.is_tls {
-        exchange::ask(tls::over(stream, url.name()).await?, question).await
+        http_client::send(tls::over(stream, url.name()).await?, request_spec).await
     } else {
-        exchange::ask(stream, question).await
+        http_client::send(stream, request_spec).await
     }
 }

@@ -8,7 +8,7 @@ use regex_lite::Regex;
 use serde_json::Value;
 use waypost::evidence::parse_size;
 
-use crate::decimal::{Decimal, is_plain};
+use crate::expectations::decimal::{Decimal, is_plain};
 
 type Comparison = fn(Ordering) -> bool;
 
@@ -77,11 +77,11 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
     if is_one { Ok(()) } else { Err(wrong()) }
 }
 
-/// Returns whether `found` fits `expect`. A number equals its text form, and a text in plain number form
+/// Returns whether `observed` fits `expect`. A number equals its text form, and a text in plain number form
 /// equals the number. Null equals only null.
 ///
 /// # Errors
-/// [`InvalidExpectation`] if `expect` is malformed, or if `found` is a number that was rounded when parsed.
+/// [`InvalidExpectation`] if `expect` is malformed, or if `observed` is a number that was rounded when parsed.
 pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Array(list) if list.is_empty() => {
@@ -131,7 +131,7 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     }
 }
 
-/// Returns whether `found` equals a text, or the number that it spells.
+/// Returns whether `observed` equals a text, or the number that it spells.
 fn equals(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     let Value::Number(number) = found else { return Ok(plain(found).is_some_and(|found| found == text)) };
     if number.to_string() == text {
@@ -141,7 +141,7 @@ fn equals(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     written.map_or(Ok(false), |written| Ok(ordered(&Decimal::of(number), &written)?.is_eq()))
 }
 
-/// Returns whether `found` equals a text, which may be a size with a unit.
+/// Returns whether `observed` equals a text, which may be a size with a unit.
 fn equals_or_size(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     match (size_of(text), found) {
         (Some(size), Value::Number(number)) => Ok(ordered(&Decimal::of(number), &size)?.is_eq()),

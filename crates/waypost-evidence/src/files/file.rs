@@ -10,8 +10,9 @@ use waypost::evidence::{
 };
 use waypost::record::{Claim, Verdict};
 
-use crate::json::{JSON_BYTES_MAX, read_json, value_at};
-use crate::{check_count, fits};
+use crate::check_count;
+use crate::files::json::{JSON_BYTES_MAX, read_json, value_at};
+use crate::fits;
 
 /// Largest file whose content is checked. The file is read whole, and up to eight checks run at once.
 const LOOKED_INTO_BYTES_MAX: usize = 64 << 20;
@@ -152,21 +153,21 @@ impl FileProbe {
         if found.verdict() != Verdict::Ok {
             return found.either_way();
         }
-        let mut told = found.found().clone();
+        let mut error_text = found.found().clone();
         if let Some(than) = inner.get("newer_than") {
-            match newer(claim, than, site, &mut told).await {
+            match newer(claim, than, site, &mut error_text).await {
                 Ok(true) => {}
-                Ok(false) => return Finding::differs(told),
+                Ok(false) => return Finding::differs(error_text),
                 Err(finding) => return finding.either_way(),
             }
         }
         let inner: Map<String, Value> =
             inner.into_iter().filter(|(name, _)| !OUTSIDE.contains(&name.as_str())).collect();
         if inner.is_empty() {
-            return Finding::ok(told);
+            return Finding::ok(error_text);
         }
         match read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await {
-            Ok(bytes) => looked_into(&inner, &bytes, told),
+            Ok(bytes) => looked_into(&inner, &bytes, error_text),
             Err(finding) => finding.either_way(),
         }
     }

@@ -26,7 +26,7 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 use waypost::evidence::Finding;
 
 /// Most output kept per stream. A claim about more output should write a file.
-pub(crate) const PRINTED_BYTES_MAX: usize = 1 << 20;
+pub(crate) const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// Bytes per read.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -62,15 +62,15 @@ pub(crate) struct Program {
 
 /// The result of a program.
 #[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) end: End,
-    pub(crate) stdout: Printed,
-    pub(crate) stderr: Printed,
+pub(crate) struct ProgramResult {
+    pub(crate) end: Exit,
+    pub(crate) stdout: CapturedOutput,
+    pub(crate) stderr: CapturedOutput,
 }
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum Exit {
     /// An exit with this code.
     Code(i32),
     /// A kill by this signal.
@@ -79,27 +79,27 @@ pub(crate) enum End {
 
 /// Output of a program on a stream.
 #[derive(Debug, Default)]
-pub(crate) struct Printed {
+pub(crate) struct CapturedOutput {
     bytes: Vec<u8>,
     /// Whether output beyond the limit was dropped.
-    is_cut: bool,
+    is_truncated: bool,
 }
 
-impl Printed {
+impl CapturedOutput {
     /// Returns the output as text, or `None` if the limit was exceeded.
     pub(crate) fn whole(&self) -> Option<String> {
-        (!self.is_cut).then(|| self.kept().into_owned())
+        (!self.is_truncated).then(|| self.text().into_owned())
     }
 
     /// Returns the kept output as text.
-    pub(crate) fn kept(&self) -> Cow<'_, str> {
+    pub(crate) fn text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.bytes)
     }
 
     fn add(&mut self, bytes: &[u8]) {
-        let room = PRINTED_BYTES_MAX - self.bytes.len();
-        self.is_cut |= bytes.len() > room;
-        self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let space = OUTPUT_BYTES_MAX - self.bytes.len();
+        self.is_truncated |= bytes.len() > space;
+        self.bytes.extend_from_slice(&bytes[..bytes.len().min(space)]);
     }
 
     /// Reads until every writer has closed the pipe.
@@ -118,7 +118,7 @@ impl Printed {
     /// Reads the buffered output without waiting for remaining writers.
     fn drain(&mut self, pipe: &Receiver) {
         let mut chunk = vec![0; CHUNK_BYTES];
-        while !self.is_cut {
+        while !self.is_truncated {
             match rustix::io::read(pipe.as_fd(), &mut chunk[..]) {
                 Ok(0) => return,
                 Ok(count) => self.add(&chunk[..count]),
@@ -167,7 +167,7 @@ impl Program {
     ///
     /// # Errors
     /// The finding for a program that could not be run.
-    pub(crate) async fn run(self) -> Result<Ended, Finding> {
+    pub(crate) async fn run(self) -> Result<ProgramResult, Finding> {
         let unknown = |error: io::Error| {
             let why = format!("it cannot be run: {error}");
             match error.kind() {
@@ -188,7 +188,7 @@ impl Program {
         let mut guard = Sender::from_owned_fd(OwnedFd::from(guard)).map_err(unknown)?;
         let stdout = Receiver::from_owned_fd(OwnedFd::from(stdout)).map_err(unknown)?;
         let stderr = Receiver::from_owned_fd(OwnedFd::from(stderr)).map_err(unknown)?;
-        let (mut out, mut err) = (Printed::default(), Printed::default());
+        let (mut out, mut err) = (CapturedOutput::default(), CapturedOutput::default());
         let input = self.input.map(|line| format!("{line}\n")).unwrap_or_default();
         let talk = async {
             let tell = async {
@@ -208,10 +208,10 @@ impl Program {
         err.drain(&stderr);
         let status = status.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(unknown)?;
         let end = match (status.code(), status.signal()) {
-            (Some(code), _) => End::Code(code),
-            (None, signal) => End::Signal(signal.unwrap_or_default()),
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or_default()),
         };
-        Ok(Ended { end, stdout: out, stderr: err })
+        Ok(ProgramResult { end, stdout: out, stderr: err })
     }
 
     fn spawn(&self) -> io::Result<Child> {

@@ -37,35 +37,37 @@ pub fn recorded_connection(text: &str) -> String {
 /// # Errors
 /// The reason as text, without a quotation of the subject.
 pub fn check_connection(subject: &str) -> Result<(), String> {
-    match Written::of(subject) {
-        Written::Variable(name) => check_variable(name),
-        Written::Plain(text) => plain(text).map(drop),
+    match ConnectionText::of(subject) {
+        ConnectionText::Variable(name) => check_variable(name),
+        ConnectionText::Plain(text) => plain(text).map(drop),
     }
 }
 
 /// Returns whether the database is certainly on this machine.
 pub(crate) fn is_here(subject: &str) -> bool {
-    match Written::of(subject) {
-        Written::Plain(text) => plain(text).is_ok_and(|config| config.get_hosts().iter().all(is_near)),
-        Written::Variable(_) => false,
+    match ConnectionText::of(subject) {
+        ConnectionText::Plain(text) => {
+            plain(text).is_ok_and(|config| config.get_hosts().iter().all(is_local))
+        }
+        ConnectionText::Variable(_) => false,
     }
 }
 
-fn is_near(host: &Host) -> bool {
+fn is_local(host: &Host) -> bool {
     match host {
-        Host::Tcp(name) => crate::address::Host::read(name).is_here(),
+        Host::Tcp(name) => crate::network::resolve::Host::read(name).is_here(),
         Host::Unix(_) => true,
     }
 }
 
 /// Notation of a connection.
-enum Written<'a> {
+enum ConnectionText<'a> {
     /// The name of a variable, read at the time of the check.
     Variable(&'a str),
     Plain(&'a str),
 }
 
-impl<'a> Written<'a> {
+impl<'a> ConnectionText<'a> {
     fn of(subject: &'a str) -> Self {
         let is_url = SCHEMES.iter().any(|scheme| subject.starts_with(scheme));
         let bare = if is_url { subject } else { subject.strip_prefix(PREFIX).unwrap_or(subject) };
@@ -103,7 +105,7 @@ fn one_host(config: Config) -> Result<Config, String> {
 
 /// The variables for a check.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Variables {
+pub(crate) enum PgVariables {
     /// The environment of this process, read at the time of use.
     #[default]
     Own,
@@ -111,7 +113,7 @@ pub(crate) enum Variables {
     Given(BTreeMap<String, String>),
 }
 
-impl Variables {
+impl PgVariables {
     fn get(&self, name: &str) -> Option<String> {
         let value = match self {
             Self::Own => std::env::var(name).ok(),
@@ -123,18 +125,18 @@ impl Variables {
 
 /// Settings for a connection.
 #[derive(Debug)]
-pub(crate) struct Login {
+pub(crate) struct PgConfig {
     pub(crate) config: Config,
     /// The reason why the password file was not used.
     pub(crate) note: Option<String>,
 }
 
-impl Login {
+impl PgConfig {
     /// Returns the settings for the subject of a claim. Variables and password files are read.
-    pub(crate) fn of(subject: &str, variables: &Variables) -> Result<Self, Finding> {
-        let config = match Written::of(subject) {
-            Written::Plain(text) => plain(text).map_err(Finding::failed)?,
-            Written::Variable(name) => {
+    pub(crate) fn of(subject: &str, variables: &PgVariables) -> Result<Self, Finding> {
+        let config = match ConnectionText::of(subject) {
+            ConnectionText::Plain(text) => plain(text).map_err(Finding::failed)?,
+            ConnectionText::Variable(name) => {
                 check_variable(name).map_err(Finding::failed)?;
                 let text =
                     variables.get(name).ok_or_else(|| Finding::unknown(format!("`{name}` is not set")))?;
@@ -162,11 +164,11 @@ impl Login {
     pub(crate) fn is_plain(&self) -> bool {
         let may_be_plain = !matches!(self.config.get_ssl_mode(), SslMode::Require);
         let is_disabled = matches!(self.config.get_ssl_mode(), SslMode::Disable);
-        is_disabled || may_be_plain && self.config.get_hosts().iter().all(is_near)
+        is_disabled || may_be_plain && self.config.get_hosts().iter().all(is_local)
     }
 
     /// Takes the password from the password file, if present.
-    fn look_up(&mut self, variables: &Variables) {
+    fn look_up(&mut self, variables: &PgVariables) {
         let usual = || Some(PathBuf::from(variables.get("HOME")?).join(".pgpass"));
         let Some(path) = variables.get("PGPASSFILE").map(PathBuf::from).or_else(usual) else { return };
         let Ok(metadata) = std::fs::metadata(&path) else { return };

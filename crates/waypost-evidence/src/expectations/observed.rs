@@ -8,7 +8,7 @@ const TEXT_CHARS_MAX: usize = 1_000;
 /// Returns the value to record: a long text, a list or a map is replaced by its length.
 ///
 /// A text is kept whole or not at all, because later masking could not recognise half a secret.
-pub(crate) fn kept(value: &Value) -> Value {
+pub(crate) fn recorded(value: &Value) -> Value {
     match value {
         Value::String(text) => match text.chars().count() {
             0..=TEXT_CHARS_MAX => value.clone(),

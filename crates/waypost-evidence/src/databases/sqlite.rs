@@ -19,9 +19,11 @@ use serde_json::{Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site, Spot, find_spot};
 use waypost::record::Claim;
 
-use crate::database_file::{DatabaseFile, left_behind};
+use crate::databases::database_file::{DatabaseFile, unfinished_write};
+use crate::databases::rows::{
+    self, DB_ROW, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
+};
 use crate::fits;
-use crate::rows::{self, DB_ROW, Found, Gathered, ROWS_BYTES_MAX, ROWS_MAX, Rows, Wanted, quoted};
 
 /// How long to wait for a writer, within the timeout of the check.
 const BUSY: Duration = Duration::from_secs(2);
@@ -100,7 +102,7 @@ impl Probe for SqliteProbe {
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let wanted = match Wanted::read(&claim.expect) {
+        let wanted = match RowExpectation::read(&claim.expect) {
             Ok(wanted) => wanted,
             Err(finding) => return finding,
         };
@@ -110,11 +112,11 @@ impl Probe for SqliteProbe {
         };
         let (answer, found) = tokio::sync::oneshot::channel();
         // Dropping the check interrupts the statement.
-        let asking = Asking::default();
-        let asked = asking.0.clone();
+        let asking = CheckGuard::default();
+        let check = asking.0.clone();
         // A dedicated thread: a hung file system must not block other checks.
         let thread = std::thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
-            let _ = answer.send(answered(spot, in_numbers(wanted), &asked));
+            let _ = answer.send(check_database(spot, in_numbers(wanted), &check));
         });
         match thread {
             Ok(_) => found.await.unwrap_or_else(|_| Finding::unknown("the check was cut short")),
@@ -129,16 +131,16 @@ impl Probe for SqliteProbe {
 
 /// A pending check; dropping it cancels the statement.
 #[derive(Default)]
-struct Asking(Arc<Asked>);
+struct CheckGuard(Arc<CheckState>);
 
 #[derive(Default)]
-struct Asked {
+struct CheckState {
     is_over: AtomicBool,
     /// Interrupts a single long instruction.
     handle: Mutex<Option<InterruptHandle>>,
 }
 
-impl Drop for Asking {
+impl Drop for CheckGuard {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::SeqCst);
         if let Some(handle) = &*self.0.handle.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -148,31 +150,33 @@ impl Drop for Asking {
 }
 
 /// Checks a database until the result is known or the check is cancelled.
-fn answered(spot: Spot, wanted: Wanted, asked: &Arc<Asked>) -> Finding {
-    let database = match open(spot, asked) {
+fn check_database(spot: Spot, wanted: RowExpectation, check: &Arc<CheckState>) -> Finding {
+    let database = match open(spot, check) {
         Ok(database) => database,
         Err(ended) => return ended.finding(&wanted),
     };
-    let found = looked(&database.connection, &wanted);
+    let found = query_finding(&database.connection, &wanted);
     if let Some(changed) = database.changed() {
         return changed;
     }
-    found.unwrap_or_else(|ended| if ended.is_hot() { hot(database.path()) } else { ended.finding(&wanted) })
+    found.unwrap_or_else(|ended| {
+        if ended.is_interrupted_write() { interrupted_write(database.path()) } else { ended.finding(&wanted) }
+    })
 }
 
-fn open(spot: Spot, asked: &Arc<Asked>) -> Result<DatabaseFile, Ended> {
+fn open(spot: Spot, check: &Arc<CheckState>) -> Result<DatabaseFile, SqliteQueryError> {
     let mut database = DatabaseFile::open(spot)?;
     let connection = &mut database.connection;
-    let seen = Arc::clone(asked);
+    let seen = Arc::clone(check);
     connection.progress_handler(INSTRUCTIONS, Some(move || seen.is_over.load(Ordering::SeqCst)))?;
-    *asked.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.get_interrupt_handle());
-    if asked.is_over.load(Ordering::SeqCst) {
+    *check.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.get_interrupt_handle());
+    if check.is_over.load(Ordering::SeqCst) {
         return Err(Finding::unknown("nobody waits for it").into());
     }
     connection.busy_timeout(BUSY)?;
     connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)?;
     connection.pragma_update(None, "query_only", true)?;
-    connection.authorizer(Some(allowed))?;
+    connection.authorizer(Some(authorize))?;
     if let Some(changed) = database.changed() {
         return Err(changed.into());
     }
@@ -180,15 +184,15 @@ fn open(spot: Spot, asked: &Arc<Asked>) -> Result<DatabaseFile, Ended> {
 }
 
 /// Returns the finding for an interrupted transaction, which must be rolled back before any read.
-fn hot(path: &Path) -> Finding {
-    left_behind(path, "-journal", "undoes what was not finished")
+fn interrupted_write(path: &Path) -> Finding {
+    unfinished_write(path, "-journal", "undoes what was not finished")
 }
 
 /// Authorizes the actions of a statement: reads only. `ATTACH`, transactions and most pragmas are denied,
 /// although SQLite classifies them as read-only. Virtual tables such as R*Tree prepare writing statements on
 /// open, so writes are permitted here. The file is read-only, and a writing `query` is rejected as a whole.
-fn allowed(context: AuthContext<'_>) -> Authorization {
-    let is_looking = match context.action {
+fn authorize(context: AuthContext<'_>) -> Authorization {
+    let is_read = match context.action {
         AuthAction::Select | AuthAction::Read { .. } | AuthAction::Recursive => true,
         AuthAction::Insert { .. } | AuthAction::Update { .. } | AuthAction::Delete { .. } => true,
         AuthAction::Function { function_name } => !function_name.eq_ignore_ascii_case("load_extension"),
@@ -197,12 +201,12 @@ fn allowed(context: AuthContext<'_>) -> Authorization {
         }),
         _ => false,
     };
-    if is_looking { Authorization::Allow } else { Authorization::Deny }
+    if is_read { Authorization::Allow } else { Authorization::Deny }
 }
 
 /// Returns the finding for an SQLite error: transient or not, but never `ok`.
-fn told_of(error: &rusqlite::Error, wanted: &Wanted) -> Finding {
-    let is_query = matches!(wanted, Wanted::Query { .. });
+fn error_finding(error: &rusqlite::Error, wanted: &RowExpectation) -> Finding {
+    let is_query = matches!(wanted, RowExpectation::Query { .. });
     // The query text is wrong or names an unknown object. A missing module is a limit of this SQLite instead.
     if let rusqlite::Error::SqlInputError { error: inner, msg, .. } = error
         && inner.code == ErrorCode::Unknown
@@ -222,40 +226,40 @@ fn told_of(error: &rusqlite::Error, wanted: &Wanted) -> Finding {
 }
 
 /// The reason for an early end of a check.
-enum Ended {
+enum SqliteQueryError {
     Finding(Finding),
     Error(rusqlite::Error),
 }
 
-impl Ended {
-    fn finding(self, wanted: &Wanted) -> Finding {
+impl SqliteQueryError {
+    fn finding(self, wanted: &RowExpectation) -> Finding {
         match self {
             Self::Finding(finding) => finding,
-            Self::Error(error) => told_of(&error, wanted),
+            Self::Error(error) => error_finding(&error, wanted),
         }
     }
 
     /// Returns whether an interrupted transaction must be rolled back.
-    fn is_hot(&self) -> bool {
+    fn is_interrupted_write(&self) -> bool {
         let Self::Error(error) = self else { return false };
         error.sqlite_error().is_some_and(|error| error.extended_code == SQLITE_READONLY_ROLLBACK)
     }
 }
 
-impl From<rusqlite::Error> for Ended {
+impl From<rusqlite::Error> for SqliteQueryError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Error(error)
     }
 }
 
-impl From<Finding> for Ended {
+impl From<Finding> for SqliteQueryError {
     fn from(finding: Finding) -> Self {
         Self::Finding(finding)
     }
 }
 
 /// Replaces booleans in the expectation by 1 and 0.
-fn in_numbers(wanted: Wanted) -> Wanted {
+fn in_numbers(wanted: RowExpectation) -> RowExpectation {
     fn number(value: &mut Value) {
         match value {
             Value::Bool(truth) => *value = u8::from(*truth).into(),
@@ -264,40 +268,40 @@ fn in_numbers(wanted: Wanted) -> Wanted {
         }
     }
     match wanted {
-        Wanted::Query { text, mut equals } => {
+        RowExpectation::Query { text, mut equals } => {
             number(&mut equals);
-            Wanted::Query { text, equals }
+            RowExpectation::Query { text, equals }
         }
-        Wanted::Rows(mut rows) => {
+        RowExpectation::Rows(mut rows) => {
             for map in [&mut rows.keys, &mut rows.conditions, &mut rows.values] {
                 map.values_mut().for_each(number);
             }
-            Wanted::Rows(rows)
+            RowExpectation::Rows(rows)
         }
     }
 }
 
-fn looked(connection: &Connection, wanted: &Wanted) -> Result<Finding, Ended> {
+fn query_finding(connection: &Connection, wanted: &RowExpectation) -> Result<Finding, SqliteQueryError> {
     match wanted {
-        Wanted::Query { text, equals } => {
+        RowExpectation::Query { text, equals } => {
             let mut statement = connection.prepare(text)?;
             if !statement.readonly() {
                 return Err(rows::not_reading().into());
             }
             let mut found = statement.query([])?;
             let Some(row) = found.next()? else { return Err(rows::no_row().into()) };
-            Ok(rows::judged(equals, &value_of(row.get_ref(0)?)?)?)
+            Ok(rows::compared_finding(equals, &value_of(row.get_ref(0)?)?)?)
         }
-        Wanted::Rows(rows) => {
-            in_catalog(connection, rows)?;
-            Ok(rows.judged(&rows_of(connection, rows)?)?)
+        RowExpectation::Rows(rows) => {
+            check_names(connection, rows)?;
+            Ok(rows.compared_finding(&rows_of(connection, rows)?)?)
         }
     }
 }
 
 /// Checks that the table and its columns exist, ignoring case. SQLite would read an unknown quoted name as a
 /// text.
-fn in_catalog(connection: &Connection, rows: &Rows) -> Result<(), Ended> {
+fn check_names(connection: &Connection, rows: &TableExpectation) -> Result<(), SqliteQueryError> {
     let mut tables = connection.prepare(
         "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name LIMIT 10000",
     )?;
@@ -343,7 +347,7 @@ fn condition(column: &str, value: &Value, bound: &mut Vec<Cell>) -> String {
 }
 
 /// Reads the compared columns of the selected rows.
-fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
+fn rows_of(connection: &Connection, rows: &TableExpectation) -> Result<SelectedRows, SqliteQueryError> {
     let mut bound = Vec::new();
     let conditions: Vec<String> =
         rows.keys.iter().map(|(name, value)| condition(&quoted(name), value, &mut bound)).collect();
@@ -354,12 +358,12 @@ fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
     if columns.is_empty() {
         let text = format!("SELECT count(*) FROM {table}{condition}");
         let count: i64 = connection.query_row(&text, params_from_iter(bound), |row| row.get(0))?;
-        return Ok(Found::Count(u64::try_from(count).unwrap_or_default()));
+        return Ok(SelectedRows::Count(u64::try_from(count).unwrap_or_default()));
     }
     let text = format!("SELECT {} FROM {table}{condition} LIMIT {}", columns.join(", "), ROWS_MAX + 1);
     let mut statement = connection.prepare(&text)?;
     let mut found = statement.query(params_from_iter(bound))?;
-    let mut gathered = Gathered::default();
+    let mut gathered = ReadRows::default();
     while let Some(row) = found.next()? {
         let (mut values, mut bytes) = (Vec::new(), 0);
         for at in 0..columns.len() {
@@ -369,7 +373,7 @@ fn rows_of(connection: &Connection, rows: &Rows) -> Result<Found, Ended> {
         }
         gathered.push(values, bytes)?;
     }
-    Ok(Found::Rows(gathered))
+    Ok(SelectedRows::Rows(gathered))
 }
 
 /// Returns the number of bytes that a copy of the value needs.

@@ -2,7 +2,7 @@
 
 use hyper::Uri;
 
-use crate::address::Host;
+use crate::network::resolve::Host;
 
 /// A parsed `http` or `https` URL.
 #[derive(Debug, Clone)]

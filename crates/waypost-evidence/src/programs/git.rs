@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site, find_folder};
 use waypost::record::Claim;
 
-use crate::command::said;
-use crate::environment::Environment;
-use crate::group::{End, Program};
+use crate::programs::command::last_error_line;
+use crate::programs::environment::Environment;
+use crate::programs::process_group::{Exit, Program};
 
 /// Recorded kind of claims about git repositories.
 pub const GIT: &str = "git";
@@ -93,12 +93,12 @@ impl Probe for GitProbe {
 }
 
 /// The parsed expectation of a claim.
-struct Wanted<'c> {
+struct GitExpectation<'c> {
     head: Option<&'c str>,
     clean: Option<bool>,
 }
 
-impl<'c> Wanted<'c> {
+impl<'c> GitExpectation<'c> {
     fn read(expect: &'c Value) -> Result<Self, Finding> {
         let map = match expect {
             Value::String(head) => return Ok(Self { head: Some(head), clean: None }),
@@ -165,7 +165,7 @@ impl Repository {
 
 impl GitProbe {
     async fn compare(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
-        let wanted = Wanted::read(&claim.expect)?;
+        let wanted = GitExpectation::read(&claim.expect)?;
         let repository = self.look(claim, site, wanted.clean.is_some()).await?;
         let mut found = Map::new();
         let mut holds = true;
@@ -204,28 +204,32 @@ impl GitProbe {
         let environment = self.variables(&folder)?;
         let top = folder.clone();
         let ended = Program { words, folder, environment, input: None }.run().await?;
-        let said = said(&ended.stderr, &self.environment);
+        let last_error_line = last_error_line(&ended.stderr, &self.environment);
         match ended.end {
-            End::Code(0) => {}
-            End::Code(128) if said.as_deref().is_some_and(|said| said.contains("not a git repository")) => {
+            Exit::Code(0) => {}
+            Exit::Code(128)
+                if last_error_line
+                    .as_deref()
+                    .is_some_and(|last_error_line| last_error_line.contains("not a git repository")) =>
+            {
                 // git reports an unreadable repository as missing.
                 if let Some(why) = barred(&top) {
                     return Err(Finding::unknown(format!("it may be a git repository: {why}")));
                 }
                 return Err(Finding::failed("it is not the top of a git repository"));
             }
-            End::Code(127) => return Err(Finding::unknown("there is no git here")),
-            End::Code(code) => {
-                let said = said.unwrap_or_else(|| format!("exit code {code}"));
-                return Err(Finding::unknown(format!("git does not tell: {said}")));
+            Exit::Code(127) => return Err(Finding::unknown("there is no git here")),
+            Exit::Code(code) => {
+                let last_error_line = last_error_line.unwrap_or_else(|| format!("exit code {code}"));
+                return Err(Finding::unknown(format!("git does not tell: {last_error_line}")));
             }
-            End::Signal(signal) => {
+            Exit::Signal(signal) => {
                 return Err(Finding::unknown(format!("git was killed by signal {signal}")));
             }
         }
         // Truncated output still proves that changes exist.
-        let repository = Repository::read(&ended.stdout.kept());
-        let is_told = repository.head.is_some() || ended.stdout.kept().contains("# branch.oid (initial)");
+        let repository = Repository::read(&ended.stdout.text());
+        let is_told = repository.head.is_some() || ended.stdout.text().contains("# branch.oid (initial)");
         if is_told { Ok(repository) } else { Err(Finding::unknown("git does not tell what is checked out")) }
     }
 

@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
-use crate::command::{folder_of, said, understood};
-use crate::environment::Environment;
-use crate::group::{End, Ended, Program};
+use crate::programs::command::{check_keys, last_error_line, working_folder};
+use crate::programs::environment::Environment;
+use crate::programs::process_group::{Exit, Program, ProgramResult};
 
 /// Recorded kind of claims that a program checks.
 pub const EXEC: &str = "exec";
@@ -87,48 +87,49 @@ impl ExecProbe {
         if !matches!(with, Value::Null | Value::Object(_)) {
             return Err(Finding::failed("`with` is a map"));
         }
-        understood(&expect, &[])?;
+        check_keys(&expect, &[])?;
         let subject = claim.subject.as_str();
         if subject.trim().is_empty() || subject.starts_with('-') || subject.contains('\0') {
             return Err(Finding::failed(format!("`{subject}` names no program")));
         }
-        let mut told = json!({ "v": VERSION, "kind": EXEC, "subject": subject, "with": with });
+        let mut error_text = json!({ "v": VERSION, "kind": EXEC, "subject": subject, "with": with });
         if let Some(name) = &claim.name {
-            told["name"] = name.as_str().into();
+            error_text["name"] = name.as_str().into();
         }
         if !claim.terms.metadata.is_empty() {
-            told["metadata"] = claim.terms.metadata.clone().into_iter().collect();
+            error_text["metadata"] = claim.terms.metadata.clone().into_iter().collect();
         }
-        let told = told.to_string();
-        if told.len() > TOLD_BYTES_MAX {
-            let why = format!("it is to be told {} bytes, at most {TOLD_BYTES_MAX} can be", told.len());
+        let error_text = error_text.to_string();
+        if error_text.len() > TOLD_BYTES_MAX {
+            let why = format!("it is to be told {} bytes, at most {TOLD_BYTES_MAX} can be", error_text.len());
             return Err(Finding::failed(why));
         }
         let program = Program {
             words: vec![subject.into()],
-            folder: folder_of(&expect, site)?,
+            folder: working_folder(&expect, site)?,
             environment: self.environment.of_claim(expect.get("env"))?,
-            input: Some(told),
+            input: Some(error_text),
         };
         let ended = program.run().await?;
         Ok(self.finding(&ended))
     }
 
-    fn finding(&self, ended: &Ended) -> Finding {
-        let said = said(&ended.stderr, &self.environment);
+    fn finding(&self, ended: &ProgramResult) -> Finding {
+        let last_error_line = last_error_line(&ended.stderr, &self.environment);
         let found = || found_in(ended.stdout.whole(), &self.environment);
         match ended.end {
-            End::Code(0) => Finding::ok(found()),
-            End::Code(1) => match said {
-                Some(said) => Finding::differs(found()).because(said),
+            Exit::Code(0) => Finding::ok(found()),
+            Exit::Code(1) => match last_error_line {
+                Some(last_error_line) => Finding::differs(found()).because(last_error_line),
                 None if found().is_null() => Finding::differs(Value::Null).because("the program says so"),
                 None => Finding::differs(found()),
             },
-            End::Code(code) => {
-                let said = said.unwrap_or_else(|| format!("the program ended with {code}"));
-                Finding::unknown(said)
+            Exit::Code(code) => {
+                let last_error_line =
+                    last_error_line.unwrap_or_else(|| format!("the program ended with {code}"));
+                Finding::unknown(last_error_line)
             }
-            End::Signal(signal) => Finding::unknown(format!("the program was killed by signal {signal}")),
+            Exit::Signal(signal) => Finding::unknown(format!("the program was killed by signal {signal}")),
         }
     }
 }
@@ -139,7 +140,7 @@ fn found_in(printed: Option<String>, environment: &Environment) -> Value {
     match text.trim().len() {
         ..=FOUND_BYTES_MAX => {
             let mut found = serde_json::from_str(&text).unwrap_or_default();
-            hide(&mut found, environment);
+            mask_values(&mut found, environment);
             found
         }
         bytes => json!({ "bytes": bytes }),
@@ -147,7 +148,7 @@ fn found_in(printed: Option<String>, environment: &Environment) -> Value {
 }
 
 /// Masks secrets in a JSON value, including its numbers and keys.
-fn hide(value: &mut Value, environment: &Environment) {
+fn mask_values(value: &mut Value, environment: &Environment) {
     match value {
         Value::String(text) => *text = environment.mask(text).into_owned(),
         Value::Number(number) => {
@@ -161,12 +162,12 @@ fn hide(value: &mut Value, environment: &Environment) {
                 *value = masked.into();
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| hide(item, environment)),
+        Value::Array(items) => items.iter_mut().for_each(|item| mask_values(item, environment)),
         Value::Object(map) => {
             let entries = std::mem::take(map).into_iter();
             *map = entries
                 .map(|(name, mut value)| {
-                    hide(&mut value, environment);
+                    mask_values(&mut value, environment);
                     (environment.mask(&name).into_owned(), value)
                 })
                 .collect();

@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site, modified, read_file};
 use waypost::record::Claim;
 
-use crate::{InvalidExpectation, check, check_count, fits};
+use crate::InvalidExpectation;
+use crate::check;
+use crate::check_count;
+use crate::fits;
 
 /// Recorded kind of claims about processes.
 pub const PROCESS_EXISTS: &str = "process_exists";
@@ -90,7 +93,8 @@ impl Probe for ProcessProbe {
         };
         let proc = self.proc.clone();
         blocking(move || {
-            let seen = look(&proc, pid)?.ok_or_else(|| Finding::absent("there is no such process"))?;
+            let seen =
+                read_process(&proc, pid)?.ok_or_else(|| Finding::absent("there is no such process"))?;
             Ok(Finding::ok(json!({ "started": seen.identity(&proc)? })))
         })
         .await
@@ -99,7 +103,7 @@ impl Probe for ProcessProbe {
 
 impl ProcessProbe {
     async fn compare(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
-        let mut wanted = Wanted::read(claim)?;
+        let mut wanted = ProcessExpectation::read(claim)?;
         if let Some(file) = &wanted.pid_file {
             let bytes = read_file(site, file, PID_FILE_BYTES_MAX).await.map_err(Finding::either_way)?;
             let text = String::from_utf8_lossy(&bytes);
@@ -115,7 +119,7 @@ impl ProcessProbe {
 
 /// The parsed expectation of a claim.
 #[derive(Debug)]
-struct Wanted {
+struct ProcessExpectation {
     /// `None` if the process id selects the process.
     name: Option<String>,
     pid: Option<u32>,
@@ -128,7 +132,7 @@ struct Wanted {
     started: Option<String>,
 }
 
-impl Wanted {
+impl ProcessExpectation {
     fn read(claim: &Claim) -> Result<Self, Finding> {
         let subject = claim.subject.trim();
         if subject.is_empty() || subject.contains(['/', '\0']) {
@@ -191,7 +195,7 @@ impl Wanted {
         pids.sort_unstable();
         let (mut found, mut hidden) = (Vec::new(), is_hiding(proc, user));
         for pid in pids {
-            match look(proc, pid) {
+            match read_process(proc, pid) {
                 Ok(Some(seen)) if self.is_it(&seen, user, proc)? => found.push(pid),
                 Ok(_) => {}
                 Err(_) => hidden = true,
@@ -211,7 +215,7 @@ impl Wanted {
         Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
     }
 
-    fn is_it(&self, seen: &Seen, user: Option<u32>, proc: &Path) -> Result<bool, Finding> {
+    fn is_it(&self, seen: &ProcessEntry, user: Option<u32>, proc: &Path) -> Result<bool, Finding> {
         let mut words = seen.words.iter().map(String::as_str);
         let program = words.next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
         let is_named = self.name.as_deref().is_none_or(|name| seen.name == name || program == name);
@@ -236,7 +240,7 @@ impl Wanted {
 
 /// A live process.
 #[derive(Debug)]
-struct Seen {
+struct ProcessEntry {
     name: String,
     words: Vec<String>,
     user: u32,
@@ -244,16 +248,16 @@ struct Seen {
     ticks: u64,
 }
 
-impl Seen {
+impl ProcessEntry {
     /// Returns a unique identity of the process: start time and boot id.
     fn identity(&self, proc: &Path) -> Result<String, Finding> {
-        let boot = told(&proc.join("sys/kernel/random/boot_id"))?;
+        let boot = read_text(&proc.join("sys/kernel/random/boot_id"))?;
         Ok(format!("{} of boot {}", self.ticks, boot.trim()))
     }
 
     /// Returns the start time in seconds since 1970.
     fn started(&self, proc: &Path) -> Result<i64, Finding> {
-        let text = told(&proc.join("stat"))?;
+        let text = read_text(&proc.join("stat"))?;
         let boot = text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<i64>().ok());
         let boot = boot.ok_or_else(|| Finding::unknown("it is not told when this machine was started"))?;
         let seconds = self.ticks / rustix::param::clock_ticks_per_second();
@@ -262,7 +266,7 @@ impl Seen {
 }
 
 /// Reads a process; returns `None` if the process does not exist or has ended.
-fn look(proc: &Path, pid: u32) -> Result<Option<Seen>, Finding> {
+fn read_process(proc: &Path, pid: u32) -> Result<Option<ProcessEntry>, Finding> {
     let folder = proc.join(pid.to_string());
     let read = |name: &str| match fs::read(folder.join(name)) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
@@ -284,7 +288,7 @@ fn look(proc: &Path, pid: u32) -> Result<Option<Seen>, Finding> {
     let ticks = fields.get(19).and_then(|ticks| ticks.parse().ok()).ok_or_else(unclear)?;
     let user = user_in(&status).ok_or_else(unclear)?;
     let words = words.split_terminator('\0').map(str::to_owned).collect();
-    Ok(Some(Seen { name: name.to_owned(), words, user, ticks }))
+    Ok(Some(ProcessEntry { name: name.to_owned(), words, user, ticks }))
 }
 
 fn is_gone(error: &io::Error) -> bool {
@@ -325,7 +329,7 @@ fn number_of(user: &str, passwd: &Path) -> Result<u32, Finding> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
-    let text = told(passwd)?;
+    let text = read_text(passwd)?;
     let number = text.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next()? == user).then(|| fields.nth(1)?.parse().ok())?
@@ -334,17 +338,17 @@ fn number_of(user: &str, passwd: &Path) -> Result<u32, Finding> {
     number.ok_or_else(|| Finding::unknown(format!("user `{user}` is not in {}", passwd.display())))
 }
 
-fn told(path: &Path) -> Result<String, Finding> {
+fn read_text(path: &Path) -> Result<String, Finding> {
     fs::read_to_string(path)
         .map_err(|error| Finding::unknown(format!("cannot read {}: {error}", path.display())))
 }
 
 /// Runs a lookup on a blocking thread: a long process list takes a while.
-async fn blocking(look: impl FnOnce() -> Result<Finding, Finding> + Send + 'static) -> Finding {
+async fn blocking(read_process: impl FnOnce() -> Result<Finding, Finding> + Send + 'static) -> Finding {
     if cfg!(not(target_os = "linux")) {
         return Finding::unknown("processes can be looked at on Linux only");
     }
-    match tokio::task::spawn_blocking(look).await {
+    match tokio::task::spawn_blocking(read_process).await {
         Ok(Ok(finding) | Err(finding)) => finding,
         Err(_) => Finding::unknown("the check was cut short"),
     }

@@ -7,16 +7,17 @@ use serde_json::{Map, Value, json};
 use waypost::evidence::{Cost, Finding, Probe, Site};
 use waypost::record::Claim;
 
-use crate::environment::Environment;
-use crate::group::{End, PRINTED_BYTES_MAX, Printed, Program};
-use crate::{check, fits};
+use crate::check;
+use crate::fits;
+use crate::programs::environment::Environment;
+use crate::programs::process_group::{CapturedOutput, Exit, OUTPUT_BYTES_MAX, Program};
 
 /// Recorded kind of claims about a command.
 pub const COMMAND: &str = "command";
 /// Exit codes of a shell for a command that is not executable or not found.
 const NOT_RUN: [i32; 2] = [126, 127];
 /// Longest program output in a finding, in characters.
-const TOLD_CHARS_MAX: usize = 500;
+const MESSAGE_CHARS_MAX: usize = 500;
 
 /// Checks `command`: runs the subject with `sh -eu -c` in the base folder, and compares `exit` (default 0),
 /// `stdout` and `stderr`. White space around the output is ignored.
@@ -85,43 +86,44 @@ impl CommandProbe {
             Value::Object(map) => map,
             other => return Err(Finding::failed(format!("`{other}` is no expectation of a command"))),
         };
-        understood(expect, &["exit", "stdout", "stderr"])?;
+        check_keys(expect, &["exit", "stdout", "stderr"])?;
         if claim.subject.trim().is_empty() || claim.subject.contains('\0') {
             return Err(Finding::failed("it names no command"));
         }
         let program = Program {
             words: ["/bin/sh", "-eu", "-c", "--", &claim.subject].map(Into::into).into(),
-            folder: folder_of(expect, site)?,
+            folder: working_folder(expect, site)?,
             environment: self.environment.of_claim(expect.get("env"))?,
             input: None,
         };
         let ended = program.run().await?;
-        let said = said(&ended.stderr, &self.environment);
+        let last_error_line = last_error_line(&ended.stderr, &self.environment);
         let code = match ended.end {
-            End::Code(code) => code,
-            End::Signal(signal) => return Ok(killed(signal, said)),
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => return Ok(killed(signal, last_error_line)),
         };
         let mut found = json!({ "exit": code });
         let mut holds = fits(expect.get("exit").unwrap_or(&json!(0)), &json!(code)).map_err(wrong)?;
         if NOT_RUN.contains(&code) {
-            let said = said.unwrap_or_else(|| format!("the shell ended with {code}"));
-            return Err(Finding::unknown(format!("it could not be run: {said}")));
+            let last_error_line = last_error_line.unwrap_or_else(|| format!("the shell ended with {code}"));
+            return Err(Finding::unknown(format!("it could not be run: {last_error_line}")));
         }
         for (name, printed) in [("stdout", &ended.stdout), ("stderr", &ended.stderr)] {
             let Some(wanted) = expect.get(name) else { continue };
             let Some(text) = printed.whole() else {
-                let why = format!(
-                    "it printed more to {name} than the {PRINTED_BYTES_MAX} bytes that are looked at"
-                );
+                let why =
+                    format!("it printed more to {name} than the {OUTPUT_BYTES_MAX} bytes that are looked at");
                 return Err(Finding::unknown(why));
             };
             let text = text.trim();
             holds &= fits(wanted, &json!(text)).map_err(wrong)?;
-            found[name] = clipped(&self.environment.mask(text)).into();
+            found[name] = shortened(&self.environment.mask(text)).into();
         }
-        Ok(match (holds, said) {
+        Ok(match (holds, last_error_line) {
             (true, _) => Finding::ok(found),
-            (false, Some(said)) if !expect.contains_key("stderr") => Finding::differs(found).because(said),
+            (false, Some(last_error_line)) if !expect.contains_key("stderr") => {
+                Finding::differs(found).because(last_error_line)
+            }
             (false, _) => Finding::differs(found),
         })
     }
@@ -129,7 +131,7 @@ impl CommandProbe {
 
 /// Checks the expectations before the start of the program: every compared value is valid, and other keys are
 /// only `env` and `dir`.
-pub(crate) fn understood(expect: &Map<String, Value>, compared: &[&str]) -> Result<(), Finding> {
+pub(crate) fn check_keys(expect: &Map<String, Value>, compared: &[&str]) -> Result<(), Finding> {
     for (name, wanted) in expect {
         if compared.contains(&name.as_str()) {
             check(wanted).map_err(|error| Finding::failed(format!("`{name}`: {error}")))?;
@@ -144,7 +146,7 @@ pub(crate) fn understood(expect: &Map<String, Value>, compared: &[&str]) -> Resu
 }
 
 /// Returns the working folder of a program: the base folder, or `dir` below the base folder.
-pub(crate) fn folder_of(expect: &Map<String, Value>, site: &Site) -> Result<PathBuf, Finding> {
+pub(crate) fn working_folder(expect: &Map<String, Value>, site: &Site) -> Result<PathBuf, Finding> {
     let base = site.base().ok_or_else(|| Finding::unknown("there is no base folder to run it in"))?;
     match expect.get("dir") {
         None => Ok(base.to_owned()),
@@ -155,7 +157,7 @@ pub(crate) fn folder_of(expect: &Map<String, Value>, site: &Site) -> Result<Path
 
 /// Returns the finding for a killed program. A fault signal fails the claim; any other signal came from
 /// outside.
-fn killed(signal: i32, said: Option<String>) -> Finding {
+fn killed(signal: i32, last_error_line: Option<String>) -> Finding {
     use rustix::process::Signal;
     const FAULTS: [(Signal, &str); 7] = [
         (Signal::ABORT, "SIGABRT"),
@@ -170,23 +172,23 @@ fn killed(signal: i32, said: Option<String>) -> Finding {
         return Finding::unknown(format!("it was killed by signal {signal} before it had ended"));
     };
     let finding = Finding::differs(json!({ "signal": name })).either_way();
-    match said {
-        Some(said) => finding.because(said),
+    match last_error_line {
+        Some(last_error_line) => finding.because(last_error_line),
         None => finding,
     }
 }
 
 /// Returns the last line of standard error, with secrets masked.
-pub(crate) fn said(stderr: &Printed, environment: &Environment) -> Option<String> {
+pub(crate) fn last_error_line(stderr: &CapturedOutput, environment: &Environment) -> Option<String> {
     let text = stderr.whole()?;
     let text = environment.mask(&text);
     let line = text.lines().rfind(|line| !line.trim().is_empty())?;
-    Some(clipped(line.trim()))
+    Some(shortened(line.trim()))
 }
 
 /// Shortens a text for a message.
-pub(crate) fn clipped(text: &str) -> String {
-    match text.char_indices().nth(TOLD_CHARS_MAX) {
+pub(crate) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MESSAGE_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
