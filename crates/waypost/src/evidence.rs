@@ -66,7 +66,7 @@ pub use files::{
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
 pub(crate) use pattern::reaches;
 pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
-pub use spot::{Spot, find_spot};
+pub use spot::{FileGuard, find_file_guard};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder exists.

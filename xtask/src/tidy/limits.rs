@@ -31,7 +31,7 @@ const PROSE_ABOVE: &[(&str, Prose)] = &[
     ("crates/waypost-evidence messages", Prose { pronouns: 75, banned: 4 }),
     ("crates/waypost-import comments", Prose { pronouns: 64, banned: 0 }),
     ("crates/waypost-import messages", Prose { pronouns: 45, banned: 1 }),
-        ("crates/waypost-sqlite messages", Prose { pronouns: 52, banned: 0 }),
+    ("crates/waypost-sqlite messages", Prose { pronouns: 52, banned: 0 }),
     ("crates/waypost-testing messages", Prose { pronouns: 45, banned: 2 }),
     ("crates/waypost-workflow messages", Prose { pronouns: 69, banned: 1 }),
     ("docs docs", Prose { pronouns: 97, banned: 5 }),

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
-use waypost::evidence::{Finding, Spot};
+use waypost::evidence::{FileGuard, Finding};
 
 /// Offset and value of the header byte that marks WAL mode
 /// (<https://sqlite.org/fileformat2.html#file_format_version_numbers>).
@@ -22,7 +22,7 @@ const LOGGED: u8 = 2;
 /// A database open for reading.
 pub(crate) struct DatabaseFile {
     pub(crate) connection: Connection,
-    spot: Spot,
+    spot: FileGuard,
     /// The file's state at open, if it was opened as immutable.
     closed: Option<Snapshot>,
 }
@@ -35,7 +35,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn at(spot: &Spot) -> io::Result<Self> {
+    fn at(spot: &FileGuard) -> io::Result<Self> {
         let file = spot.open()?.metadata()?;
         let log_bytes = spot.bytes_beside("-wal")?.unwrap_or_default();
         Ok(Self { file: (file.ino(), file.size(), file.mtime(), file.mtime_nsec()), log_bytes })
@@ -44,7 +44,7 @@ impl Snapshot {
 
 impl DatabaseFile {
     /// Opens a database read-only, with the mode that its sidecar files allow.
-    pub(crate) fn open(spot: Spot) -> Result<Self, Finding> {
+    pub(crate) fn open(spot: FileGuard) -> Result<Self, Finding> {
         let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
         // SQLite opens sidecar files by name and would block forever on a pipe; `bytes_beside` rejects pipes.
         spot.bytes_beside("-journal").map_err(unclear)?;
@@ -109,7 +109,7 @@ fn beside(path: &Path, what: &str) -> PathBuf {
 }
 
 /// Returns whether the database is in WAL mode, and whether the file is empty.
-fn read_header(spot: &Spot) -> io::Result<(bool, bool)> {
+fn read_header(spot: &FileGuard) -> io::Result<(bool, bool)> {
     let mut header = Vec::new();
     spot.open()?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
     Ok((header.get(READ_VERSION) == Some(&LOGGED), header.is_empty()))

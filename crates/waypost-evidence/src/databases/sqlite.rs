@@ -16,7 +16,7 @@ use rusqlite::limits::Limit;
 use rusqlite::types::{Value as Cell, ValueRef};
 use rusqlite::{Connection, ErrorCode, InterruptHandle, params_from_iter};
 use serde_json::{Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site, Spot, find_spot};
+use waypost::evidence::{Cost, FileGuard, Finding, Probe, Site, find_file_guard};
 use waypost::record::Claim;
 
 use crate::databases::database_file::{DatabaseFile, unfinished_write};
@@ -106,7 +106,7 @@ impl Probe for SqliteProbe {
             Ok(wanted) => wanted,
             Err(finding) => return finding,
         };
-        let spot = match find_spot(site, &claim.subject).await {
+        let spot = match find_file_guard(site, &claim.subject).await {
             Ok(spot) => spot,
             Err(finding) => return finding.either_way(),
         };
@@ -150,7 +150,7 @@ impl Drop for CheckGuard {
 }
 
 /// Checks a database until the result is known or the check is cancelled.
-fn check_database(spot: Spot, wanted: RowExpectation, check: &Arc<CheckState>) -> Finding {
+fn check_database(spot: FileGuard, wanted: RowExpectation, check: &Arc<CheckState>) -> Finding {
     let database = match open(spot, check) {
         Ok(database) => database,
         Err(ended) => return ended.finding(&wanted),
@@ -164,7 +164,7 @@ fn check_database(spot: Spot, wanted: RowExpectation, check: &Arc<CheckState>) -
     })
 }
 
-fn open(spot: Spot, check: &Arc<CheckState>) -> Result<DatabaseFile, SqliteQueryError> {
+fn open(spot: FileGuard, check: &Arc<CheckState>) -> Result<DatabaseFile, SqliteQueryError> {
     let mut database = DatabaseFile::open(spot)?;
     let connection = &mut database.connection;
     let seen = Arc::clone(check);

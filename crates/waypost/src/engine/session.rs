@@ -39,7 +39,7 @@ use super::signals::{StopHandle, StopLevel, Suspended};
 use super::trust::PendingClaims;
 use super::{
     Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
-    StepFailure, Told,
+    StepFailure, StepReport,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -554,9 +554,9 @@ impl<'a, P: Program> Session<'a, P> {
                 };
                 match (prepared, root.transpose()) {
                     (Ok(prepared), Ok(root)) => (program.perform(prepared, attempt).await, root),
-                    (Err(failure), _) => (Performed::Failed { failure, told: Told::default() }, None),
+                    (Err(failure), _) => (Performed::Failed { failure, told: StepReport::default() }, None),
                     (_, Err(error)) => {
-                        (Performed::Failed { failure: unread(&error), told: Told::default() }, None)
+                        (Performed::Failed { failure: unread(&error), told: StepReport::default() }, None)
                     }
                 }
             };

@@ -20,7 +20,7 @@ use super::{Finding, Site};
 /// [`is_there`](Self::is_there) before and after the use, and must not follow a link in the place of the
 /// file.
 #[derive(Debug)]
-pub struct Spot {
+pub struct FileGuard {
     place: Place,
     path: PathBuf,
     inode: (u64, u64),
@@ -28,17 +28,17 @@ pub struct Spot {
     subject: String,
 }
 
-/// Returns the spot of a claim's regular file.
+/// Returns the guard of a claim's regular file.
 ///
 /// # Errors
 /// As [`read_file`](super::read_file).
-pub async fn find_spot(site: &Site, subject: &str) -> Result<Spot, Finding> {
+pub async fn find_file_guard(site: &Site, subject: &str) -> Result<FileGuard, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
-    let found = blocking(move |_| Spot::find(site, subject));
+    let found = blocking(move |_| FileGuard::find(site, subject));
     found.await.map_err(finding_of)
 }
 
-impl Spot {
+impl FileGuard {
     fn find(site: Site, subject: String) -> Result<Self, Lost> {
         let place = Place::find(&site, &subject, LastLink::Follow)?;
         let (_, stat) = place.open_regular()?;
