@@ -23,7 +23,7 @@ use super::journal::Index;
 use super::paths::{HISTORY, commit_name};
 use super::read::{DamagedFile, End, MISSING_MAX, RunReader, read_error};
 use super::retain::number_of;
-use super::witness::Gone;
+use super::tail_check::Gone;
 
 /// The files of a run, for the comparison with counter and log.
 pub(super) struct Read<'r> {

@@ -15,10 +15,10 @@ use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
 use super::journal::{self, Index, Line};
+use super::lookup::IndexSource;
 use super::missing::Read;
-use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
-use super::witness::{Gone, Listed};
+use super::tail_check::{Gone, Listed};
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.

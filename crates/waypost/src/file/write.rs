@@ -23,7 +23,7 @@ use crate::record::{Durability, Header, Reason, RunRecord};
 use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX};
-use super::near::{IndexSource, Remembered};
+use super::lookup::{IndexSource, LookupCache};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
 use super::read::{End, RunReader};
 use super::replay::NewestFirst;
@@ -212,7 +212,7 @@ impl Writer {
         if tail.link.is_some_and(|(_, digest)| digest == prev) {
             return Ok(None);
         }
-        let remembered = Remembered::default();
+        let remembered = LookupCache::default();
         let index = IndexSource(&remembered);
         for record in NewestFirst::new(self.reader(), &index) {
             let record = record?;

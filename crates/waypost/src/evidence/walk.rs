@@ -20,11 +20,11 @@ use jiff::Timestamp;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::Site;
-use super::beneath::{LastLink, Lost, Place, lost, regular};
 use super::files::{Stamp, hash_file};
+use super::pattern::resolved;
 use super::pattern::{check_pattern, fits, is_pattern, literal_path, named_by, split};
+use super::safe_open::{LastLink, OpenError, OpenedPath, open_error, regular};
 use crate::id::Digest;
-use crate::plan::resolved;
 
 /// Most entries in a survey: some hundred bytes each.
 const ENTRIES_MAX: usize = 500_000;
@@ -70,19 +70,19 @@ enum Kind {
 
 impl Survey {
     /// Surveys a folder or a pattern; returns `None` for other subjects.
-    pub(super) fn of(site: &Site, subject: &str, dropped: &AtomicBool) -> Result<Option<Self>, Lost> {
-        let mut walk = Walk { entries: Vec::new(), dropped };
+    pub(super) fn of(site: &Site, subject: &str, dropped: &AtomicBool) -> Result<Option<Self>, OpenError> {
+        let mut walk = TreeWalk { entries: Vec::new(), dropped };
         if is_pattern(subject) {
             let (top, paths) = matching(site, subject, dropped)?;
             for path in &paths {
                 walk.add(top.as_fd(), path)?;
             }
             if walk.entries.is_empty() {
-                return Err(Lost::Missing);
+                return Err(OpenError::Missing);
             }
             return Ok(Some(Self::sorted(top, walk.entries)));
         }
-        let place = Place::find(site, subject, LastLink::Follow)?;
+        let place = OpenedPath::find(site, subject, LastLink::Follow)?;
         if FileType::from_raw_mode(place.stat()?.st_mode) != FileType::Directory {
             return Ok(None);
         }
@@ -115,10 +115,10 @@ impl Survey {
     /// Hashes all entries, and fails if entries change meanwhile; counts the files read.
     pub(super) fn hash(
         &self,
-        again: impl FnOnce() -> Result<Option<Self>, Lost>,
+        again: impl FnOnce() -> Result<Option<Self>, OpenError>,
         files_read: impl Fn() + Sync,
         dropped: &AtomicBool,
-    ) -> Result<Digest, Lost> {
+    ) -> Result<Digest, OpenError> {
         let leaves: Mutex<Vec<Option<Digest>>> = Mutex::new(vec![None; self.entries.len()]);
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
         let work = || loop {
@@ -128,9 +128,9 @@ impl Survey {
             }
             match self.leaf(entry, dropped) {
                 Ok(leaf) => leaves.lock().unwrap_or_else(PoisonError::into_inner)[place] = Some(leaf),
-                Err(lost) => {
+                Err(open_error) => {
                     next.store(self.entries.len(), Ordering::Relaxed);
-                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(lost);
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(open_error);
                 }
             }
         };
@@ -143,11 +143,11 @@ impl Survey {
             }
             work();
         });
-        if let Some(lost) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(lost);
+        if let Some(open_error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(open_error);
         }
         if again()?.is_none_or(|again| again.entries != self.entries) {
-            return Err(Lost::Changing("it changed while it was hashed".to_owned()));
+            return Err(OpenError::Changing("it changed while it was hashed".to_owned()));
         }
         let leaves = leaves.into_inner().unwrap_or_else(PoisonError::into_inner);
         let leaves: Vec<Digest> = leaves.into_iter().flatten().collect();
@@ -155,16 +155,16 @@ impl Survey {
         Ok(Digest::merkle(&leaves))
     }
 
-    fn leaf(&self, entry: &Entry, dropped: &AtomicBool) -> Result<Digest, Lost> {
+    fn leaf(&self, entry: &Entry, dropped: &AtomicBool) -> Result<Digest, OpenError> {
         let path = entry.path.as_os_str().as_bytes();
         let (kind, holds): (&[u8], Vec<u8>) = match &entry.kind {
             Kind::Folder => (b"d", Vec::new()),
             Kind::Link(target) => (b"l", Digest::of(target).as_bytes().to_vec()),
             Kind::File => {
                 let file = open(self.top.as_fd(), &entry.path)?;
-                let stat = rustix::fs::fstat(&file).map_err(lost)?;
+                let stat = rustix::fs::fstat(&file).map_err(open_error)?;
                 if Stamp::of(&stat) != entry.stamp {
-                    return Err(Lost::Changing("it changed while it was hashed".to_owned()));
+                    return Err(OpenError::Changing("it changed while it was hashed".to_owned()));
                 }
                 (b"f", hash_file(file, &stat, dropped)?.as_bytes().to_vec())
             }
@@ -179,42 +179,42 @@ fn take<'e>(next: &AtomicUsize, entries: &'e [Entry]) -> Option<(usize, &'e Entr
 }
 
 /// Opens a file beneath a folder, without following links.
-fn open(top: BorrowedFd<'_>, path: &Path) -> Result<File, Lost> {
+fn open(top: BorrowedFd<'_>, path: &Path) -> Result<File, OpenError> {
     let mut folder: Option<OwnedFd> = None;
     let mut names = path.iter().peekable();
     while let Some(name) = names.next() {
         let at = folder.as_ref().map_or(top, AsFd::as_fd);
         if names.peek().is_none() {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(lost)?;
+            let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(open_error)?;
             return Ok(File::from(file));
         }
-        folder = Some(rustix::fs::openat(at, name, FOLDER, Mode::empty()).map_err(lost)?);
+        folder = Some(rustix::fs::openat(at, name, FOLDER, Mode::empty()).map_err(open_error)?);
     }
-    Err(Lost::Missing)
+    Err(OpenError::Missing)
 }
 
-struct Walk<'d> {
+struct TreeWalk<'d> {
     entries: Vec<Entry>,
     dropped: &'d AtomicBool,
 }
 
-impl Walk<'_> {
+impl TreeWalk<'_> {
     /// Adds the entry of a path beneath a folder, with all its descendants.
-    fn add(&mut self, top: BorrowedFd<'_>, path: &Path) -> Result<(), Lost> {
+    fn add(&mut self, top: BorrowedFd<'_>, path: &Path) -> Result<(), OpenError> {
         let mut folder: Option<OwnedFd> = None;
-        let name = path.file_name().ok_or(Lost::Missing)?;
+        let name = path.file_name().ok_or(OpenError::Missing)?;
         for part in path.parent().into_iter().flat_map(Path::iter) {
             let at = folder.as_ref().map_or(top, AsFd::as_fd);
-            folder = Some(rustix::fs::openat(at, part, FOLDER, Mode::empty()).map_err(lost)?);
+            folder = Some(rustix::fs::openat(at, part, FOLDER, Mode::empty()).map_err(open_error)?);
         }
         let depth = path.iter().count();
         self.visit(folder.as_ref().map_or(top, AsFd::as_fd), name, path.to_owned(), depth)
     }
 
-    fn list(&mut self, folder: BorrowedFd<'_>, prefix: &Path, depth: usize) -> Result<(), Lost> {
+    fn list(&mut self, folder: BorrowedFd<'_>, prefix: &Path, depth: usize) -> Result<(), OpenError> {
         if depth > DEPTH_MAX {
-            return Err(Lost::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+            return Err(OpenError::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
         }
         for name in names(folder)? {
             self.visit(folder, &name, prefix.join(&name), depth + 1)?;
@@ -228,37 +228,37 @@ impl Walk<'_> {
         name: &OsStr,
         path: PathBuf,
         depth: usize,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), OpenError> {
         if self.dropped.load(Ordering::Relaxed) {
-            return Err(Lost::Changing("it was given up".to_owned()));
+            return Err(OpenError::Changing("it was given up".to_owned()));
         }
         if self.entries.len() >= ENTRIES_MAX {
-            return Err(Lost::Unclear(format!("it has more than {ENTRIES_MAX} entries")));
+            return Err(OpenError::Unclear(format!("it has more than {ENTRIES_MAX} entries")));
         }
-        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(gone)?;
+        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(missing)?;
         let (stamp, inode) = (Stamp::of(&stat), Stamp::inode(&stat));
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 regular(&stat).map_err(|_| {
                     let path = path.display();
-                    Lost::Unclear(format!("`{path}` in it is the database in which this run is kept"))
+                    OpenError::Unclear(format!("`{path}` in it is the database in which this run is kept"))
                 })?;
                 self.entries.push(Entry { path, kind: Kind::File, stamp, inode });
             }
             FileType::Directory if name == OURS => {}
             FileType::Symlink => {
-                let target = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(gone)?;
+                let target = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(missing)?;
                 let kind = Kind::Link(target.into_bytes());
                 self.entries.push(Entry { path, kind, stamp, inode });
             }
             FileType::Directory => {
                 self.entries.push(Entry { path: path.clone(), kind: Kind::Folder, stamp, inode });
-                let inner = rustix::fs::openat(folder, name, FOLDER, Mode::empty()).map_err(gone)?;
+                let inner = rustix::fs::openat(folder, name, FOLDER, Mode::empty()).map_err(missing)?;
                 self.list(inner.as_fd(), &path, depth)?;
             }
             _ => {
                 let path = path.display();
-                return Err(Lost::Unclear(format!("`{path}` in it is no file, folder or link")));
+                return Err(OpenError::Unclear(format!("`{path}` in it is no file, folder or link")));
             }
         }
         Ok(())
@@ -266,17 +266,17 @@ impl Walk<'_> {
 }
 
 /// Maps a missing entry, seen a moment ago, to a change.
-fn gone(errno: rustix::io::Errno) -> Lost {
-    match lost(errno) {
-        Lost::Missing => Lost::Changing("it changed while it was looked at".to_owned()),
+fn missing(errno: rustix::io::Errno) -> OpenError {
+    match open_error(errno) {
+        OpenError::Missing => OpenError::Changing("it changed while it was looked at".to_owned()),
         other => other,
     }
 }
 
-fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, Lost> {
+fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, OpenError> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(folder).map_err(lost)? {
-        let entry = entry.map_err(lost)?;
+    for entry in Dir::read_from(folder).map_err(open_error)? {
+        let entry = entry.map_err(open_error)?;
         let name: &CStr = entry.file_name();
         if !matches!(name.to_bytes(), b"." | b"..") {
             names.push(OsStr::from_bytes(name.to_bytes()).to_owned());
@@ -287,10 +287,10 @@ fn names(folder: BorrowedFd<'_>) -> Result<Vec<std::ffi::OsString>, Lost> {
 
 /// Finds the matches of a pattern: returns the folder before its first wildcard, and the paths from there. A
 /// name with a leading dot needs a pattern with a leading dot.
-fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd, Vec<PathBuf>), Lost> {
-    check_pattern(pattern).map_err(Lost::Refused)?;
+fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd, Vec<PathBuf>), OpenError> {
+    check_pattern(pattern).map_err(OpenError::Refused)?;
     let (literal, parts) = split(pattern);
-    let top = Place::find(site, literal, LastLink::Follow)?.open_folder()?;
+    let top = OpenedPath::find(site, literal, LastLink::Follow)?.open_folder()?;
     let mut found = Vec::new();
     let mut search = Search { found: &mut found, looked_at: 0, dropped };
     search.go(top.as_fd(), Path::new(""), &parts, 0)?;
@@ -300,16 +300,16 @@ fn matching(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<(OwnedFd
 }
 
 /// Returns the matches of a pattern as subjects; empty if its folder does not exist.
-pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
+pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, OpenError> {
     let paths = match matching(site, pattern, dropped) {
         Ok((_, paths)) => paths,
-        Err(Lost::Missing) => return Ok(Vec::new()),
-        Err(lost) => return Err(lost),
+        Err(OpenError::Missing) => return Ok(Vec::new()),
+        Err(open_error) => return Err(open_error),
     };
     let (literal, _) = split(pattern);
     let literal = PathBuf::from(resolved(&named_by(literal)));
     let text = |path: PathBuf| {
-        let unclear = || Lost::Unclear(format!("the name of `{}` is no text", path.display()));
+        let unclear = || OpenError::Unclear(format!("the name of `{}` is no text", path.display()));
         let path = literal.join(&path);
         path.to_str().map(|path| literal_path(path).into_owned()).ok_or_else(unclear)
     };
@@ -318,13 +318,17 @@ pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Ve
 
 /// Returns the matches that are files or folders, as for a plain path: through links that stay beneath the
 /// folder.
-pub(super) fn all_there(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Vec<String>, Lost> {
+pub(super) fn all_existing(
+    site: &Site,
+    pattern: &str,
+    dropped: &AtomicBool,
+) -> Result<Vec<String>, OpenError> {
     let mut there = Vec::new();
     for path in all(site, pattern, dropped)? {
-        match Place::find(site, &path, LastLink::Follow).and_then(|place| place.stat()) {
+        match OpenedPath::find(site, &path, LastLink::Follow).and_then(|place| place.stat()) {
             Ok(stat) if is_file_or_folder(&stat) => there.push(path),
-            Ok(_) | Err(Lost::Missing | Lost::Refused(_)) => {}
-            Err(lost) => return Err(lost),
+            Ok(_) | Err(OpenError::Missing | OpenError::Refused(_)) => {}
+            Err(open_error) => return Err(open_error),
         }
     }
     Ok(there)
@@ -347,13 +351,13 @@ impl Search<'_> {
         prefix: &Path,
         parts: &[&str],
         depth: usize,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), OpenError> {
         if depth > DEPTH_MAX {
-            return Err(Lost::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+            return Err(OpenError::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
         }
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
         if *first == ".." {
-            return Err(Lost::Refused("a path may not go up by `..`".to_owned()));
+            return Err(OpenError::Refused("a path may not go up by `..`".to_owned()));
         }
         let is_deep = *first == "**";
         let rest: &[&str] = if is_deep && rest.is_empty() { &["*"] } else { rest };
@@ -362,11 +366,11 @@ impl Search<'_> {
         }
         for name in names(folder)? {
             if self.dropped.load(Ordering::Relaxed) {
-                return Err(Lost::Changing("it was given up".to_owned()));
+                return Err(OpenError::Changing("it was given up".to_owned()));
             }
             self.looked_at += 1;
             if self.looked_at > ENTRIES_MAX {
-                return Err(Lost::Unclear(format!("more than {ENTRIES_MAX} names were looked at")));
+                return Err(OpenError::Unclear(format!("more than {ENTRIES_MAX} names were looked at")));
             }
             let pattern = if is_deep { "*" } else { first };
             if !fits(pattern, name.as_bytes()) {
@@ -377,9 +381,9 @@ impl Search<'_> {
                 self.found.push(path);
                 continue;
             }
-            let stat = rustix::fs::statat(folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(gone)?;
+            let stat = rustix::fs::statat(folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(missing)?;
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                let inner = rustix::fs::openat(folder, &*name, FOLDER, Mode::empty()).map_err(gone)?;
+                let inner = rustix::fs::openat(folder, &*name, FOLDER, Mode::empty()).map_err(missing)?;
                 self.go(inner.as_fd(), &path, if is_deep { parts } else { rest }, depth + 1)?;
             }
         }
@@ -421,7 +425,7 @@ mod tests {
         };
 
         assert!(hash(survey(), &|| {}).is_ok());
-        let changed = |lost| matches!(lost, Err(Lost::Changing(_)));
+        let changed = |open_error| matches!(open_error, Err(OpenError::Changing(_)));
         assert!(changed(hash(survey(), &|| fs::write(&path, "bb").expect("a file"))));
         assert!(changed(hash(survey(), &|| fs::write(folder.path().join("out/b"), "").expect("a file"))));
         let before = survey();

@@ -26,9 +26,9 @@ use crate::record::{Durability, Flaw};
 use crate::store::StoreError;
 
 use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small, number_at_begin};
-use super::frozen::read_run;
 use super::paths::{NEWEST_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_number, commit_numbers, files_in};
 use super::read::{RunReader, read_error};
+use super::run_record::read_run;
 
 /// How much of a commit file is read to find its number: the members before it are short.
 const BEGIN_BYTES: usize = 1024;

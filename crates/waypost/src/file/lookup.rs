@@ -13,7 +13,7 @@ use crate::store::StoreError;
 use super::format::Commit;
 use super::journal::{self, Index};
 use super::read::{Bodies, End, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
-use super::witness::Listed;
+use super::tail_check::Listed;
 
 /// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
 /// the place is remembered from the first walk on.
@@ -26,16 +26,16 @@ const LARGE_BYTES_MAX: u64 = 8 << 20;
 
 /// What a store remembers of its runs between calls: only where to look, never what is there.
 #[derive(Debug, Default)]
-pub(super) struct Remembered {
+pub(super) struct LookupCache {
     journals: Mutex<BTreeMap<RunId, Arc<Index>>>,
-    places: Mutex<BTreeMap<RunId, Places>>,
-    large: Mutex<Option<Arc<Large>>>,
-    checks: Mutex<BTreeMap<RunId, Check>>,
+    places: Mutex<BTreeMap<RunId, RecordIndex>>,
+    large: Mutex<Option<Arc<LargeCommit>>>,
+    checks: Mutex<BTreeMap<RunId, MissingCheck>>,
 }
 
 /// Whether newest records of a branch were missing, for a history with these files.
 #[derive(Debug, Clone, Copy)]
-struct Check {
+struct MissingCheck {
     newest: u64,
     files: usize,
     is_missed: bool,
@@ -44,7 +44,7 @@ struct Check {
 /// The commit with many records that was read last: its text, which is read again each time and must be the same, and what
 /// that means, which would take far longer to find out for each of its records.
 #[derive(Debug)]
-struct Large {
+struct LargeCommit {
     run: RunId,
     text: Vec<u8>,
     commit: Commit,
@@ -52,8 +52,8 @@ struct Large {
 
 /// What was seen of one run.
 #[derive(Debug, Default)]
-struct Places {
-    branches: BTreeMap<BranchPath, Seen>,
+struct RecordIndex {
+    branches: BTreeMap<BranchPath, BranchIndex>,
     /// The ordinal of the run of which all commits were seen, and the sound ones of them: another run of the same name
     /// has another one.
     complete: Option<(u64, BTreeSet<u64>)>,
@@ -61,7 +61,7 @@ struct Places {
 
 /// In which commit the records of a branch were seen, by seq.
 #[derive(Debug, Default)]
-struct Seen {
+struct BranchIndex {
     /// Its place in the order of opening.
     opened: u64,
     commits: BTreeMap<u64, u64>,
@@ -69,43 +69,43 @@ struct Seen {
 
 /// The memory of a store, as readers use it.
 #[derive(Debug)]
-pub(super) struct IndexSource<'a>(pub(super) &'a Remembered);
+pub(super) struct IndexSource<'a>(pub(super) &'a LookupCache);
 
-impl Remembered {
+impl LookupCache {
     /// Forgets a run that is deleted.
     pub(super) fn forget(&self, run: &RunId) {
-        locked(&self.journals).remove(run);
-        locked(&self.places).remove(run);
-        locked(&self.checks).remove(run);
-        locked(&self.large).take_if(|large| large.run == *run);
+        lock(&self.journals).remove(run);
+        lock(&self.places).remove(run);
+        lock(&self.checks).remove(run);
+        lock(&self.large).take_if(|large| large.run == *run);
     }
 }
 
 impl IndexSource<'_> {
     /// Returns the index of a run's journal, up to date.
     pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
-        let known = locked(&self.0.journals).get(reader.run).cloned().unwrap_or_default();
+        let known = lock(&self.0.journals).get(reader.run).cloned().unwrap_or_default();
         let path = reader.paths.journal();
         let index =
             known.update(reader.disk, &path, reader.run).map_err(|source| read_error(&path, source))?;
-        locked(&self.0.journals).insert(reader.run.clone(), index.clone());
+        lock(&self.0.journals).insert(reader.run.clone(), index.clone());
         Ok(index)
     }
 
     /// Remembers where the records stand that a walk has seen. What one through the whole history has not seen is
     /// forgotten, so that no more is kept than there are files.
     pub(super) fn remember(&self, run: &RunId, walk: &Walk) {
-        let mut all = locked(&self.0.places);
+        let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
         if walk.exhausted {
-            *places = Places::default();
+            *places = RecordIndex::default();
         }
         walk.sound.iter().for_each(|commit| places.add(commit));
     }
 
     /// Remembers that a walk has seen all commits of a run.
     pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &Walk) {
-        let mut all = locked(&self.0.places);
+        let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
         // 0: it cannot be told which run it is.
         let is_whole = walk.exhausted && walk.copied.is_none() && ordinal > 0;
@@ -121,7 +121,7 @@ impl IndexSource<'_> {
         if !missing.is_empty() || self.misses_ends(reader, &numbers)? {
             return Ok(None);
         }
-        let new: Vec<u64> = match locked(&self.0.places).get(reader.run).and_then(|p| p.complete.as_ref()) {
+        let new: Vec<u64> = match lock(&self.0.places).get(reader.run).and_then(|p| p.complete.as_ref()) {
             Some((known, seen)) if *known == ordinal => {
                 numbers.iter().filter(|number| !seen.contains(number)).copied().collect()
             }
@@ -139,7 +139,7 @@ impl IndexSource<'_> {
         damaged.reverse();
         // After the files: what was taken away meanwhile is in the journal.
         let journal = self.get(reader)?;
-        let found = match locked(&self.0.places).get_mut(reader.run) {
+        let found = match lock(&self.0.places).get_mut(reader.run) {
             Some(places) if places.complete.as_ref().is_some_and(|(known, _)| *known == ordinal) => {
                 sound.iter().for_each(|commit| places.add(commit));
                 places.found(&numbers.into_iter().collect())
@@ -153,38 +153,38 @@ impl IndexSource<'_> {
     /// unchanged since the last call.
     pub(super) fn misses_ends(&self, reader: &RunReader<'_>, numbers: &[u64]) -> Result<bool, StoreError> {
         let (newest, files) = (numbers.last().copied().unwrap_or(0), numbers.len());
-        let known = locked(&self.0.checks).get(reader.run).copied();
+        let known = lock(&self.0.checks).get(reader.run).copied();
         if let Some(known) = known.filter(|known| (known.newest, known.files) == (newest, files)) {
             return Ok(known.is_missed);
         }
         let is_missed = reader.walk_to_ends()?.1.values().any(End::misses_any);
-        locked(&self.0.checks).insert(reader.run.clone(), Check { newest, files, is_missed });
+        lock(&self.0.checks).insert(reader.run.clone(), MissingCheck { newest, files, is_missed });
         Ok(is_missed)
     }
 
     /// Notes a commit or a rotation by the writer of the run: neither makes records missing.
     pub(super) fn committed(&self, run: &RunId, newest: u64, files: usize) {
-        if let Some(check) = locked(&self.0.checks).get_mut(run) {
+        if let Some(check) = lock(&self.0.checks).get_mut(run) {
             (check.newest, check.files) = (newest, files);
         }
     }
 
     /// Makes the next call read the ends of all branches.
     pub(super) fn check_again(&self, run: &RunId) {
-        locked(&self.0.checks).remove(run);
+        lock(&self.0.checks).remove(run);
     }
 
     pub(super) fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
-        locked(&self.0.places).get(run)?.branches.get(branch)?.commits.get(&seq).copied()
+        lock(&self.0.places).get(run)?.branches.get(branch)?.commits.get(&seq).copied()
     }
 }
 
-impl Places {
+impl RecordIndex {
     fn add(&mut self, commit: &Commit) {
         for (opened, record) in &commit.records {
             let header = record.header();
             if !self.branches.contains_key(&header.branch) {
-                self.branches.insert(header.branch.clone(), Seen::default());
+                self.branches.insert(header.branch.clone(), BranchIndex::default());
             }
             let seen = self.branches.get_mut(&header.branch).expect("it was just put there");
             seen.opened = *opened;
@@ -277,7 +277,7 @@ impl RunReader<'_> {
             let mut records = commit.records.iter().map(|(_, record)| record);
             records.find(|record| is_of(record, branch, seq)).cloned()
         };
-        let known = locked(&index.0.large).clone();
+        let known = lock(&index.0.large).clone();
         let known = known.filter(|large| large.run == *self.run && large.commit.number == number);
         let text = self.disk.read(&self.paths.commit(number), LARGE_BYTES_MAX).unwrap_or_default();
         if let Some(same) = known.filter(|large| large.text == text) {
@@ -287,7 +287,7 @@ impl RunReader<'_> {
             Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, branch, seq),
             Ok(commit) => {
                 let record = of(&commit);
-                *locked(&index.0.large) = Some(Arc::new(Large { run: self.run.clone(), text, commit }));
+                *lock(&index.0.large) = Some(Arc::new(LargeCommit { run: self.run.clone(), text, commit }));
                 record
             }
             Err(_) => self.load_from(number, branch, seq),
@@ -345,6 +345,6 @@ fn is_of(record: &Record, branch: &BranchPath, seq: u64) -> bool {
     record.header().branch == *branch && record.header().seq == seq
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

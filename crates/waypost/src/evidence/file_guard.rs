@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::beneath::{LastLink, Lost, Place};
 use super::blocking::{blocking, finding_of};
 use super::files::Stamp;
+use super::safe_open::{LastLink, OpenError, OpenedPath};
 use super::{Finding, Site};
 
 /// The regular file of a claim, for probes with a library that opens files by name.
@@ -21,7 +21,7 @@ use super::{Finding, Site};
 /// file.
 #[derive(Debug)]
 pub struct FileGuard {
-    place: Place,
+    place: OpenedPath,
     path: PathBuf,
     inode: (u64, u64),
     site: Site,
@@ -39,16 +39,17 @@ pub async fn find_file_guard(site: &Site, subject: &str) -> Result<FileGuard, Fi
 }
 
 impl FileGuard {
-    fn find(site: Site, subject: String) -> Result<Self, Lost> {
-        let place = Place::find(&site, &subject, LastLink::Follow)?;
+    fn find(site: Site, subject: String) -> Result<Self, OpenError> {
+        let place = OpenedPath::find(&site, &subject, LastLink::Follow)?;
         let (_, stat) = place.open_regular()?;
         // The base path may contain links: the caller supplied it, not the claim.
         let base = site.base().unwrap_or(Path::new(""));
         let path = match place.path().is_absolute() {
             true => place.path().to_owned(),
             false => {
-                let unclear =
-                    |error: io::Error| Lost::Unclear(format!("cannot look at {}: {error}", base.display()));
+                let unclear = |error: io::Error| {
+                    OpenError::Unclear(format!("cannot look at {}: {error}", base.display()))
+                };
                 base.canonicalize().map_err(unclear)?.join(place.path())
             }
         };
@@ -95,7 +96,7 @@ impl FileGuard {
 
     /// Resolves the path again, and returns whether the file is the same.
     pub fn is_there(&self) -> bool {
-        let again = Place::find(&self.site, &self.subject, LastLink::Follow);
+        let again = OpenedPath::find(&self.site, &self.subject, LastLink::Follow);
         again.and_then(|place| place.stat()).is_ok_and(|stat| Stamp::inode(&stat) == self.inode)
     }
 }

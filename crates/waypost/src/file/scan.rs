@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::store::{PAGE_ITEMS_MAX, Scan, ScanOrder, Scanned, StoreError};
 
 use super::format::Commit;
-use super::near::IndexSource;
+use super::lookup::IndexSource;
 use super::read::{Bodies, Copied, Found, RunReader, Slot, Slots, no_cursor, number};
 
 /// Commits that a page has read, without bodies: one that opens many branches has a record of each.

@@ -1,4 +1,4 @@
-//! Superseded claims: of several claims about one thing, only the newest is checked.
+//! Superseded claims: of several claims about a subject, only the newest is checked.
 //!
 //! A legitimate rewrite by a later step must not fail an earlier step. A step with any claim about a file may
 //! have written this file. Claims about files of any kind therefore supersede each other by file:
@@ -20,10 +20,10 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, is_pattern, reaches};
 use crate::record::Claim;
 
-use super::resolved;
+use super::pattern::{is_pattern, reaches, resolved};
+use super::{ARTIFACT_EXISTS, FILE_SHA256};
 
 /// The kind of claims about values in files; defined in `waypost-evidence`.
 const JSON_VALUE: &str = "json_value";
