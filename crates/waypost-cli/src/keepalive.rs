@@ -16,9 +16,9 @@ const KEYS: &str = ".once";
 
 /// Says to others that this process stays for a run, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Staying(Option<RunLock>);
+pub(crate) struct Keepalive(Option<RunLock>);
 
-impl Staying {
+impl Keepalive {
     /// Begins to stay. Where that cannot be said, or another process says it already, nothing is said.
     pub(crate) fn begin(store: &dyn Store, run: &RunId) -> Self {
         let lock = || {
@@ -29,7 +29,7 @@ impl Staying {
     }
 }
 
-impl Drop for Staying {
+impl Drop for Keepalive {
     fn drop(&mut self) {
         if let Some(lock) = self.0.take() {
             // The file alone says nothing.
@@ -39,7 +39,7 @@ impl Drop for Staying {
 }
 
 /// Returns the process that stays for a run, or that does a command of a script.
-pub(crate) fn who_stays(store: &dyn Store, run: &RunId) -> Option<Holder> {
+pub(crate) fn keepalive_holder(store: &dyn Store, run: &RunId) -> Option<Holder> {
     let probe = |path: PathBuf| RunLock::probe(&path).ok().flatten();
     lock_of(store, run).and_then(probe).or_else(|| {
         let locks = fs::read_dir(locks(store, run)?.join(format!("{run}{KEYS}"))).ok()?;
@@ -50,7 +50,7 @@ pub(crate) fn who_stays(store: &dyn Store, run: &RunId) -> Option<Holder> {
 /// Makes the summary of a run of a script say that a command of it is under way.
 pub(crate) fn tell_of_commands(store: &dyn Store, summary: &mut RunSummary) {
     if summary.workflow == SCRIPT_WORKFLOW && summary.holder.is_none() && summary.status.is_resumable() {
-        summary.holder = who_stays(store, &summary.run);
+        summary.holder = keepalive_holder(store, &summary.run);
         if summary.holder.is_some() {
             summary.status = RunStatus::Running;
         }

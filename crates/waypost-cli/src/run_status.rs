@@ -13,7 +13,7 @@ use waypost::{CheckpointRef, RunId};
 
 use crate::definition::Chosen;
 use crate::error::Error;
-use crate::{place, reference, staying};
+use crate::{keepalive, reference, store_location};
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -60,7 +60,7 @@ pub(crate) enum Corrected {
 ///
 /// A run that is under way is left as it is: its holder knows better.
 pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
-    staying::tell_of_commands(store, summary);
+    keepalive::tell_of_commands(store, summary);
     if summary.holder.is_some() || summary.status == RunStatus::Running {
         return Ok(Corrected::Right);
     }
@@ -117,7 +117,7 @@ async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<
 
 /// Does the same to what was read of a run.
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
-    staying::tell_of_commands(store, &mut snapshot.entry.summary);
+    keepalive::tell_of_commands(store, &mut snapshot.entry.summary);
     let summary = &snapshot.entry.summary;
     let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
     if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {
@@ -174,7 +174,7 @@ pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Res
 /// well be behind it, as another goes on with the run meanwhile: only what is missed when the store is read once more is
 /// lost. Only a run whose acknowledged checkpoints a power cut may take (durability `async`) is not asked. What is
 /// damaged or in quarantine is not lost.
-pub(crate) async fn told_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
+pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
     if !may_be_asked(snapshot) {
         return None;
     }
@@ -205,7 +205,7 @@ fn last_event(folder: &Path) -> Option<Cursor> {
     struct Line {
         cursor: Cursor,
     }
-    let mut file = place::open_regular(&folder.join("events.jsonl")).ok()?;
+    let mut file = store_location::open_regular(&folder.join("events.jsonl")).ok()?;
     let len = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES))).ok()?;
     let mut tail = Vec::new();
@@ -250,7 +250,7 @@ mod tests {
             store.append(&lease, links.step()).await.unwrap();
             store.release(lease, None).await.unwrap();
 
-            assert_eq!(told_and_lost(&store, &before).await, None);
+            assert_eq!(logged_and_lost(&store, &before).await, None);
         });
     }
 
@@ -264,7 +264,7 @@ mod tests {
             let lines = std::fs::read_to_string(&log).unwrap();
             std::fs::write(&log, lines.replace("main@1.", "main@7.")).unwrap();
 
-            let lost = told_and_lost(&store, &snapshot).await.expect("a checkpoint is missed");
+            let lost = logged_and_lost(&store, &snapshot).await.expect("a checkpoint is missed");
 
             assert_eq!(lost.to_string(), "r-1@7");
         });

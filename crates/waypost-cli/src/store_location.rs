@@ -15,7 +15,7 @@ use waypost::store::{Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
 
 use crate::error::Error;
-use crate::everywhere;
+use crate::registry;
 
 mod search;
 
@@ -150,7 +150,7 @@ pub(crate) fn open(
     if access != Access::Create
         && near.is_none()
         && !has_runs
-        && let Some(address) = everywhere::used_from(&from)
+        && let Some(address) = registry::used_from(&from)
     {
         return open(Some(&address), None, access);
     }

@@ -31,7 +31,7 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
             Ok((runtime, signals)) => {
                 // The caller waits for this message.
                 let _ = ready.send(Ok(()));
-                runtime.block_on(climb(signals, &stop, &progress));
+                runtime.block_on(escalate(signals, &stop, &progress));
             }
             Err(error) => drop(ready.send(Err(error))),
         }
@@ -72,7 +72,7 @@ impl Signals {
 }
 
 /// Escalates by one level per signal, and exits at the third.
-async fn climb(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
+async fn escalate(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
     for level in [StopLevel::Graceful, StopLevel::Kill] {
         let by = signals.next().await;
         stop.stop(level, by);

@@ -8,7 +8,7 @@ use waypost::store::{Scan, Scanned, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use crate::dead;
+use crate::dead_letters;
 use crate::error::Error;
 use crate::output::{Paint, shown};
 
@@ -55,13 +55,15 @@ impl FailedItem {
         if kind != FailureKind::Limit {
             return Ok(Vec::new());
         }
-        let Some(opened) = dead::opened_at(store, run, branch, step).await? else { return Ok(Vec::new()) };
+        let Some(opened) = dead_letters::opened_at(store, run, branch, step).await? else {
+            return Ok(Vec::new());
+        };
         let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
         loop {
             let page = store.scan(&scan).await?;
             let mut found = first_of(store, run, &page, (branch, step, opened)).await?;
             if !found.is_empty() {
-                let is_letter = workflow.is_some_and(|workflow| dead::keeps_letters(workflow, step));
+                let is_letter = workflow.is_some_and(|workflow| dead_letters::keeps_letters(workflow, step));
                 found.iter_mut().for_each(|item| item.is_letter = is_letter);
                 return Ok(found);
             }
@@ -137,7 +139,7 @@ async fn first_of(
         if newest.header().end != Some(End::Failed) || origin != Some(opened) {
             continue;
         }
-        let cause = dead::cause(store, run, &newest).await?;
+        let cause = dead_letters::cause(store, run, &newest).await?;
         let failure = cause.header().phase.failure();
         found.extend(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use waypost::store::Store;
 
-use crate::place::{StoreUrl, open_regular};
+use crate::store_location::{StoreUrl, open_regular};
 
 /// Most stores that are remembered: a listing opens each of them.
 const STORES_MAX: usize = 200;

@@ -13,9 +13,9 @@ use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
 use crate::definition::Chosen;
+use crate::environment::{BASH, Local};
 use crate::error::Error;
-use crate::place;
-use crate::surroundings::{BASH, Local};
+use crate::store_location;
 
 /// Checks the evidence of a run; does nothing for a workflow without evidence.
 pub(crate) async fn look(
@@ -88,11 +88,11 @@ fn to_look(
     chosen: &Chosen,
 ) -> Result<(Engine, WorkflowProgram), Error> {
     let frozen = snapshot.entry.record.record();
-    let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
     let mut local = Local::look()?;
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
-    let surroundings = local.of_run(frozen.run.clone(), base, Arc::clone(store));
-    let program = WorkflowProgram::to_look(chosen.workflow.clone(), surroundings)?;
+    let environment = local.of_run(frozen.run.clone(), base, Arc::clone(store));
+    let program = WorkflowProgram::to_look(chosen.workflow.clone(), environment)?;
     Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 

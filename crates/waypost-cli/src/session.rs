@@ -15,17 +15,17 @@ use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
-use crate::among::{FailedItem, SHOWN_MAX};
 use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
-use crate::dead;
+use crate::dead_letters;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::failed::FailedAt;
-use crate::ladder;
+use crate::failed_item::{FailedItem, SHOWN_MAX};
+use crate::failed_step::FailedAt;
+use crate::interrupt;
+use crate::keepalive::Keepalive;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
-use crate::staying::Staying;
 use crate::view::{VERSION, WaitView};
 
 /// A session, before its start.
@@ -47,7 +47,7 @@ const FAILURES_SHOWN_MAX: usize = 10;
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The result of a wait.
-enum Came {
+enum WaitResult {
     /// An awaited event arrived.
     Something,
     /// The wait time is over.
@@ -58,7 +58,7 @@ enum Came {
 
 /// Context for the final messages.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct SessionReport {
     /// The run.
     pub(crate) run: RunId,
     /// The workflow file as the user knows it.
@@ -71,7 +71,7 @@ pub(crate) struct Told {
     pub(crate) report: Option<PathBuf>,
 }
 
-impl Told {
+impl SessionReport {
     /// Returns the exact command to resume the run, if a resume is possible.
     pub(crate) fn resume_line(&self) -> Option<String> {
         self.store_words.as_ref().map(|words| format!("waypost resume {}{words}", self.run))
@@ -92,7 +92,7 @@ impl<'a> Session<'a> {
     fn begin_as(context: &'a Context, timeout: Option<Duration>, of_many: bool) -> Result<Self, Error> {
         let progress = Arc::new(Progress::new(&context.output, of_many));
         let stop = StopHandle::default();
-        ladder::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
+        interrupt::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Ok(Self { context, stop, progress, deadline, began: now() })
     }
@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
     ) -> Result<Outcome<WorkflowState>, Error> {
         let end = Instant::now() + wait;
         let _staying = (outcome.status == RunStatus::Waiting)
-            .then(|| Staying::begin(engine.store().as_ref(), &outcome.run));
+            .then(|| Keepalive::begin(engine.store().as_ref(), &outcome.run));
         while outcome.status == RunStatus::Waiting {
             let came = tokio::select! {
                 biased;
@@ -153,12 +153,12 @@ impl<'a> Session<'a> {
                 () = self.run_out() => unreachable!("the end of the time only stops the session"),
             };
             match came {
-                Came::Nothing => break,
-                Came::Stop(by) => {
+                WaitResult::Nothing => break,
+                WaitResult::Stop(by) => {
                     outcome.stopped_by = Some(by);
                     break;
                 }
-                Came::Something => {}
+                WaitResult::Something => {}
             }
             let options = ResumeOptions { session: options.clone(), ..ResumeOptions::default() };
             let again = engine.resume_program(program, &outcome.run, options);
@@ -176,7 +176,7 @@ impl<'a> Session<'a> {
         engine: &Engine,
         outcome: &Outcome<WorkflowState>,
         end: Instant,
-    ) -> Result<Came, Error> {
+    ) -> Result<WaitResult, Error> {
         let due = |waiting: &Waiting| match waiting.wait.on {
             WaitKind::Until(due) => Some(due),
             _ => None,
@@ -189,13 +189,13 @@ impl<'a> Session<'a> {
             (has(|on| matches!(on, WaitKind::Signal(_))), has(|on| *on == WaitKind::Answer));
         let due = due.map(|due| Instant::now() + due).filter(|due| *due <= end);
         if due.is_none() && !signals {
-            return Ok(Came::Nothing);
+            return Ok(WaitResult::Nothing);
         }
         let last = due.unwrap_or(end);
         loop {
             let rest = last.saturating_duration_since(Instant::now());
             tokio::select! {
-                stop = self.stop.stopped() => return Ok(Came::Stop(stop.by)),
+                stop = self.stop.stopped() => return Ok(WaitResult::Stop(stop.by)),
                 () = tokio::time::sleep(rest.min(LOOK_INTERVAL)) => {}
             }
             let is_meant = |signal: &Signal| match &signal.kind {
@@ -209,13 +209,13 @@ impl<'a> Session<'a> {
             // An older stop request was meant for a process that ended before reading it.
             let stops = |signal: &&Signal| signal.kind == SignalKind::Stop && signal.created_at >= self.began;
             if let Some(stop) = said.iter().find(stops) {
-                return Ok(Came::Stop(stop.sender.clone()));
+                return Ok(WaitResult::Stop(stop.sender.clone()));
             }
             if said.iter().any(is_meant) {
-                return Ok(Came::Something);
+                return Ok(WaitResult::Something);
             }
             if Instant::now() >= last {
-                return Ok(if due.is_some() { Came::Something } else { Came::Nothing });
+                return Ok(if due.is_some() { WaitResult::Something } else { WaitResult::Nothing });
             }
         }
     }
@@ -224,8 +224,8 @@ impl<'a> Session<'a> {
     async fn run_out(&self) {
         if let Some(deadline) = self.deadline {
             tokio::time::sleep_until(deadline.into()).await;
-            self.stop.stop(StopLevel::Graceful, ladder::TIMEOUT);
-            self.progress.stopping(StopLevel::Graceful, ladder::TIMEOUT);
+            self.stop.stop(StopLevel::Graceful, interrupt::TIMEOUT);
+            self.progress.stopping(StopLevel::Graceful, interrupt::TIMEOUT);
         }
         std::future::pending().await
     }
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
         engine: &Engine,
         program: &WorkflowProgram,
         outcome: &Outcome<WorkflowState>,
-        told: &Told,
+        told: &SessionReport,
     ) -> Result<Exit, Error> {
         let output = &self.context.output;
         for damage in &outcome.repaired {
@@ -281,7 +281,7 @@ impl<'a> Session<'a> {
         store: &dyn Store,
         program: &WorkflowProgram,
         outcome: &Outcome<WorkflowState>,
-        told: &Told,
+        told: &SessionReport,
     ) -> Result<(), Error> {
         let output = &self.context.output;
         let words = told.store_words.as_deref().unwrap_or_default();
@@ -310,7 +310,7 @@ impl<'a> Session<'a> {
         &self,
         workflow: &Workflow,
         outcome: &Outcome<WorkflowState>,
-        told: &Told,
+        told: &SessionReport,
         failed: Option<(&FailedAt, &Failure)>,
     ) {
         let output = &self.context.output;
@@ -334,7 +334,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn idle(&self, workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> Result<(), Error> {
+    fn idle(
+        &self,
+        workflow: &Workflow,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+    ) -> Result<(), Error> {
         if outcome.status == RunStatus::Waiting && !self.context.output.json {
             return Ok(self.context.output.answer(&sentence(workflow, outcome, told, None))?);
         }
@@ -384,8 +389,8 @@ impl<'a> Session<'a> {
 
 /// Returns the last lines about a run that completed with dead letters: the first letters, and the retry
 /// command.
-async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &Told) -> Result<String, Error> {
-    let letters = dead::letters(store, &told.run, workflow).await?;
+async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &SessionReport) -> Result<String, Error> {
+    let letters = dead_letters::letters(store, &told.run, workflow).await?;
     if letters.is_empty() {
         return Ok(String::new());
     }
@@ -430,7 +435,7 @@ impl<'a> Nothing<'a> {
 fn sentence(
     workflow: &Workflow,
     outcome: &Outcome<WorkflowState>,
-    told: &Told,
+    told: &SessionReport,
     failed: Option<&FailedAt>,
 ) -> String {
     let run = &told.run;
@@ -490,7 +495,7 @@ fn raise_budget(line: Option<&str>) -> String {
 }
 
 /// Returns the open waits of a run, with the command to answer each.
-fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> String {
+fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &SessionReport) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
     let open = outcome
         .waiting
@@ -504,7 +509,7 @@ fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &Told) -> 
 }
 
 /// Returns the exit code of a session with this outcome.
-fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
+fn exit(outcome: &Outcome<WorkflowState>, told: &SessionReport) -> Exit {
     match outcome.status {
         RunStatus::Completed => Exit::Done,
         RunStatus::CompletedWithFailures => Exit::WithFailures,
@@ -514,11 +519,11 @@ fn exit(outcome: &Outcome<WorkflowState>, told: &Told) -> Exit {
             _ => Exit::StepFailed,
         },
         RunStatus::Interrupted => match &outcome.stopped_by {
-            Some(by) => ladder::exit_of(by),
+            Some(by) => interrupt::exit_of(by),
             None if told.until.is_some() => Exit::Done,
             None => Exit::Interrupt,
         },
-        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, ladder::exit_of),
+        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, interrupt::exit_of),
         RunStatus::Queued => Exit::Waiting,
         RunStatus::InDoubt => Exit::InDoubt,
         RunStatus::Cancelled => Exit::Usage,
