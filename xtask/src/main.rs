@@ -42,6 +42,12 @@ enum Command {
         /// The folder to check [default: this repository]
         #[arg(long)]
         root: Option<PathBuf>,
+        /// Print the figures of each crate and the worst places instead of the findings
+        #[arg(long)]
+        report: bool,
+        /// Places to print of each kind
+        #[arg(long, default_value_t = 10, requires = "report")]
+        worst: usize,
     },
     /// Measure speed and size against the raw limits of this machine
     Bench(bench::Options),
@@ -73,7 +79,8 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Test { args } => ci::test(&args),
         Command::Ci => ci::ci(),
-        Command::Tidy { root } => tidy::run(&root.unwrap_or_else(repo::root)),
+        Command::Tidy { root, report: true, worst } => tidy::report(&root.unwrap_or_else(repo::root), worst),
+        Command::Tidy { root, .. } => tidy::run(&root.unwrap_or_else(repo::root)),
         Command::Bench(options) => bench::run(&options),
         Command::BenchPart(options) => bench::part(&options),
         #[cfg(target_os = "linux")]

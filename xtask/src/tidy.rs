@@ -3,13 +3,20 @@
 //! Each check is a pure function over the [`Tree`] of text files. Rules that clippy or rustdoc can check are
 //! left to them.
 
+mod figures;
+mod limits;
 mod links;
 mod manifests;
+mod pure_core;
+mod report;
+mod rooms;
 mod rust;
+mod source;
 #[cfg(test)]
 mod tests;
 mod text;
 mod tree;
+mod words;
 
 use std::fmt;
 use std::path::Path;
@@ -20,7 +27,7 @@ use crate::output;
 use tree::Tree;
 
 /// A violation of a rule.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     path: String,
     /// 1-based; 0 for the whole file.
@@ -60,7 +67,11 @@ const CHECKS: &[Check] = &[
     links::markdown_links,
     links::named_pages,
     links::decision_pages,
+    figures::above_limits,
 ];
+
+/// Rules that the repository does not keep yet: only the report shows them.
+const REPORTED: &[(&str, Check)] = &[("pure core", pure_core::check)];
 
 /// Checks the files below `root` and prints each finding as `path:line: message`.
 ///
@@ -76,6 +87,16 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<()> {
         0 => output::note(format!("{} files are tidy", tree.files().len())),
         count => bail!("{count} places break the rules of the repository"),
     }
+    Ok(())
+}
+
+/// Prints the figures of each crate beside their limits, and the `worst` places of each kind.
+///
+/// # Errors
+/// If the files cannot be read.
+pub(crate) fn report(root: &Path, worst: usize) -> anyhow::Result<()> {
+    let tree = Tree::read(root).with_context(|| format!("cannot read {}", root.display()))?;
+    output::say(report::of(&tree, worst));
     Ok(())
 }
 

@@ -253,7 +253,7 @@ pub(crate) struct ResumeArgs {
     pub(crate) retry_failed: bool,
     /// Those that are tried again, with another item where one is given
     #[arg(skip)]
-    pub(crate) retry: Vec<(crate::dead::DeadLetter, Option<serde_json::Value>)>,
+    pub(crate) retry: Vec<(crate::dead_letters::DeadLetter, Option<serde_json::Value>)>,
     /// Stay so long while nothing is to be done but to wait for a time or a signal; with `--all`, for no run
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,

@@ -11,13 +11,13 @@ use waypost::{Clock as _, RunId, SystemClock};
 
 use crate::cli::{Cli, Color, Command, DeadLetters, ImportWhat};
 use crate::config::{Config, Origin};
+use crate::environment;
 use crate::error::Error;
-use crate::everywhere;
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::place::{self, Access};
 use crate::reference::{self, Default};
-use crate::surroundings;
+use crate::registry;
+use crate::store_location::{self, Access};
 
 mod answer;
 mod archive;
@@ -64,7 +64,7 @@ pub(crate) use checkpoints::reference_of as damaged_reference;
 pub(crate) use dead_letters::letters as dead_letters_of;
 pub(crate) use events::line as event_line;
 pub(crate) use once::{OnceError, SCRIPT, SCRIPT_WORKFLOW};
-pub(crate) use resume::near_here;
+pub(crate) use resume::relative_to_here;
 pub(crate) use show::waits::{self, gives};
 
 /// Returns the current time.
@@ -138,8 +138,8 @@ impl Context {
         };
         config.complete(cli, matches);
         self.output = Output::new(&cli.global, tells_meanwhile(&cli.command));
-        surroundings::prefer_parallel(config.max_parallel().map(|found| found.value));
-        surroundings::use_agents(config.agent_commands());
+        environment::prefer_parallel(config.max_parallel().map(|found| found.value));
+        environment::use_agents(config.agent_commands());
         let found = config.store()?;
         if self.store.is_none() {
             if let Some(error) = config.unheeded() {
@@ -172,13 +172,13 @@ impl Context {
         }
         if access == Access::Create
             && let Some(lost @ Error::LostStore { empty: false, .. }) =
-                place::lost(self.store.as_deref(), near)
+                store_location::lost(self.store.as_deref(), near)
         {
             self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
         }
-        let store = place::open(self.store.as_deref(), near, access)?;
+        let store = store_location::open(self.store.as_deref(), near, access)?;
         if access != Access::Read {
-            everywhere::remember(store.as_ref());
+            registry::remember(store.as_ref());
         }
         Ok(store)
     }
@@ -187,7 +187,7 @@ impl Context {
     pub(crate) fn store_words(&self) -> String {
         let near = self.near.get().map(PathBuf::as_path);
         let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
-        let named = |store: &str| format!(" --store {}", place::quoted(store));
+        let named = |store: &str| format!(" --store {}", store_location::quoted(store));
         match (&self.store, self.store_origin) {
             (Some(store), Origin::Workflow | Origin::Project | Origin::User) => match here() {
                 Some(found) if found.value == *store => String::new(),
@@ -195,28 +195,28 @@ impl Context {
             },
             // Another command from here would use another workflow file.
             (None, _) if near.is_some() && here().is_some() => {
-                place::default_url(near).map_or_else(|_| String::new(), |store| named(&store))
+                store_location::default_url(near).map_or_else(|_| String::new(), |store| named(&store))
             }
-            (given, _) => place::words_for(given.as_deref(), near),
+            (given, _) => store_location::words_for(given.as_deref(), near),
         }
     }
 
     /// Returns the store words for a run of this process; `None` if other processes cannot find the run.
     pub(crate) fn lasting_store_words(&self) -> Option<String> {
-        (!place::is_memory(self.store.as_deref())).then(|| self.store_words())
+        (!store_location::is_memory(self.store.as_deref())).then(|| self.store_words())
     }
 
     /// Adds the store words to every command for the user in a text, marked by backticks.
     ///
     /// The only such place: hints of errors, notes and warnings all pass through here.
     pub(crate) fn with_store(&self, text: &str) -> String {
-        place::with_words(text, &self.store_words())
+        store_location::with_words(text, &self.store_words())
     }
 
     /// Prints an error.
     pub(crate) fn tell(&self, error: &Error) -> Exit {
         let mut diagnosis = error.diagnosis();
-        if place::is_memory(self.store.as_deref()) {
+        if store_location::is_memory(self.store.as_deref()) {
             // Other commands cannot find a store in this process's memory.
             diagnosis.hint = diagnosis.hint.filter(|hint| !hint.contains("`waypost resume"));
         }

@@ -19,10 +19,10 @@ use waypost_workflow::file::{ParamKind, Workflow};
 
 use crate::cli::Cli;
 use crate::config::Config;
-use crate::dead::DeadLetter;
+use crate::dead_letters::DeadLetter;
 use crate::definition::Chosen;
-use crate::place::{self, Access};
 use crate::reference::{Default, Reference, find};
+use crate::store_location::{self, Access};
 use crate::{output, time};
 
 /// The variable that requests completion, and names the shell.
@@ -85,7 +85,7 @@ impl Line {
         let set = || std::env::var("WAYPOST_STORE").ok().filter(|store| !store.is_empty());
         let configured = || Some(Config::find(None).ok()?.store().ok()??.value);
         let given = self.store.clone().or_else(set).or_else(configured);
-        place::open(given.as_deref(), None, Access::Read).ok()
+        store_location::open(given.as_deref(), None, Access::Read).ok()
     }
 
     /// Returns the workflow of the line: from a file for a new run, else from an existing run. Values of

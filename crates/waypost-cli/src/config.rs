@@ -14,7 +14,7 @@ use waypost_workflow::file::{
 
 use crate::cli::{Cli, Color, Command};
 use crate::error::Error;
-use crate::place::{self, StoreUrl};
+use crate::store_location::{self, StoreUrl};
 
 /// The name of a configuration file in its folder.
 const FILE: &str = "config.yaml";
@@ -60,7 +60,7 @@ pub(crate) struct Place {
 
 /// A value of a configuration file.
 #[derive(Debug, Clone)]
-pub(crate) struct Found<T> {
+pub(crate) struct Sourced<T> {
     pub(crate) value: T,
     pub(crate) origin: Origin,
     pub(crate) path: PathBuf,
@@ -77,9 +77,10 @@ impl Config {
     /// project's `.waypost` or its configuration belongs to another user.
     pub(crate) fn find(near: Option<&Path>) -> Result<Self, Error> {
         // If the search cannot begin, there is no project; commands that need the folder report the error.
-        let folder = place::start_of_search(near).ok().and_then(|from| place::nearest(&from));
+        let folder =
+            store_location::start_of_search(near).ok().and_then(|from| store_location::nearest(&from));
         for path in folder.iter().flat_map(|folder| [folder.clone(), folder.join(FILE)]) {
-            place::refuse_of_others(&path)?;
+            store_location::refuse_of_others(&path)?;
         }
         Self::read(near, folder.map(|folder| folder.join(FILE)))
     }
@@ -103,7 +104,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::File`]: the address is invalid, or depends on the current folder.
-    pub(crate) fn store(&self) -> Result<Option<Found<String>>, Error> {
+    pub(crate) fn store(&self) -> Result<Option<Sourced<String>>, Error> {
         match self.workflow.as_ref().map(of_workflow) {
             Some(Ok(found)) => return Ok(Some(found)),
             Some(Err(error)) if self.is_meant => return Err(Error::File(Box::new(error))),
@@ -133,7 +134,7 @@ impl Config {
                 return Err(wrong(message, "write the whole path, beginning with `/`"));
             }
         };
-        Ok(Some(Found { value, origin, path: file.path().to_owned(), line: setting.line }))
+        Ok(Some(Sourced { value, origin, path: file.path().to_owned(), line: setting.line }))
     }
 
     /// Returns the error in the store of a workflow file that is ignored for this reason.
@@ -147,7 +148,7 @@ impl Config {
     }
 
     /// Returns when colour is used.
-    pub(crate) fn color(&self) -> Option<Found<Color>> {
+    pub(crate) fn color(&self) -> Option<Sourced<Color>> {
         self.first(ConfigFile::color).map(|found| {
             found_as(found, |choice| match choice {
                 ColorChoice::Auto => Color::Auto,
@@ -158,12 +159,12 @@ impl Config {
     }
 
     /// Returns how long a command waits while a run only waits.
-    pub(crate) fn wait(&self) -> Option<Found<Duration>> {
+    pub(crate) fn wait(&self) -> Option<Sourced<Duration>> {
         self.first(ConfigFile::wait).map(|found| found_as(found, |wait| *wait))
     }
 
     /// Returns the step parallelism for workflows without a setting.
-    pub(crate) fn max_parallel(&self) -> Option<Found<std::num::NonZeroUsize>> {
+    pub(crate) fn max_parallel(&self) -> Option<Sourced<std::num::NonZeroUsize>> {
         self.first(ConfigFile::max_parallel).map(|found| found_as(found, |count| *count))
     }
 
@@ -175,8 +176,8 @@ impl Config {
     }
 
     /// Returns the command of each agent as written, by name.
-    pub(crate) fn agents(&self) -> Vec<(String, Found<String>)> {
-        let mut agents: Vec<(String, Found<String>)> = Vec::new();
+    pub(crate) fn agents(&self) -> Vec<(String, Sourced<String>)> {
+        let mut agents: Vec<(String, Sourced<String>)> = Vec::new();
         for (origin, place) in self.places() {
             let Some(file) = &place.file else { continue };
             for (name, setting) in file.agents() {
@@ -239,14 +240,14 @@ impl Place {
 }
 
 /// Returns the store of a workflow file, relative to the folder of the file.
-fn of_workflow(named: &NamedStore) -> Result<Found<String>, FileError> {
+fn of_workflow(named: &NamedStore) -> Result<Sourced<String>, FileError> {
     let Setting { value, line, .. } = named.setting();
     let url = StoreUrl::parse(value).map_err(|error| {
         let help = error.diagnosis().hint.unwrap_or_default();
         named.wrong(format!("`store`: {error}"), &help)
     })?;
     let unseen = |message: &str| named.wrong(format!("`store`: {message}"), "name it with `--store`");
-    let home = place::start_of_search(Some(named.path()))
+    let home = store_location::start_of_search(Some(named.path()))
         .map_err(|_| unseen("the folder of the file cannot be looked at"))?;
     let value = match url.path() {
         None => value.clone(),
@@ -256,12 +257,12 @@ fn of_workflow(named: &NamedStore) -> Result<Found<String>, FileError> {
         }
     };
     let path = home.join(named.path().file_name().unwrap_or_default());
-    Ok(Found { value, origin: Origin::Workflow, path, line: *line })
+    Ok(Sourced { value, origin: Origin::Workflow, path, line: *line })
 }
 
-fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) -> U) -> Found<U> {
+fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) -> U) -> Sourced<U> {
     let (origin, file, setting) = found;
-    Found { value: value(&setting.value), origin, path: file.path().to_owned(), line: setting.line }
+    Sourced { value: value(&setting.value), origin, path: file.path().to_owned(), line: setting.line }
 }
 
 /// Returns the folder of the user's configuration; `None` without a home.

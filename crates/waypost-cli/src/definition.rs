@@ -19,11 +19,11 @@ use waypost_workflow::file::{Child, ReadError, Step, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::{Context, SCRIPT, gives, near_here};
+use crate::commands::{Context, SCRIPT, gives, relative_to_here};
+use crate::environment;
 use crate::error::Error;
 use crate::hooks;
-use crate::place::{self, kept};
-use crate::surroundings;
+use crate::store_location::{self, kept};
 
 use adopt::{Changed, FinishedChoice, adopt};
 
@@ -248,7 +248,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         return Ok(own);
     }
     let path = path_in_force(frozen, &snapshot.definition);
-    let recorded = path.map(|path| place::from_home(store.home(), path));
+    let recorded = path.map(|path| store_location::from_home(store.home(), path));
     if choice.keep {
         return Ok(beside_the_file(own, snapshot, recorded.as_deref()));
     }
@@ -262,7 +262,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         }
         (None, None) => return Ok(own),
     };
-    let changed = match Workflow::read(&near_here(&file)) {
+    let changed = match Workflow::read(&relative_to_here(&file)) {
         Ok(changed) => changed,
         // Without `--with`, the user has the result: the run is completed.
         Err(_) if ended.is_some() && choice.with.is_none() => {
@@ -286,7 +286,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     }
     let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let path = kept(store, &file)?;
-    let shape = shape_of(&changed, surroundings::cores())?;
+    let shape = shape_of(&changed, environment::cores())?;
     let run = &snapshot.entry.summary.run;
     let compared = Compared { before: &own.shape, position: &position, after: &shape };
     let within = match choice.restart {
@@ -337,7 +337,7 @@ pub(crate) async fn of_fork(
     position: &Position,
     file: &Path,
 ) -> Result<Chosen, Error> {
-    let changed = with_first_ids(Workflow::read(&near_here(file))?, &own)?;
+    let changed = with_first_ids(Workflow::read(&relative_to_here(file))?, &own)?;
     let choice = &Choice { forks: true, ..Choice::default() };
     let about = Changed { store, snapshot, position, file, choice, within: BTreeMap::new() };
     adopt(about, own, changed).await
@@ -351,7 +351,7 @@ fn with_first_ids(changed: Workflow, own: &Chosen) -> Result<Workflow, Error> {
 fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> Result<Chosen, Error> {
     let file = path_in_force(record, definition).map_or_else(
         || PathBuf::from(format!("{}.yaml", record.workflow)),
-        |path| place::from_home(store.home(), path),
+        |path| store_location::from_home(store.home(), path),
     );
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
@@ -366,13 +366,13 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
         ));
     };
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;
-    let shape = shape_of(&workflow, surroundings::cores())?;
+    let shape = shape_of(&workflow, environment::cores())?;
     let path = path_in_force(record, definition).map(ToOwned::to_owned);
     Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
 }
 
 fn shown(path: &Path) -> String {
-    near_here(path).display().to_string()
+    relative_to_here(path).display().to_string()
 }
 
 /// Returns a step of a branch, possibly from an included file.

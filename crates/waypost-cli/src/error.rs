@@ -455,7 +455,7 @@ impl Error {
                 Exit::NotTrusted,
                 Some(format!(
                     "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
-                    crate::place::quoted(&file.display().to_string())
+                    crate::store_location::quoted(&file.display().to_string())
                 )),
             ),
             Self::NotOwned { .. } => (

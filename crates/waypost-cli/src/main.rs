@@ -13,31 +13,31 @@ use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
-mod among;
-mod beside;
+mod atomic_file;
 mod cli;
 mod commands;
 mod completion;
 mod config;
-mod dead;
+mod current_evidence;
+mod dead_letters;
 mod definition;
-mod drive;
+mod environment;
 mod error;
-mod everywhere;
 mod exit;
-mod failed;
+mod failed_item;
+mod failed_step;
 mod hooks;
-mod ladder;
+mod interrupt;
+mod keepalive;
 mod limits;
-mod looking;
 mod output;
 mod params;
-mod place;
 mod reference;
+mod registry;
+mod run_status;
+mod session;
 mod size;
-mod standing;
-mod staying;
-mod surroundings;
+mod store_location;
 mod time;
 mod view;
 
@@ -47,7 +47,7 @@ const RUNTIME_PAIRS: usize = 6;
 
 /// Turns a write beyond the file size limit (`ulimit -f`) into an error, which is reported; the signal would
 /// silently end the program. Steps are not affected: the supervisor restores their signals.
-fn hear_of_limits() {
+fn ignore_file_size_signal() {
     #[expect(unsafe_code, reason = "neither std nor rustix ignores a signal")]
     // SAFETY: sets the disposition of a signal before a second thread exists; no handler is called.
     unsafe {
@@ -56,7 +56,7 @@ fn hear_of_limits() {
 }
 
 /// Checks that descriptors for a runtime are left: without them, the runtime panics.
-fn room_for_runtime() -> std::io::Result<()> {
+fn check_runtime_descriptors() -> std::io::Result<()> {
     let pairs: Vec<_> =
         std::iter::repeat_with(UnixStream::pair).take(RUNTIME_PAIRS).collect::<std::io::Result<_>>()?;
     drop(pairs);
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
         // Before threads exist: the supervisor forks.
         return waypost_workflow::supervisor::main();
     }
-    hear_of_limits();
+    ignore_file_size_signal();
     let descriptors = limits::raise_descriptors();
     waypost_workflow::supervisor::give_steps_descriptors(descriptors);
     let mut context = Context::new(&cli);
@@ -90,8 +90,8 @@ fn main() -> ExitCode {
     {
         return context.tell(&error).into();
     }
-    let runtime =
-        room_for_runtime().and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
+    let runtime = check_runtime_descriptors()
+        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
     let result = runtime
         .map_err(Error::Runtime)
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));

@@ -9,7 +9,7 @@ use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
 use crate::output::shown;
-use crate::place;
+use crate::store_location;
 
 /// Most runs listed for an ambiguous prefix.
 const CANDIDATES_MAX: usize = 10;
@@ -354,7 +354,7 @@ pub(crate) async fn here_first(
     let runs = store.runs(&query).await?.runs;
     let here = std::env::current_dir().and_then(|folder| folder.canonicalize()).ok();
     let is_here = |run: &&RunSummary| {
-        let file = run.path.as_deref().map(|path| place::from_home(store.home(), path));
+        let file = run.path.as_deref().map(|path| store_location::from_home(store.home(), path));
         file.zip(here.as_deref()).is_some_and(|(file, here)| file.starts_with(here))
     };
     let below: Vec<RunSummary> = runs.iter().filter(is_here).cloned().collect();
@@ -380,14 +380,14 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
 pub(crate) async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     match store.run(run).await {
         Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(StoreError::Damaged { damage, older: None }) if log_that_tells(&damage).is_some() => Ok(false),
+        Err(StoreError::Damaged { damage, older: None }) if log_with_record(&damage).is_some() => Ok(false),
         Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
 /// Returns the log that proves a missing record, if this is how the loss is known.
-pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
+pub(crate) fn log_with_record(damage: &Damage) -> Option<&str> {
     damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
 }
 
@@ -397,7 +397,7 @@ pub(crate) fn log_that_tells(damage: &Damage) -> Option<&str> {
 pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     let run = RunId::new(name).ok()?;
     let folder = store.folder(&run)?;
-    let is_lost = place::has_told(&folder) && !is_there(store, &run).await.unwrap_or(true);
+    let is_lost = store_location::has_log(&folder) && !is_there(store, &run).await.unwrap_or(true);
     is_lost.then_some(Error::Lost { run, folder })
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
-use crate::among::FailedItem;
+use crate::failed_item::FailedItem;
 
 mod checked;
 mod decisions;

@@ -32,8 +32,16 @@ use waypost::Digest;
 use waypost::evidence::{ARTIFACT_EXISTS, FILE_SHA256, InvalidPack};
 use waypost::record::{Claim, Occasion, Pack};
 
-use crate::{API_RESPONSE, COMMAND, CONTAINER_RUNNING, DB_ROW, EXEC, GIT, JSON_VALUE, NETWORK_REACHABLE};
-use crate::{PROCESS_EXISTS, recorded_connection};
+use crate::API_RESPONSE;
+use crate::COMMAND;
+use crate::CONTAINER_RUNNING;
+use crate::DB_ROW;
+use crate::EXEC;
+use crate::GIT;
+use crate::JSON_VALUE;
+use crate::NETWORK_REACHABLE;
+use crate::PROCESS_EXISTS;
+use crate::recorded_connection;
 
 /// Starts an empty pack; add claims with [`and`](PackBuilder::and).
 pub fn pack() -> PackBuilder {

@@ -84,47 +84,24 @@ use std::sync::Arc;
 
 use waypost::evidence::Verifier;
 
-mod address;
 pub mod claims;
-mod command;
-mod container;
-mod database_file;
-mod decimal;
-mod environment;
-mod exchange;
-mod exec;
-mod expect;
-mod file;
-mod found;
-mod git;
-mod group;
-mod http;
-mod json;
-mod login;
-mod port;
-mod postgres;
-mod process;
-mod rows;
-mod sqlite;
-mod tls;
-mod url;
 
-pub use command::{COMMAND, CommandProbe};
-pub use container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};
-pub use environment::Environment;
-pub use exec::{EXEC, ExecProbe};
-pub use expect::{InvalidExpectation, check, check_count, fits, literal_text, sign_of};
-pub use file::FileProbe;
-pub use git::{GIT, GitProbe};
-pub use http::{API_RESPONSE, HttpProbe, METHODS, check_header, check_status};
-pub use json::{JSON_VALUE, JsonProbe, check_path};
-pub use login::{check_connection, recorded_connection};
-pub use port::{NETWORK_REACHABLE, PortProbe, check_port};
-pub use postgres::{PostgresProbe, check_query};
-pub use process::{PROCESS_EXISTS, ProcessProbe};
-pub use rows::{DB_ROW, RowProbe};
-pub use sqlite::SqliteProbe;
-pub use url::{check_url, is_private_url};
+pub use databases::pg_config::{check_connection, recorded_connection};
+pub use databases::postgres::{PostgresProbe, check_query};
+pub use databases::rows::{DB_ROW, RowProbe};
+pub use databases::sqlite::SqliteProbe;
+pub use expectations::expect::{InvalidExpectation, check, check_count, fits, literal_text, sign_of};
+pub use files::file::FileProbe;
+pub use files::json::{JSON_VALUE, JsonProbe, check_path};
+pub use network::container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};
+pub use network::http::{API_RESPONSE, HttpProbe, METHODS, check_header, check_status};
+pub use network::port::{NETWORK_REACHABLE, PortProbe, check_port};
+pub use network::url::{check_url, is_private_url};
+pub use programs::command::{COMMAND, CommandProbe};
+pub use programs::environment::Environment;
+pub use programs::exec::{EXEC, ExecProbe};
+pub use programs::git::{GIT, GitProbe};
+pub use programs::process::{PROCESS_EXISTS, ProcessProbe};
 
 /// Returns a verifier with the probes of this crate and of `waypost`. Programs that a claim starts get the
 /// variables of `environment`.
@@ -142,3 +119,8 @@ pub fn verifier(environment: Environment) -> Verifier {
         .with_probe(Arc::new(GitProbe::new(environment)))
         .with_probe(Arc::new(ProcessProbe::default()))
 }
+mod databases;
+mod expectations;
+mod files;
+mod network;
+mod programs;

@@ -9,61 +9,37 @@
 //!   .waypost/runs/RUN/        events.jsonl, report.md, logs/               derived, or not synced
 //! ```
 //!
-//! Module map:
+//! Rooms, each of which uses only the rooms before it:
 //!
-//! - `open`, `schema`: open, create, check and upgrade the file; `beside` names its folder.
-//! - `commit`: the write path with group commit; `present` checks that the files still exist.
-//! - `append`, `lease`, `trim`, `tidy`: the write operations, each a single transaction. `shrink` returns
-//!   pages to the file system, and `clear` frees space on a full disk.
-//! - `pack`, `frame`, `hunks`, `header`: the compact stored form of a record. `squeeze` has the compression,
-//!   `tips` caches delta bases, and `unpack` decodes bodies.
-//! - `rows`, `branch`, `read`, `runs`: verified reads.
-//! - `witness`, `counters`, `inspect`: detection of lost or contradictory data.
-//! - `teller`: writes events and report off the commit path.
-//! - `fault`: maps SQLite errors to store errors.
+//! - `codec`: the compact stored form of a record, and the cache of delta bases.
+//! - `database`: the file, its connections, schema and errors.
+//! - `tables`: verified reads, leases, and the detection of lost or contradictory rows.
+//! - `write`: group commit, appends, pruning and removal.
+//! - `projector`: writes events and report off the commit path.
+//! - `store`: the operations of the trait. `free_space` removes files of a run on a full disk.
 //!
 //! The crate knows SQL and the file system. It makes no decisions about runs and never reads a state.
 
-mod append;
-mod beside;
-mod branch;
-mod clear;
-mod commit;
-mod counters;
-mod crowd;
-mod ends;
-mod fault;
-mod frame;
-mod frozen;
-mod header;
-mod heal;
-mod hunks;
-mod inspect;
-mod lease;
-mod open;
-mod pack;
-mod present;
-mod read;
-mod recent;
-mod room;
-mod rows;
-mod runs;
-mod schema;
-mod shrink;
-mod squeeze;
+mod codec;
+mod database;
+mod free_space;
+mod projector;
 mod store;
-mod teller;
-mod tidy;
-mod tips;
-mod trim;
-mod unpack;
-mod witness;
+mod tables;
+mod write;
 
-pub use beside::{folder_of, ignored_by_git};
-pub use clear::clear_files;
-pub use open::SqliteOptions;
-pub use schema::schema_of;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use database::folder::{folder_of, ignored_by_git};
+pub use database::open::SqliteOptions;
+pub use database::schema::schema_of;
+pub use free_space::clear_files;
 pub use store::SqliteStore;
 
 /// The schema version that this crate writes; older versions are readable.
-pub const SCHEMA_VERSION: u32 = schema::VERSION;
+pub const SCHEMA_VERSION: u32 = database::schema::VERSION;
+
+/// Locks a mutex, even after a panic: the guarded data is consistent between statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

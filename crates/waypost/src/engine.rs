@@ -94,7 +94,7 @@ pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Salvage, Settlement,
-    Spot, StateError, Told, Upstream,
+    StateError, StepRef, StepReport, Upstream,
 };
 pub use reuse::step_path;
 pub use signals::{Stop, StopHandle, StopLevel};

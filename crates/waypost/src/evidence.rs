@@ -47,26 +47,28 @@ use serde_json::Value;
 use crate::lock::host_name;
 use crate::record::{Claim, Verdict};
 
-mod beneath;
 mod blocking;
 mod exit;
 mod expect;
+mod file_guard;
 mod files;
 mod pack;
 mod pattern;
-mod spot;
-mod tree;
+mod safe_open;
+mod superseded;
 mod verifier;
+mod walk;
 
 pub use exit::ExitProbe;
 pub use expect::{InvalidExpectation, check_size, parse_size};
+pub use file_guard::{FileGuard, find_file_guard};
 pub use files::{
     ExistsProbe, Sha256Probe, check_mode, find_all, find_folder, find_names, modified, read_file,
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
-pub(crate) use pattern::reaches;
+pub(crate) use pattern::resolved;
 pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
-pub use spot::{Spot, find_spot};
+pub(crate) use superseded::{Bound, Newest};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder exists.
@@ -146,7 +148,7 @@ pub(crate) async fn other_names(
     deadline: tokio::time::Instant,
 ) -> Vec<Option<String>> {
     let (site, count) = (site.clone(), subjects.len());
-    let look = move || subjects.iter().map(|subject| beneath::other_name(&site, subject)).collect();
+    let look = move || subjects.iter().map(|subject| safe_open::other_name(&site, subject)).collect();
     match tokio::time::timeout_at(deadline, tokio::task::spawn_blocking(look)).await {
         Ok(Ok(names)) => names,
         Ok(Err(_)) | Err(_) => vec![None; count],

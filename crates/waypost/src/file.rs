@@ -47,23 +47,23 @@ use crate::store::{
 
 mod create;
 mod format;
-mod frozen;
 mod journal;
 mod lease;
 mod list;
+mod lookup;
 mod missing;
-mod near;
-mod pages;
 mod paths;
 mod read;
 mod replay;
 mod retain;
+mod run_record;
+mod scan;
 mod signals;
-mod witness;
+mod tail_check;
 mod write;
 
 use lease::{Locking, Seats, locked};
-use near::{IndexSource, Remembered};
+use lookup::{IndexSource, LookupCache};
 use paths::RunPaths;
 use read::{RunReader, read_error};
 
@@ -81,7 +81,7 @@ pub struct FileStore {
     read_only: bool,
     closed: AtomicBool,
     seats: Seats,
-    remembered: Remembered,
+    remembered: LookupCache,
     store_lock: Mutex<()>,
 }
 
@@ -133,7 +133,7 @@ impl FileStore {
             read_only: false,
             closed: AtomicBool::new(false),
             seats: Mutex::default(),
-            remembered: Remembered::default(),
+            remembered: LookupCache::default(),
             store_lock: Mutex::default(),
         }
     }
@@ -348,7 +348,7 @@ impl Store for FileStore {
 
     async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
         match run {
-            Some(run) => frozen::findings(self.disk.as_ref(), run, &self.readable(run)?.paths),
+            Some(run) => run_record::findings(self.disk.as_ref(), run, &self.readable(run)?.paths),
             None => self.check_open().map(|()| Vec::new()),
         }
     }

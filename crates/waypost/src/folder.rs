@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Events and report are derived from records after their commit. No decision reads them; only a store's loss
-//! of acknowledged records can be detected from the log ([`Told`]). A failed write therefore never fails the
+//! of acknowledged records can be detected from the log ([`LoggedRecords`]). A failed write therefore never fails the
 //! commit: the error is kept ([`RunFolder::take_trouble`]), and the file is not written any more in this
 //! session. At the next open, [`RunFolder::heal`] adds the missing part. The cost of a commit does not depend
 //! on the length of the run: a write to each file, without a sync.
@@ -28,12 +28,12 @@ use crate::record::{Record, RunRecord};
 mod blobs;
 mod deletion;
 mod events;
+mod logged;
 mod report;
-mod told;
 
 pub use blobs::{append_blob, read_blob, sync_blob};
 pub use deletion::{begin_deletion, deletions, end_deletion, is_deleting};
-pub use told::{Told, has_told};
+pub use logged::{LoggedRecords, has_log};
 
 /// The name prefix of unfinished files. Only the holder of a run removes them after a crash.
 pub const TEMP_PREFIX: &str = ".tmp-";
@@ -76,7 +76,7 @@ pub struct Trouble {
 impl RunFolder {
     /// Creates a handle for the folder at `path`. The first write creates the folder and its parent.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, run: &RunRecord) -> Self {
-        let events = events::EventFile::new(path.join(told::EVENTS_FILE));
+        let events = events::EventFile::new(path.join(logged::EVENTS_FILE));
         let report = report::ReportFile::new(path.join(REPORT), run.clone());
         Self {
             disk,

@@ -41,7 +41,7 @@ use serde_json::Value;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Salvage, Settlement, Spot, StateError, Upstream, unpanicked,
+    Salvage, Settlement, StateError, StepRef, Upstream, unpanicked,
 };
 use crate::id::StepId;
 use crate::path::FieldPath;
@@ -176,7 +176,7 @@ impl<S> Graph<S> {
 
 impl Erased {
     /// Returns the way on from a step, by the state after it.
-    fn route(&self, spot: Spot<'_>, state: &Held) -> Result<Follow, Failure> {
+    fn route(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, Failure> {
         perform::route(self.levels[spot.level].as_ref(), spot.place, &spot.step.id, state)
     }
 }
@@ -217,23 +217,23 @@ impl Program for Erased {
         read.unwrap_or_else(|panic| Err(panicked(panic)))
     }
 
-    fn admit(&self, _: Spot<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(&self, _: StepRef<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 
-    fn open(&self, spot: Spot<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
+    fn open(&self, spot: StepRef<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
         let called = format_args!("the items or the keys of step `{}`", spot.step.id);
         perform::unpanicked(called, || self.levels[spot.level].open(spot.place, state))
     }
 
-    fn child(&self, spot: Spot<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
+    fn child(&self, spot: StepRef<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
         let called = format_args!("the state of branch `{}` of step `{}`", item.key, spot.step.id);
         perform::unpanicked(called, || self.levels[spot.level].child(spot.place, state, item))
     }
 
-    fn attach(&self, _: Spot<'_>, _: &Held, _: &mut Held) {}
+    fn attach(&self, _: StepRef<'_>, _: &Held, _: &mut Held) {}
 
-    fn prepare(&self, spot: Spot<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
+    fn prepare(&self, spot: StepRef<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
         let called = format_args!("the copy of the state for step `{}`", spot.step.id);
         let level = self.levels[spot.level].as_ref();
         let state = perform::unpanicked(called, || Ok(self.reading.back(level, level.copy(state))))?;
@@ -249,7 +249,7 @@ impl Program for Erased {
         work.perform(state, joined).await
     }
 
-    fn subjects(&self, spot: Spot<'_>, state: &Held) -> Vec<String> {
+    fn subjects(&self, spot: StepRef<'_>, state: &Held) -> Vec<String> {
         let level = &self.levels[spot.level];
         let pack = unpanicked(|| level.evidence(spot.place, state));
         // A state that the step has not worked on may lack what its evidence looks for: then it tells nothing.
@@ -258,13 +258,13 @@ impl Program for Erased {
     }
 
     /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
-    fn forget(&self, _: Spot<'_>, _: &mut Held) {}
+    fn forget(&self, _: StepRef<'_>, _: &mut Held) {}
 
-    fn forget_failure(&self, _: Spot<'_>, _: &mut Held) {}
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Held) {}
 
-    fn forget_join(&self, _: Spot<'_>, _: &mut Held) {}
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Held) {}
 
-    fn restore(&self, _: Spot<'_>, _: &mut Held, _: &Held) {}
+    fn restore(&self, _: StepRef<'_>, _: &mut Held, _: &Held) {}
 
     /// A graph has no secrets of which the engine knows.
     fn redact(&self, _: &mut Claim) {}
@@ -276,22 +276,22 @@ impl Program for Erased {
     }
 
     /// Whole states are compared instead.
-    fn gave(&self, _: Spot<'_>, _: &Held) -> Option<Value> {
+    fn gave(&self, _: StepRef<'_>, _: &Held) -> Option<Value> {
         None
     }
 
     /// Each function is given the whole state.
-    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }
 
     /// A graph declares no compensation.
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &Held) -> Result<Option<GraphJob>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Held) -> Result<Option<GraphJob>, Failure> {
         Ok(None)
     }
 
     /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
-    async fn salvage(&self, _: Spot<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
         None
     }
 
@@ -299,18 +299,18 @@ impl Program for Erased {
     /// [`Resume::settle_doubtful`].
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut Held,
         _: crate::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, spot: Spot<'_>, state: &Held) -> Result<Follow, String> {
+    fn follow(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, String> {
         self.route(spot, state).map_err(|failure| failure.error.join(": "))
     }
 
-    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
         let may_have_effect = failure.kind == FailureKind::Evidence && !spot.step.idempotent;
         let retry = failure.kind != FailureKind::Fatal && !may_have_effect;
         OnFailure { retry, tolerate: false, ..OnFailure::default() }
@@ -319,7 +319,7 @@ impl Program for Erased {
     fn apply(
         &self,
         state: &mut Held,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Given>,
     ) -> Result<Follow, Failure> {
         let Settlement::Completed(given, _) = settled else {

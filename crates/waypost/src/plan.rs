@@ -14,7 +14,6 @@
 //! input, for any length of history.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::{Component, Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -23,13 +22,13 @@ use crate::id::{BranchPath, StepId};
 use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, SettledAs, Status, Verdict};
 use crate::shape::{Shape, Step, Unfinished};
 
-mod bound;
 mod cause;
 mod lost;
 mod rank;
 mod standing;
 
-pub(crate) use bound::{Bound, Newest};
+use crate::evidence::resolved;
+pub(crate) use crate::evidence::{Bound, Newest};
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
 use rank::{Rank, Ranks};
@@ -297,12 +296,6 @@ pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
 /// Returns whether the decision to run or skip the step is still open.
 fn is_new(entry: &FrontierEntry) -> bool {
     entry.status == Status::Ready && entry.at.attempt == 0 && entry.fan.is_none()
-}
-
-/// Normalizes the spelling of a path: `./a//b` becomes `a/b`.
-pub(crate) fn resolved(subject: &str) -> String {
-    let parts: PathBuf = Path::new(subject).components().filter(|part| *part != Component::CurDir).collect();
-    parts.to_string_lossy().into_owned()
 }
 
 /// Lists the finished steps with failed evidence, branch by branch, oldest record first: candidates for a

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
+    Salvage, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, RunStatus,
@@ -154,40 +154,40 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, _: Spot<'_>, _: &S) -> Result<Vec<Item>, Failure> {
+    fn open(&self, _: StepRef<'_>, _: &S) -> Result<Vec<Item>, Failure> {
         Ok(Vec::new())
     }
 
-    fn child(&self, _: Spot<'_>, state: &S, _: &Item) -> Result<S, Failure> {
+    fn child(&self, _: StepRef<'_>, state: &S, _: &Item) -> Result<S, Failure> {
         Ok(state.clone())
     }
 
-    fn attach(&self, _: Spot<'_>, _: &S, _: &mut S) {}
+    fn attach(&self, _: StepRef<'_>, _: &S, _: &mut S) {}
 
-    fn admit(&self, _: Spot<'_>, _: &S, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(&self, _: StepRef<'_>, _: &S, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 
-    fn prepare(&self, _: Spot<'_>, _: &S, _: Option<Joined>) -> Result<(), Failure> {
+    fn prepare(&self, _: StepRef<'_>, _: &S, _: Option<Joined>) -> Result<(), Failure> {
         Ok(())
     }
 
     async fn perform(&self, (): (), _: Attempt) -> Performed<()> {
-        Performed::Completed { output: (), ending: Ending::default(), told: Told::default() }
+        Performed::Completed { output: (), ending: Ending::default(), told: StepReport::default() }
     }
 
-    fn subjects(&self, _: Spot<'_>, _: &S) -> Vec<String> {
+    fn subjects(&self, _: StepRef<'_>, _: &S) -> Vec<String> {
         Vec::new()
     }
 
     /// Steps have no own part in the state.
-    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+    fn restore(&self, _: StepRef<'_>, _: &mut Self::State, _: &Self::State) {}
 
     fn redact(&self, _: &mut Claim) {}
 
@@ -197,40 +197,40 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         false
     }
 
-    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 
-    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
         None
     }
 
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut Self::State,
         _: waypost::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+    fn follow(&self, _: StepRef<'_>, _: &Self::State) -> Result<Follow, String> {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
+    fn on_failure(&self, _: StepRef<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: false, tolerate: false, ..OnFailure::default() }
     }
 
-    fn apply(&self, state: &mut S, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
+    fn apply(&self, state: &mut S, _: StepRef<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
         (self.change)(state);
         Ok(Follow::Needs)
     }
@@ -290,21 +290,21 @@ impl Program for Again {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, _: Spot<'_>, _: &String) -> Result<Vec<Item>, Failure> {
+    fn open(&self, _: StepRef<'_>, _: &String) -> Result<Vec<Item>, Failure> {
         Ok(Vec::new())
     }
 
-    fn child(&self, _: Spot<'_>, state: &String, _: &Item) -> Result<String, Failure> {
+    fn child(&self, _: StepRef<'_>, state: &String, _: &Item) -> Result<String, Failure> {
         Ok(state.clone())
     }
 
-    fn attach(&self, _: Spot<'_>, _: &String, _: &mut String) {}
+    fn attach(&self, _: StepRef<'_>, _: &String, _: &mut String) {}
 
-    fn admit(&self, _: Spot<'_>, _: &String, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(&self, _: StepRef<'_>, _: &String, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 
-    fn prepare(&self, _: Spot<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
+    fn prepare(&self, _: StepRef<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -315,21 +315,21 @@ impl Program for Again {
         let ending = Ending { exit_code: Some(1), ..Ending::default() };
         let error = vec!["exit code 1".to_owned()];
         let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
-        Performed::Failed { failure, told: Told::default() }
+        Performed::Failed { failure, told: StepReport::default() }
     }
 
-    fn subjects(&self, _: Spot<'_>, _: &String) -> Vec<String> {
+    fn subjects(&self, _: StepRef<'_>, _: &String) -> Vec<String> {
         Vec::new()
     }
 
     /// Steps have no own part in the state.
-    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+    fn restore(&self, _: StepRef<'_>, _: &mut Self::State, _: &Self::State) {}
 
     fn redact(&self, _: &mut Claim) {}
 
@@ -339,40 +339,40 @@ impl Program for Again {
         false
     }
 
-    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 
-    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
         None
     }
 
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut Self::State,
         _: waypost::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+    fn follow(&self, _: StepRef<'_>, _: &Self::State) -> Result<Follow, String> {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
+    fn on_failure(&self, _: StepRef<'_>, _: &Failure) -> OnFailure {
         OnFailure { retry: true, tolerate: false, ..OnFailure::default() }
     }
 
-    fn apply(&self, _: &mut String, _: Spot<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
+    fn apply(&self, _: &mut String, _: StepRef<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
         Ok(Follow::Needs)
     }
 

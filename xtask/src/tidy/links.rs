@@ -10,7 +10,7 @@ const DECISION_PARTS: &[&str] = &["## Context", "## Choice", "## What we gave up
 pub(super) fn markdown_links(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.with_extension(&["md"]) {
-        for (number, line) in prose(file) {
+        for (number, line) in file.prose() {
             for target in targets(line) {
                 if let Some(message) = broken(tree, file, target) {
                     findings.push(Finding::new(&file.path, number, message));
@@ -61,16 +61,6 @@ pub(super) fn decision_pages(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns the lines outside of code blocks.
-fn prose(file: &File) -> impl Iterator<Item = (usize, &str)> {
-    let mut in_code = false;
-    file.lines().filter(move |(_, line)| {
-        let fence = line.trim_start().starts_with("```");
-        in_code ^= fence;
-        !in_code && !fence
-    })
-}
-
 /// Returns the targets of the inline links in a line.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split_once(')')).map(|(target, _)| target)
@@ -86,7 +76,7 @@ fn broken(tree: &Tree, from: &File, target: &str) -> Option<String> {
         return Some(format!("the link `{target}` leads to no file"));
     };
     let page = tree.file(&path).filter(|page| !part.is_empty() && page.extension() == "md")?;
-    let found = prose(page).any(|(_, line)| slug(line).as_deref() == Some(part));
+    let found = page.prose().any(|(_, line)| slug(line).as_deref() == Some(part));
     (!found).then(|| format!("the link `{target}` leads to no heading of that page"))
 }
 

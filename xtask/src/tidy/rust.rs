@@ -7,7 +7,7 @@ use super::tree::Tree;
 const BANNED_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Helpers", "Util", "Utils", "Data", "Info"];
 
 /// Keywords that declare a type or trait.
-const DECLARATIONS: &[&str] = &["struct ", "enum ", "trait ", "type ", "union "];
+const DECLARATIONS: &[&str] = &["struct", "enum", "trait", "type", "union"];
 
 /// Type names avoid banned words such as `Manager`, and modules are not called `utils`.
 pub(super) fn banned_names(tree: &Tree) -> Vec<Finding> {
@@ -76,7 +76,7 @@ fn declared(line: &str) -> Option<&str> {
         };
     }
     line = line.strip_prefix("unsafe ").unwrap_or(line);
-    let rest = DECLARATIONS.iter().find_map(|word| line.strip_prefix(word))?;
+    let rest = DECLARATIONS.iter().find_map(|word| line.strip_prefix(word)?.strip_prefix(' '))?;
     let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
     Some(&rest[..end])
 }

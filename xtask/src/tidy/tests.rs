@@ -19,12 +19,12 @@ fn the_repository_is_tidy() {
 
 #[test]
 fn long_sources_are_found_and_long_tests_are_not() {
-    let long = "x\n".repeat(601);
+    let long = "x\n".repeat(1_001);
 
     let found =
         findings_of(&[("a/src/long.rs", &long), ("a/tests/it/long.rs", &long), ("a/src/tests.rs", &long)]);
 
-    assert_eq!(found, ["a/src/long.rs: 601 lines, the limit is 600: split it by topic"]);
+    assert_eq!(found, ["a/src/long.rs: 1001 lines, the limit is 1000: split it by topic"]);
 }
 
 #[test]
@@ -151,4 +151,97 @@ fn decisions_are_numbered_and_say_what_was_given_up() {
             "docs/decisions/0003-b.md: lacks the part `## What we gave up`",
         ]
     );
+}
+
+#[test]
+fn prose_above_the_rule_is_found_by_area() {
+    let plain = "A run has steps. ".repeat(60);
+    let vague = format!("// {plain}\n// It is what it was, and nobody knows `it`.\n");
+    let vague = vague.repeat(2);
+    let few = "It is what it is.\n";
+
+    let found = findings_of(&[("crates/a/src/x.rs", &vague), ("docs/a.md", few), ("README.md", &plain)]);
+
+    assert_eq!(
+        found,
+        [
+            "crates/a comments: 4.0 banned words per 1,000 words, the limit is 0: see `cargo xtask tidy --report`"
+        ]
+    );
+}
+
+#[test]
+fn pronouns_are_counted_outside_of_code_only() {
+    let count = words::Count::of("It's 1st: what `it that` of those-such IT, one.");
+
+    assert_eq!(count, words::Count { words: 8, pronouns: 3, banned: 0 });
+}
+
+#[test]
+fn places_above_the_rule_are_found_by_crate() {
+    let long = format!("{}\n| {} |\n```\n{}\n```\n", "x".repeat(101), "y".repeat(101), "z".repeat(101));
+    let code = "struct A;\nfn f(a: (u8, u8, u8), b: bool, c: bool) {}\n";
+
+    let found = findings_of(&[
+        ("guide/a.md", &long),
+        ("crates/a/src/lib.rs", "mod b;\nmod c;\npub use b::Thing;\nstruct Thing;"),
+        ("crates/a/src/b.rs", &format!("{code}use crate::c;")),
+        ("crates/a/src/c.rs", "struct A;\nfn f(a: crate::Thing) {}"),
+    ]);
+
+    let see = "see `cargo xtask tidy --report`";
+    assert_eq!(
+        found,
+        [
+            format!("crates/a: 1 tuple parameters, the limit is 0: {see}"),
+            format!("crates/a: 1 flag pairs, the limit is 0: {see}"),
+            format!("crates/a: 1 shared type names, the limit is 0: {see}"),
+            format!("crates/a: 2 rooms in cycles, the limit is 0: {see}"),
+            format!("guide: 1 long lines of pages, the limit is 0: {see}"),
+        ]
+    );
+}
+
+#[test]
+fn a_crate_has_at_most_fifteen_entries() {
+    let paths: Vec<String> = (0..16).map(|at| format!("crates/a/src/m{at}.rs")).collect();
+    let files: Vec<(&str, &str)> = paths.iter().map(|path| (path.as_str(), "")).collect();
+
+    let found = findings_of(&files);
+
+    assert_eq!(found, ["crates/a: 16 entries of `src`, the limit is 15: see `cargo xtask tidy --report`"]);
+}
+
+#[test]
+fn the_pure_core_awaits_nothing_and_reads_no_store() {
+    let text = "use crate::store::Progress;\n// await the store\nfn a(stored: u8) {}\nasync fn b() {}\nlet x = store.load();\n";
+    let long = "x\n".repeat(1_196);
+    let tree = Tree::of(&[
+        ("crates/waypost/src/engine/trace.rs", text),
+        ("crates/waypost/src/engine/reuse.rs", &long),
+        ("crates/waypost/src/engine/fork.rs", text),
+    ]);
+
+    let found: Vec<String> = pure_core::check(&tree).iter().map(ToString::to_string).collect();
+
+    assert_eq!(
+        found,
+        [
+            "crates/waypost/src/engine/trace.rs:4: `async` in the pure core of the engine",
+            "crates/waypost/src/engine/trace.rs:5: `store` in the pure core of the engine",
+            "crates/waypost/src/engine: the core files have 1201 lines together, the limit is 1200",
+        ]
+    );
+}
+
+#[test]
+fn the_report_names_the_cycle_and_its_cheapest_edge() {
+    let tree = Tree::of(&[
+        ("crates/a/src/b.rs", "use crate::c;\nuse crate::c::d;"),
+        ("crates/a/src/c.rs", "use crate::b;"),
+    ]);
+
+    let text = report::of(&tree, 1);
+
+    assert!(text.contains("\ncycles of crates/a\n  b, c\n    c -> b (1): crates/a/src/c.rs:1\n"), "{text}");
 }

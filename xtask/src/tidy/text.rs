@@ -4,7 +4,7 @@ use super::Finding;
 use super::tree::{File, Tree};
 
 /// Most lines of a file: a longer file covers two topics.
-const LINES_MAX: usize = 600;
+const LINES_MAX: usize = 1_000;
 
 /// Most lines of the architecture page, so that newcomers read it whole.
 const ARCHITECTURE_LINES_MAX: usize = 150;

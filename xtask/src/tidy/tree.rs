@@ -30,6 +30,16 @@ impl File {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
+    /// Returns the numbered lines of a page, without its code blocks.
+    pub(super) fn prose(&self) -> impl Iterator<Item = (usize, &str)> {
+        let mut in_code = false;
+        self.lines().filter(move |(_, line)| {
+            let fence = line.trim_start().starts_with("```");
+            in_code ^= fence;
+            !in_code && !fence
+        })
+    }
+
     /// Returns whether the file contains only tests, for which some rules are milder.
     pub(super) fn is_test(&self) -> bool {
         self.path.contains("/tests/") || self.path.starts_with("tests/") || self.path.ends_with("/tests.rs")

@@ -14,13 +14,13 @@ use waypost_workflow::program::ProgramError;
 use super::Context;
 use crate::cli::{AnswerArgs, SignalArgs};
 use crate::definition::{Chosen, step_of};
+use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{shown, shown_lines};
-use crate::place::Access;
-use crate::place::quoted;
 use crate::reference::{Default, find, here_first, only, step_on};
-use crate::surroundings;
+use crate::store_location::Access;
+use crate::store_location::quoted;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
 /// Most commands in a hint.
@@ -236,7 +236,7 @@ pub(super) async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) ->
     let snapshot = Snapshot::read(store, run).await?;
     // A run of a program has no workflow with declared secrets.
     let Ok(Chosen { workflow, .. }) = Chosen::in_force(store, &snapshot) else { return Ok(()) };
-    let value = |name: &String| surroundings::secret(&workflow, name).filter(|value| !value.is_empty());
+    let value = |name: &String| environment::secret(&workflow, name).filter(|value| !value.is_empty());
     let secrets = workflow.secrets().iter().filter_map(|name| Some((name.as_str(), value(name)?)));
     let secrets: Vec<_> = secrets.map(|(name, value)| (name, value.into_encoded_bytes())).collect();
     let mask = Mask::new(secrets.iter().map(|(name, value)| (*name, value.as_slice())));

@@ -30,17 +30,17 @@ use waypost::record::Record;
 use waypost::store::{Scan, Store, StoreError};
 
 use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, SIGNALS, Writer};
-use self::named::{Files, Named};
+use self::named::{Files, NamedFiles};
 use super::branched::pending;
 use super::verify::verify_run;
 use super::{Context, once};
-use crate::beside;
+use crate::atomic_file;
 use crate::cli::ArchiveArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
 use crate::reference::{Default, find};
 use crate::size;
+use crate::store_location::Access;
 use crate::view::{ArchivedView, MissingView, VERSION};
 
 mod contents;
@@ -63,11 +63,11 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     if !verify_run(store.as_ref(), &run).await?.sound {
         return Err(Error::Unsound { run });
     }
-    beside::refuse_taken(&args.file, args.replace)?;
-    let folder = beside::folder_of(&args.file);
-    beside::remove_left(&folder);
+    atomic_file::refuse_taken(&args.file, args.replace)?;
+    let folder = atomic_file::folder_of(&args.file);
+    atomic_file::remove_left(&folder);
     let failed = |source: io::Error| not_written(&args.file, source);
-    let temp = beside::unfinished(&folder)
+    let temp = atomic_file::unfinished(&folder)
         .map_err(|source| Error::Create { path: args.file.clone(), source: source.kind().into() })?;
     let writer = Writer::new(temp.as_file().try_clone().map_err(failed)?).map_err(failed)?;
     let (manifest, why_not) = pack(store.as_ref(), &run, writer, context.now(), &args.file).await?;
@@ -78,7 +78,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     }
     temp.as_file().sync_all().map_err(failed)?;
     contents::check(temp.path(), &manifest).map_err(failed)?;
-    let file = beside::finish(temp, &args.file, args.replace)?;
+    let file = atomic_file::finish(temp, &args.file, args.replace)?;
     let bytes = file.metadata().map_or(0, |file| file.len());
     if let Some(why) = &why_not {
         context.output.warn(&format!("no run can begin with this archive: {why}"));
@@ -125,7 +125,7 @@ async fn pack(
     let (frozen, summary) = (&snapshot.entry.record, &snapshot.entry.summary);
     let time = summary.updated_at;
     writer.put("run.json", frozen.bytes(), time).map_err(failed)?;
-    let mut named = Named::default();
+    let mut named = NamedFiles::default();
     let checkpoints = pack_checkpoints(store, run, &mut writer, (time, file), &mut named).await?;
     if frozen.record().settings.contains_key(once::SCRIPT) {
         named.take_memos(store, run).await?;
@@ -180,7 +180,7 @@ async fn pack_checkpoints(
     run: &RunId,
     writer: &mut Writer,
     (time, file): (Timestamp, &Path),
-    named: &mut Named,
+    named: &mut NamedFiles,
 ) -> Result<u64, Error> {
     let (mut scan, mut text, mut count, mut files) = (Scan::of(run), Vec::new(), 0_u64, 0_u32);
     let mut put = |text: &mut Vec<u8>| {

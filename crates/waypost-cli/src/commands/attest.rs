@@ -20,12 +20,12 @@ use waypost::{BranchPath, CheckpointRef, Digest};
 use waypost_workflow::file::{Work, Workflow, separated};
 
 use super::{Context, show, verify};
-use crate::beside;
+use crate::atomic_file;
 use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place;
 use crate::size;
+use crate::store_location;
 use crate::view::{ExportedView, StepView, VERSION};
 
 /// The type of the statement.
@@ -92,7 +92,7 @@ pub(super) async fn attest(
     let shown = show::view_of(store.as_ref(), run).await?;
     // Paths are relative to the run's base folder, as for subjects.
     let base = snapshot.entry.record.record().base.as_deref().unwrap_or(".");
-    let base = place::from_home(store.home(), base);
+    let base = store_location::from_home(store.home(), base);
     let path = shown.path.clone().unwrap_or_else(|| shown.workflow.clone());
     let path = Path::new(&path).strip_prefix(&base).map_or(path.clone(), |path| path.display().to_string());
     let workflow = show::workflow_in_force(&snapshot);
@@ -181,11 +181,11 @@ fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
 fn write(path: &Path, replace: bool, bytes: &[u8]) -> Result<(), Error> {
     let failed =
         |source: io::Error| Error::from(StoreError::of_write("write", path.display().to_string(), source));
-    let folder = beside::folder_of(path);
-    beside::remove_left(&folder);
-    let mut temp = beside::unfinished(&folder)
+    let folder = atomic_file::folder_of(path);
+    atomic_file::remove_left(&folder);
+    let mut temp = atomic_file::unfinished(&folder)
         .map_err(|source| Error::Create { path: path.to_owned(), source: source.kind().into() })?;
     temp.write_all(bytes).map_err(failed)?;
     temp.as_file().sync_all().map_err(failed)?;
-    beside::finish(temp, path, replace).map(drop)
+    atomic_file::finish(temp, path, replace).map(drop)
 }

@@ -12,7 +12,7 @@ use super::Context;
 use super::run::{free_id, refuse_secrets};
 use crate::error::Error;
 use crate::output::shown;
-use crate::{params, reference, surroundings};
+use crate::{environment, params, reference};
 
 /// The params of the new run: the params of the other run, and the changes.
 pub(super) struct Params {
@@ -34,7 +34,7 @@ impl Params {
         before.retain(|name, value| !value.is_null() && declared(name));
         let given = GivenParams { file: before.clone(), text: text.to_vec() };
         let now = workflow.resolve_params(&given).map_err(Error::Params)?;
-        surroundings::refuse_missing_secrets(workflow)?;
+        environment::refuse_missing_secrets(workflow)?;
         Ok(Self { before, now })
     }
 

@@ -15,9 +15,9 @@ use super::stop::{first_upper, freed, message};
 use crate::cli::CancelArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
+use crate::keepalive::keepalive_holder;
 use crate::reference::{find_unasked, unfinished_statuses};
-use crate::staying::who_stays;
+use crate::store_location::Access;
 use crate::view::{CancelledView, UndoneView, VERSION};
 
 /// The requester name in records and messages.
@@ -70,7 +70,7 @@ async fn stopped_lease(
     let (began, mut stopped) = (Instant::now(), false);
     loop {
         let holder = store.run(run).await?.summary.holder;
-        if let Some(holder) = holder.or_else(|| who_stays(store.as_ref(), run)) {
+        if let Some(holder) = holder.or_else(|| keepalive_holder(store.as_ref(), run)) {
             if holder.is_gone() {
                 let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
                 context.output.note(&first_upper(&note));

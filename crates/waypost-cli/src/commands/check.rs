@@ -4,16 +4,16 @@ use waypost_workflow::file::{Mode, Step, Warning, Workflow};
 
 use super::Context;
 use crate::cli::CheckArgs;
+use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::surroundings;
 use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
 pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Error> {
     let workflow = Workflow::read(&args.file)?;
-    let agents = surroundings::agents();
+    let agents = environment::agents();
     let known: Vec<&str> = agents.names().collect();
     let warnings = [workflow.all_warnings(), workflow.unknown_agents(&known)].concat();
     let steps: Vec<CheckedStepView> = workflow.steps().iter().map(|step| view(&workflow, step)).collect();

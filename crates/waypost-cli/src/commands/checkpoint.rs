@@ -7,8 +7,8 @@ use super::answer::refuse_secret;
 use crate::cli::CheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
 use crate::reference::{Default, find};
+use crate::store_location::Access;
 use crate::view::{MarkedView, VERSION};
 
 pub(crate) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<Exit, Error> {

@@ -10,7 +10,7 @@ use waypost_sqlite::{clear_files, folder_of};
 use super::Context;
 use super::delete::refuse_newer;
 use crate::error::Error;
-use crate::place::{Access, StoreUrl};
+use crate::store_location::{Access, StoreUrl};
 
 /// A store, opened to delete runs.
 pub(super) struct Deleting {

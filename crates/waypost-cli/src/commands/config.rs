@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::Color;
-use crate::config::{Config, Found, Origin};
+use crate::config::{Config, Origin, Sourced};
+use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place;
-use crate::surroundings;
+use crate::store_location;
 use crate::time;
 use crate::view::{ConfigFileView, ConfigView, SettingView, VERSION};
 
@@ -73,7 +73,7 @@ fn store(context: &Context) -> Result<SettingView, Error> {
             plain("store", Value::String(url.to_owned()), origin)
         }
         (_, Some(found)) => of("store", Value::String(found.value.clone()), &found),
-        (_, None) => plain("store", Value::String(place::default_url(None)?), Origin::Default),
+        (_, None) => plain("store", Value::String(store_location::default_url(None)?), Origin::Default),
     })
 }
 
@@ -100,11 +100,11 @@ fn wait(config: &Config) -> SettingView {
 fn max_parallel(config: &Config) -> SettingView {
     match config.max_parallel() {
         Some(found) => of("max_parallel", json!(found.value.get()), &found),
-        None => plain("max_parallel", json!(surroundings::processors().get()), Origin::Default),
+        None => plain("max_parallel", json!(environment::processors().get()), Origin::Default),
     }
 }
 
-fn of<T>(key: &str, value: Value, found: &Found<T>) -> SettingView {
+fn of<T>(key: &str, value: Value, found: &Sourced<T>) -> SettingView {
     let path = Some(found.path.display().to_string());
     SettingView { key: key.to_owned(), value, source: found.origin, path, line: Some(found.line) }
 }

@@ -14,13 +14,13 @@ use waypost_workflow::program::WorkflowState;
 use super::Context;
 use super::answer::refuse_secret;
 use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
-use crate::dead::{self, DeadLetter};
+use crate::dead_letters::{self, DeadLetter};
 use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::place::Access;
 use crate::reference::{Default, find, find_to_decide, unfinished_statuses};
+use crate::store_location::Access;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 
 pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Result<Exit, Error> {
@@ -34,7 +34,7 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
 
 /// Returns the dead letters of a run.
 pub(crate) async fn letters(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
-    dead::letters(store, run, &workflow_of(store, run).await?).await
+    dead_letters::letters(store, run, &workflow_of(store, run).await?).await
 }
 
 async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> {
@@ -46,12 +46,12 @@ async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> 
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot)?.workflow;
-    let dropped = match dead::dropped(store, run, &workflow).await? {
+    let dropped = match dead_letters::dropped(store, run, &workflow).await? {
         0 => None,
         1 => Some("the one that it had was dropped".to_owned()),
         count => Some(format!("the {count} that it had were dropped")),
     };
-    let skipped = match dead::skipped(store, run, &workflow).await? {
+    let skipped = match dead_letters::skipped(store, run, &workflow).await? {
         0 => None,
         1 => Some("1 item failed and was skipped, as the workflow says".to_owned()),
         count => Some(format!("{count} items failed and were skipped, as the workflow says")),
@@ -137,7 +137,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
 async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
     let letters = letters(store.as_ref(), &run).await?;
-    let found = dead::chosen(&run, letters, std::slice::from_ref(&args.key))?;
+    let found = dead_letters::chosen(&run, letters, std::slice::from_ref(&args.key))?;
     if context.output.json {
         let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
         context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
@@ -170,7 +170,7 @@ async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
 async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
-    let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
         (Some(_), [letter]) if letter.failed_on != letter.branch => {
@@ -210,7 +210,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter is named".to_owned(), "name their keys, or say `--all`"));
     }
-    let found = dead::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
     if found.is_empty() {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }

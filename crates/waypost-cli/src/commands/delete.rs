@@ -12,8 +12,8 @@ use super::clear::Deleting;
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::keepalive::keepalive_holder;
 use crate::reference::{find_to_decide, find_unasked};
-use crate::staying::who_stays;
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
@@ -68,7 +68,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     store.wait_while_dying(run).await?;
     match store.run(run).await {
-        Ok(entry) => match entry.summary.holder.or_else(|| who_stays(store, run)) {
+        Ok(entry) => match entry.summary.holder.or_else(|| keepalive_holder(store, run)) {
             None => Ok(()),
             holder => Err(StoreError::Held { run: run.clone(), holder }.into()),
         },

@@ -14,7 +14,7 @@ use super::Context;
 use crate::cli::DemoArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::ladder;
+use crate::interrupt;
 use crate::view::{DemoCommandView, DemoStepView, DemoView, VERSION};
 
 /// The workflow file and its run.
@@ -46,8 +46,8 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
         Ok(exit) => Ok(exit),
         Err(Ended::Stopped(by)) => {
             context.output.note(&format!("Stopped by {by}; nothing of the demo is left."));
-            ladder::die_of(by);
-            Ok(ladder::exit_of(by))
+            interrupt::die_of(by);
+            Ok(interrupt::exit_of(by))
         }
         Err(Ended::Error(error)) => Err(error),
     }

@@ -17,13 +17,13 @@ use waypost_workflow::program::processes_of;
 
 use super::Context;
 use crate::config::{Config, Origin};
+use crate::environment::Local;
 use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
-use crate::place::{Access, StoreUrl};
+use crate::keepalive;
+use crate::run_status::{self, Corrected};
 use crate::size;
-use crate::standing::{self, Corrected};
-use crate::staying;
-use crate::surroundings::Local;
+use crate::store_location::{Access, StoreUrl};
 use crate::time;
 use crate::view::{CheckupView, DoctorView, VERSION};
 
@@ -312,7 +312,7 @@ async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
             None => break,
         }
     }
-    listed.iter_mut().for_each(|run| staying::tell_of_commands(store, run));
+    listed.iter_mut().for_each(|run| keepalive::tell_of_commands(store, run));
     let runs = Runs { listed, unreadable };
     readable(store, &runs, checkup).await;
     Some(runs)
@@ -328,7 +328,7 @@ async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
         error => broken.push((run.clone(), error.to_string())),
     };
     for run in &runs.unreadable {
-        match standing::unlisted(store, &run.run).await {
+        match run_status::unlisted(store, &run.run).await {
             Err(Error::Store(error)) => told_of(&run.run, &error),
             _ => told_of(&run.run, &StoreError::Invalid(run.why.clone())),
         }
@@ -336,7 +336,7 @@ async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     let mut fallen: Vec<&RunId> = Vec::new();
     let read = runs.listed.iter().take(RUNS_READ_MAX);
     for run in read {
-        match standing::correct(store, &mut run.clone()).await {
+        match run_status::correct(store, &mut run.clone()).await {
             Ok(Corrected::Right) => {}
             Ok(Corrected::Fallen) => fallen.push(&run.run),
             Ok(Corrected::Unreadable(error)) => told_of(&run.run, &error),

@@ -14,13 +14,13 @@ use waypost::{BranchPath, RunId, StepId};
 
 use super::Context;
 use crate::cli::{Evidence, EvidenceArgs};
+use crate::current_evidence;
 use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
-use crate::place::{self, Access, StoreUrl};
 use crate::reference::{Default, StepRef, encoded, find, step_on};
 use crate::size;
+use crate::store_location::{self, Access, StoreUrl};
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 
 /// Most suggested files.
@@ -43,7 +43,8 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look()).await?;
     let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
-    let accepted = looking::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
+    let accepted =
+        current_evidence::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
     let step = named.to_string();
     if context.output.json {
         let run = run.to_string();
@@ -67,8 +68,8 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let (begun, ended) = times(store.as_ref(), &run, &named).await?;
     let step = named.to_string();
     let frozen = snapshot.entry.record.record();
-    let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
-    let mask = looking::mask(&store, &snapshot, &chosen)?;
+    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let mask = current_evidence::mask(&store, &snapshot, &chosen)?;
     let kept = kept_by(store.as_ref(), &run, &base);
     let written = written_between(&base, &kept, (begun, ended)).into_iter();
     // A claim would record the path, so paths with secrets are left out.
@@ -199,7 +200,7 @@ impl Written {
 /// Returns the store's paths: its own folder, or its parts of a shared folder, and the database.
 fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
     let mut kept = Vec::new();
-    let folder = store.folder(run).map(|folder| place::from_home(Some(&folder), "../.."));
+    let folder = store.folder(run).map(|folder| store_location::from_home(Some(&folder), "../.."));
     if let Some(folder) = folder {
         match folder == base {
             true => kept.extend(["runs", "locks", "ordinal.json"].map(|name| folder.join(name))),
@@ -207,7 +208,7 @@ fn kept_by(store: &dyn Store, run: &RunId, base: &Path) -> Vec<PathBuf> {
         }
     }
     if let Ok(StoreUrl::Sqlite(database)) = StoreUrl::parse(&store.to_string()) {
-        let database = place::from_home(Some(&database), ".");
+        let database = store_location::from_home(Some(&database), ".");
         let beside = |end: &str| PathBuf::from(format!("{}{end}", database.display()));
         kept.extend(["", "-wal", "-shm", "-journal"].map(beside));
     }

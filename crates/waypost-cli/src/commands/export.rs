@@ -9,19 +9,19 @@ use waypost::store::StoreError;
 use super::branched::tell_of_pending;
 use super::travel::{checkpoint, on_main};
 use super::{Context, attest};
-use crate::beside;
+use crate::atomic_file;
 use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
 use crate::size;
+use crate::store_location::Access;
 use crate::view::{ExportedView, VERSION};
 
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
     on_main(&reference, "is exported from")?;
-    beside::refuse_taken(&args.file, args.replace)?;
+    atomic_file::refuse_taken(&args.file, args.replace)?;
     if args.attest {
         return attest::attest(context, &store, &reference, &args).await;
     }
@@ -76,7 +76,7 @@ fn not_saved(error: SaveError) -> Error {
             StoreError::Io { action, place: path.display().to_string(), source }.into()
         }
         SaveError::Io { path, source, .. } => Error::Create { path, source },
-        SaveError::Exists { path } => beside::exists(&path),
+        SaveError::Exists { path } => atomic_file::exists(&path),
         error @ SaveError::TooLarge { .. } => Error::usage(error.to_string(), "copy the store instead"),
     }
 }

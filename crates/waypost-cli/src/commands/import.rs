@@ -19,12 +19,12 @@ use super::archive::{Archived, checkpoint_in};
 use super::branched::{Params, id_of, tell_of_given};
 use super::travel::on_main;
 use crate::cli::ImportCheckpointArgs;
-use crate::drive::{Session, Told};
+use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::{Begin, ReadParam};
-use crate::place::{self, Access, kept};
-use crate::surroundings::{self, Local};
+use crate::session::{Session, SessionReport};
+use crate::store_location::{self, Access, kept};
 use crate::view::{ImportShownView, VERSION};
 
 /// The largest file of another program that is looked into: a checkpoint with all items of a large job.
@@ -45,7 +45,7 @@ fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
 
 /// Returns the error for a session or checkpoint of Prodigy; nothing for any other file.
 fn foreign(file: &Path) -> Option<Error> {
-    let bytes = place::read_regular(file, FOREIGN_BYTES_MAX).ok()?;
+    let bytes = store_location::read_regular(file, FOREIGN_BYTES_MAX).ok()?;
     waypost_import::prodigy_state(&bytes).map(Error::ForeignState)
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
     let shape = shape_of(&workflow, local.cores)?;
-    let settings = serde_json::json!({ surroundings::BASH: local.has_bash });
+    let settings = serde_json::json!({ environment::BASH: local.has_bash });
     let record = RunRecord {
         run: run.clone(),
         definition: shape.definition(Some(workflow.text().to_owned())),
@@ -92,14 +92,14 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,
-        settings: surroundings::settings(settings),
+        settings: environment::settings(settings),
         parent: None,
         tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
         actor: local.actor(),
         created_at: context.now(),
         ..frozen
     };
-    let told = Told {
+    let told = SessionReport {
         run: run.clone(),
         file: None,
         store_words: context.lasting_store_words(),
@@ -107,7 +107,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
     let timeout = workflow.timeout();
-    let mut options = surroundings::session_options(&workflow);
+    let mut options = environment::session_options(&workflow);
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let session = Session::begin(context, timeout)?;
     options.stop = session.stop.clone();

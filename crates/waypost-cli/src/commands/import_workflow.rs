@@ -13,7 +13,7 @@ use crate::cli::ImportWorkflowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::place::{self, quoted};
+use crate::store_location::{self, quoted};
 use crate::view::{ImportedView, NoteView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
@@ -24,7 +24,7 @@ pub(crate) async fn import_workflow(context: &Context, args: &ImportWorkflowArgs
     {
         return Err(is_there(out));
     }
-    let bytes = place::read_regular(&args.file, FILE_BYTES_MAX as u64)?;
+    let bytes = store_location::read_regular(&args.file, FILE_BYTES_MAX as u64)?;
     let imported = waypost_import::prodigy(&bytes, &args.file).map_err(Error::from_import)?;
     match &args.out {
         Some(out) if args.force => replace(out, &imported.text)?,
@@ -89,7 +89,7 @@ fn is_there(file: &Path) -> Error {
 
 /// Writes a file atomically, replacing an existing one.
 fn replace(file: &Path, text: &str) -> Result<(), Error> {
-    place::refuse_no_folder(file)?;
+    store_location::refuse_no_folder(file)?;
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
     let mut beside = file.as_os_str().to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));

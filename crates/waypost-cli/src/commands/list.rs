@@ -8,13 +8,13 @@ use waypost::store::{RunQuery, RunSummary, Store, StoreError, UnreadableRun};
 use super::Context;
 use crate::cli::{ListArgs, StatusName};
 use crate::error::Error;
-use crate::everywhere;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::place::{self, Access};
 use crate::reference::resumable_statuses;
+use crate::registry;
+use crate::run_status::{self, Corrected};
 use crate::size;
-use crate::standing::{self, Corrected};
+use crate::store_location::{self, Access};
 use crate::time;
 use crate::view::{ListView, RunView, UnreadableRunView, VERSION};
 
@@ -59,14 +59,14 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
 
 /// Lists the runs of all known stores; an unreadable store causes a warning.
 async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Error> {
-    let mut addresses = everywhere::remembered();
+    let mut addresses = registry::remembered();
     // This user may never have written to the local store.
-    let here = context.store(None, Access::Read).ok().and_then(|store| everywhere::address(store.as_ref()));
+    let here = context.store(None, Access::Read).ok().and_then(|store| registry::address(store.as_ref()));
     addresses.extend(here.filter(|here| !addresses.contains(here)));
     let (mut runs, mut damaged, mut more, mut asked) = (Vec::new(), Vec::new(), false, false);
     for address in &addresses {
         let listed = async {
-            let store = place::open(Some(address), None, Access::Read)?;
+            let store = store_location::open(Some(address), None, Access::Read)?;
             let query = query(context, store.as_ref(), args);
             found(context, store.as_ref(), &query, Some(address)).await
         };
@@ -132,7 +132,7 @@ async fn found(
     let mut found = store.runs(query).await?;
     let mut listed = Vec::with_capacity(found.runs.len());
     for mut run in found.runs {
-        match standing::correct(store, &mut run).await? {
+        match run_status::correct(store, &mut run).await? {
             Corrected::Right => {}
             Corrected::Fallen => {
                 let text = format!(
@@ -140,7 +140,9 @@ async fn found(
                     run.run
                 );
                 context.output.warn(&match of {
-                    Some(of) => place::with_words(&text, &format!(" --store {}", place::quoted(of))),
+                    Some(of) => {
+                        store_location::with_words(&text, &format!(" --store {}", store_location::quoted(of)))
+                    }
                     None => context.with_store(&text),
                 });
             }
@@ -160,7 +162,7 @@ async fn found(
 /// Returns the exit code if no run can be listed: damaged, or all of a newer version.
 async fn exit_of(store: &dyn Store, unreadable: &[UnreadableRun]) -> Exit {
     for found in unreadable {
-        match standing::unlisted(store, &found.run).await {
+        match run_status::unlisted(store, &found.run).await {
             Err(Error::Store(StoreError::Version { .. })) => {}
             _ => return Exit::Damaged,
         }
@@ -203,7 +205,7 @@ fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {
         args.status.iter().map(|status| RunStatus::from(*status)).collect::<BTreeSet<_>>()
     };
     let as_recorded = |path: &std::path::PathBuf| match store.home() {
-        Some(home) => place::relative_to(home, path).unwrap_or_else(|| path.display().to_string()),
+        Some(home) => store_location::relative_to(home, path).unwrap_or_else(|| path.display().to_string()),
         None => path.display().to_string(),
     };
     RunQuery {
@@ -223,7 +225,7 @@ fn view(home: Option<&std::path::Path>, run: RunSummary, of: Option<&str>) -> Ru
         run: run.run.to_string(),
         store: of.map(str::to_owned),
         workflow: run.workflow,
-        path: run.path.map(|path| place::from_home(home, &path).display().to_string()),
+        path: run.path.map(|path| store_location::from_home(home, &path).display().to_string()),
         status: run.status,
         step: run.summary.step,
         progress: run.summary.progress,

@@ -11,7 +11,7 @@ use crate::cli::NewArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::place::{self, quoted};
+use crate::store_location::{self, quoted};
 use crate::view::{NewView, VERSION};
 
 /// Most commands in the dialogue; more can be added to the file.
@@ -67,7 +67,7 @@ fn is_there(file: &Path) -> Error {
 }
 
 pub(super) fn write_new(file: &Path, text: &str) -> Result<(), Error> {
-    place::refuse_no_folder(file)?;
+    store_location::refuse_no_folder(file)?;
     let made = fs::OpenOptions::new().write(true).create_new(true).open(file);
     let failed = |source: io::Error| Error::Create { path: file.to_owned(), source };
     match made {

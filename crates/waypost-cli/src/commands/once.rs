@@ -26,15 +26,15 @@ use waypost_workflow::supervisor::{Exit as Ended, Supervisor, kill_leftovers};
 
 use super::Context;
 use crate::cli::OnceArgs;
-use crate::drive::Session;
+use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::ladder;
-use crate::place::{self, Access};
+use crate::interrupt;
+use crate::keepalive;
 use crate::reference;
-use crate::standing;
-use crate::staying;
-use crate::surroundings::{self, Local};
+use crate::run_status;
+use crate::session::Session;
+use crate::store_location::{self, Access};
 use crate::view::{FinishedView, OnceView, VERSION};
 
 mod error;
@@ -228,7 +228,7 @@ impl Call<'_> {
             return Ok(());
         }
         let snapshot = Snapshot::read(store, &self.run).await?;
-        let Some(told) = standing::told_and_lost(store, &snapshot).await else { return Ok(()) };
+        let Some(told) = run_status::logged_and_lost(store, &snapshot).await else { return Ok(()) };
         let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
         Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
     }
@@ -252,7 +252,7 @@ impl Call<'_> {
 
     /// Waits until nobody else has the key, and takes it; none if it was told to stop meanwhile.
     async fn lock(&self, store: &dyn Store, session: &Session<'_>) -> Result<Option<RunLock>, Error> {
-        let path = staying::lock_of_key(store, &self.run, &self.key.step).ok_or(OnceError::NoFolder)?;
+        let path = keepalive::lock_of_key(store, &self.run, &self.key.step).ok_or(OnceError::NoFolder)?;
         let waited_until = self.args.wait.map(|wait| Instant::now() + wait);
         let mut told = false;
         loop {
@@ -319,8 +319,8 @@ impl Call<'_> {
         let here =
             std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source })?;
         Ok(RunRecord {
-            base: store.home().and_then(|home| place::relative_to(home, &here)),
-            settings: surroundings::settings(serde_json::json!({ SETTING: SCHEMA })),
+            base: store.home().and_then(|home| store_location::relative_to(home, &here)),
+            settings: environment::settings(serde_json::json!({ SETTING: SCHEMA })),
             actor: Local::look()?.actor(),
             created_at: self.context.now(),
             ..run_record(self.run.clone(), SCRIPT_WORKFLOW)
@@ -448,8 +448,8 @@ impl Call<'_> {
         let by = session.stop.asked().map(|stop| stop.by).unwrap_or_default();
         let said = format!("Stopped by {by}: {} is not done, and will be begun anew.", self.key.text);
         self.context.output.note(&said);
-        ladder::die_of(&by);
-        ladder::exit_of(&by)
+        interrupt::die_of(&by);
+        interrupt::exit_of(&by)
     }
 }
 
@@ -466,7 +466,8 @@ fn failure(
 
 /// Says a command as a shell would take it, as far as a person reads it.
 fn clipped(command: &[std::ffi::OsString]) -> String {
-    let words: Vec<String> = command.iter().map(|word| place::quoted(&word.to_string_lossy())).collect();
+    let words: Vec<String> =
+        command.iter().map(|word| store_location::quoted(&word.to_string_lossy())).collect();
     let mut text = words.join(" ");
     if text.len() > COMMAND_BYTES_MAX {
         let end = (0..=COMMAND_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);

@@ -13,17 +13,17 @@ use waypost_workflow::file::Workflow;
 use super::dead_letters::letters;
 use super::undo;
 use super::{Context, checkpoints, executions};
-use crate::among::FailedItem;
 use crate::cli::{OneRun, WhyArgs};
-use crate::dead::{self, DeadLetter};
+use crate::current_evidence;
+use crate::dead_letters::{self, DeadLetter};
 use crate::definition::{Choice, choose, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
+use crate::failed_item::FailedItem;
 use crate::output::shown;
-use crate::place::quoted;
 use crate::reference::{StepRef, encode, no_step};
-use crate::standing;
+use crate::run_status;
+use crate::store_location::quoted;
 use crate::time;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
@@ -175,7 +175,7 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
     let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
     let last = last.header();
     let (action, cause) = match &last.phase {
-        _ if opened_by_work(snapshot, &branch) && !dead::counts(store, run, &newest).await? => {
+        _ if opened_by_work(snapshot, &branch) && !dead_letters::counts(store, run, &newest).await? => {
             (Action::Skip, Cause::LeftBehind)
         }
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
@@ -248,7 +248,7 @@ pub(crate) async fn stops(
         let at = checkpoints::reference_of(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
     });
-    let told = standing::told_and_lost(store, snapshot).await.map(|told| {
+    let told = run_status::logged_and_lost(store, snapshot).await.map(|told| {
         format!("the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back")
     });
     let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
@@ -277,15 +277,15 @@ pub(super) async fn planned(
         let at = checkpoints::reference_of(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
-    for damage in standing::damaged_items(store, snapshot).await? {
+    for damage in run_status::damaged_items(store, snapshot).await? {
         super::show::tell_of_gap(context, &damage);
     }
     let stops = stops(store, snapshot, &chosen.workflow).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));
-    let look = looking::look(shared, snapshot, &chosen, Occasion::Resume).await?;
+    let look = current_evidence::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
-    looking::correct(shared, snapshot, &chosen, &mut plan).await?;
+    current_evidence::correct(shared, snapshot, &chosen, &mut plan).await?;
     Ok((plan, stops))
 }
 

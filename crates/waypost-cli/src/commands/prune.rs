@@ -20,9 +20,9 @@ use super::delete::{agreed, refuse_newer};
 use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::{self, Access};
 use crate::reference::find_to_decide;
 use crate::size;
+use crate::store_location::{self, Access};
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
@@ -184,7 +184,7 @@ fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Erro
 /// Returns the disk usage of a run: records and folder.
 fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
     let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
-    if place::keeps_records_in_folders(store) { folder } else { folder + run.bytes }
+    if store_location::keeps_records_in_folders(store) { folder } else { folder + run.bytes }
 }
 
 /// Returns the bytes of all files beneath a folder, each inode once. Unreadable files are ignored, as the

@@ -18,8 +18,8 @@ use crate::cli::ReportArgs;
 use crate::definition::path_in_force;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place;
-use crate::standing;
+use crate::run_status;
+use crate::store_location;
 use crate::view::{ReportView, ShowView, VERSION};
 
 mod page;
@@ -27,9 +27,9 @@ mod picture;
 
 pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    args.out.as_deref().map(place::refuse_no_folder).transpose()?;
+    args.out.as_deref().map(store_location::refuse_no_folder).transpose()?;
     let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    standing::correct_snapshot(store.as_ref(), &mut snapshot);
+    run_status::correct_snapshot(store.as_ref(), &mut snapshot);
     let told = read(store.as_ref(), &run).await?;
     for reference in &told.damaged {
         let text =
@@ -79,7 +79,7 @@ struct Bar {
 }
 
 /// The last outcome of a step, on a branch and in a pass.
-struct Ended {
+struct StepEnd {
     key: SectionKey,
     text: String,
     outcome: &'static str,
@@ -91,9 +91,9 @@ struct Ended {
 
 /// The content of a run's records.
 #[derive(Default)]
-struct Told {
+struct RunHistory {
     bars: Vec<Bar>,
-    ends: Vec<Ended>,
+    ends: Vec<StepEnd>,
     usage: Option<Usage>,
     damaged: Vec<String>,
     places: HashMap<SectionKey, usize>,
@@ -101,8 +101,8 @@ struct Told {
 }
 
 /// Reads all records of a run, oldest first, branch by branch.
-async fn read(store: &dyn Store, run: &RunId) -> Result<Told, StoreError> {
-    let mut told = Told::default();
+async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> {
+    let mut told = RunHistory::default();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
@@ -119,7 +119,7 @@ async fn read(store: &dyn Store, run: &RunId) -> Result<Told, StoreError> {
     }
 }
 
-impl Told {
+impl RunHistory {
     fn take(&mut self, record: &Record) {
         let header = record.header();
         let outcome = match &header.phase {
@@ -161,7 +161,7 @@ impl Told {
             Phase::Failed(failure) => Some(&failure.ending),
             _ => None,
         };
-        let ended = Ended {
+        let ended = StepEnd {
             key: section.key.clone(),
             text: section.text,
             outcome: outcome.unwrap_or("waiting"),
@@ -180,7 +180,7 @@ impl Told {
     }
 }
 
-fn markdown(snapshot: &Snapshot, told: &Told) -> String {
+fn markdown(snapshot: &Snapshot, told: &RunHistory) -> String {
     let mut text = head(snapshot.entry.record.record(), snapshot.status());
     told.ends.iter().for_each(|ended| text.push_str(&ended.text));
     text
@@ -190,7 +190,8 @@ fn markdown(snapshot: &Snapshot, told: &Told) -> String {
 fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
     let Some(text) = snapshot.definition.text.as_deref() else { return Vec::new() };
     let frozen = snapshot.entry.record.record();
-    let path = path_in_force(frozen, &snapshot.definition).map(|path| place::from_home(store.home(), path));
+    let path =
+        path_in_force(frozen, &snapshot.definition).map(|path| store_location::from_home(store.home(), path));
     let path = path.unwrap_or_else(|| Path::new("the run's copy").to_owned());
     let Ok(workflow) = Workflow::parse(text, &path) else { return Vec::new() };
     let before = |step| workflow.upstream(step).map(|need| need.id.clone()).collect();

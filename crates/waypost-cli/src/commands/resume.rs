@@ -19,14 +19,14 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, sp
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::definition::{Choice, Chosen, choose};
-use crate::drive::{Nothing, Session, Told};
+use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::{BegunWork, Setting};
-use crate::place::{self, Access};
 use crate::reference::{Default as Meant, StepRef, encode, find};
-use crate::standing;
-use crate::surroundings::{self, Local};
+use crate::run_status;
+use crate::session::{Nothing, Session, SessionReport};
+use crate::store_location::{self, Access};
 
 use choice::{Asked, decide, nothing_to_decide, refuse_broken};
 use dry::dry_run;
@@ -237,7 +237,7 @@ async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
     }
     let mut unreadable = Vec::new();
     for run in damaged {
-        match standing::unlisted(store, &run).await {
+        match run_status::unlisted(store, &run).await {
             Ok(RunStatus::Interrupted | RunStatus::Queued) => runs.push(run),
             Ok(_) => {}
             // Deleted meanwhile.
@@ -335,11 +335,11 @@ impl Prepared {
             Err(error) => return Err(error.into()),
         };
         chosen.tell(context);
-        surroundings::refuse_missing_secrets(&chosen.workflow)?;
-        surroundings::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
+        environment::refuse_missing_secrets(&chosen.workflow)?;
+        environment::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
         let mut local = Local::look()?;
         local.has_bash =
-            frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+            frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
         tell_of_environment(context, &frozen, &chosen.workflow, &local);
         let timeout = chosen.workflow.timeout();
         if args.restart {
@@ -394,11 +394,11 @@ impl Prepared {
         self.make(store, StopHandle::default(), args, going).map(|(program, _)| program)
     }
 
-    fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Told {
-        let file = self.chosen.path.as_deref().map(|path| place::from_home(store.home(), path));
-        Told {
+    fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> SessionReport {
+        let file = self.chosen.path.as_deref().map(|path| store_location::from_home(store.home(), path));
+        SessionReport {
             run: self.run.clone(),
-            file: file.as_deref().map(near_here),
+            file: file.as_deref().map(relative_to_here),
             store_words: context.lasting_store_words(),
             until: args.until.clone(),
             report: store.folder(&self.run).map(|folder| folder.join(REPORT)),
@@ -413,7 +413,7 @@ impl Prepared {
         going: Going,
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
         let Self { run, frozen, chosen, local, params, choices, .. } = self;
-        let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+        let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
         let on_doubt = match args.treat_as {
             None => OnDoubt::Ask,
             Some(TreatAs::Retry) => OnDoubt::Retry,
@@ -421,9 +421,9 @@ impl Prepared {
         };
         let options = SessionOptions {
             stop,
-            until: surroundings::until(args.until.as_deref())?,
+            until: environment::until(args.until.as_deref())?,
             retention: frozen.retention,
-            ..surroundings::session_options(&chosen.workflow)
+            ..environment::session_options(&chosen.workflow)
         };
         let program = WorkflowProgram::new(chosen.workflow, local.of_run(run, base, Arc::clone(store)))?;
         if let Some(params) = &params {
@@ -493,7 +493,7 @@ pub(super) async fn passed_budget(
 
 /// Refuses to resume if the log proves lost checkpoints: finished steps would rerun unasked.
 async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
-    let Some(told) = standing::told_and_lost(store, snapshot).await else { return Ok(()) };
+    let Some(told) = run_status::logged_and_lost(store, snapshot).await else { return Ok(()) };
     let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
     Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
 }
@@ -523,7 +523,7 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
 }
 
 /// Returns a path relative to the current folder, if below it.
-pub(crate) fn near_here(path: &Path) -> std::path::PathBuf {
+pub(crate) fn relative_to_here(path: &Path) -> std::path::PathBuf {
     let here = std::env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
 }
@@ -539,7 +539,7 @@ fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
         // Only the run knows the steps of included files.
         Some(branch) => Ok(ResumeFrom::StepOn(branch, StepId::new(&step).map_err(Error::from_name)?)),
         None => {
-            surroundings::refuse_unknown_step(workflow, Some(&step))?;
+            environment::refuse_unknown_step(workflow, Some(&step))?;
             Ok(ResumeFrom::Step(StepId::new(&step).map_err(Error::from_name)?))
         }
     }

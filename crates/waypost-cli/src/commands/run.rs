@@ -15,16 +15,16 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::resume::Prepared;
-use super::{check, detach, near_here, resume};
+use super::{check, detach, relative_to_here, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::definition::path_in_force;
-use crate::drive::{Session, Told};
+use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::params::current;
-use crate::place::{self, Access, kept, relative};
 use crate::reference::{self, resumable_statuses};
-use crate::surroundings::{self, Local};
+use crate::session::{Session, SessionReport};
+use crate::store_location::{self, Access, kept, relative};
 
 /// Most attempts at a free id: each collides once in a million runs of one name.
 const IDS_MAX: usize = 8;
@@ -44,8 +44,8 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args))?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
-    surroundings::refuse_missing_secrets(&workflow)?;
-    surroundings::refuse_unknown_step(&workflow, args.until.as_deref())?;
+    environment::refuse_missing_secrets(&workflow)?;
+    environment::refuse_unknown_step(&workflow, args.until.as_deref())?;
     if args.dry_run {
         return dry_run(context, &workflow, id.as_ref(), args.until.as_deref());
     }
@@ -133,12 +133,12 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     };
     let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
     let options = SessionOptions {
-        until: surroundings::until(args.until.as_deref())?,
+        until: environment::until(args.until.as_deref())?,
         fail_fast: args.fail_fast,
-        ..surroundings::session_options(&workflow)
+        ..environment::session_options(&workflow)
     };
     let timeout = workflow.timeout();
-    let told = Told {
+    let told = SessionReport {
         run: run.clone(),
         file: Some(args.file.clone()),
         store_words: context.lasting_store_words(),
@@ -264,7 +264,7 @@ fn dry_run(
     id: Option<&RunId>,
     until: Option<&str>,
 ) -> Result<Exit, Error> {
-    let shape = shape_of(workflow, surroundings::cores())?;
+    let shape = shape_of(workflow, environment::cores())?;
     let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
     let position =
         Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
@@ -352,7 +352,7 @@ fn differences(
     let mut differs = Vec::new();
     let here = |path: &Path| relative(store, path);
     let there = |path: &Option<String>| match path {
-        Some(path) => match near_here(&place::from_home(store.home(), path)) {
+        Some(path) => match relative_to_here(&store_location::from_home(store.home(), path)) {
             here if here.as_os_str().is_empty() => "this folder".to_owned(),
             path => path.display().to_string(),
         },
@@ -424,8 +424,8 @@ fn record(
         env: declared_env(workflow, &local.environment),
         labels,
         config: Map::new(),
-        settings: surroundings::settings(json!({ surroundings::BASH: local.has_bash })),
-        durability: surroundings::durability(workflow),
+        settings: environment::settings(json!({ environment::BASH: local.has_bash })),
+        durability: environment::durability(workflow),
         retention: workflow.checkpoints().retention,
         parent: None,
         tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -447,9 +447,9 @@ pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, 
 
 /// Returns the name of a store found by search and not next to the workflow file.
 fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String> {
-    let folder = place::start_of_search(Some(file)).ok()?;
+    let folder = store_location::start_of_search(Some(file)).ok()?;
     let home = store.home()?.canonicalize().ok()?;
-    let is_elsewhere = context.store_given().0.is_none() && home != folder.join(place::FOLDER);
+    let is_elsewhere = context.store_given().0.is_none() && home != folder.join(store_location::FOLDER);
     is_elsewhere.then(|| crate::output::shown(&store.to_string()).into_owned())
 }
 
@@ -460,7 +460,9 @@ async fn tell_of_others(
     file: &Path,
     params: &Map<String, Value>,
 ) -> Result<(), Error> {
-    let Some(path) = store.home().and_then(|home| place::relative_to(home, file)) else { return Ok(()) };
+    let Some(path) = store.home().and_then(|home| store_location::relative_to(home, file)) else {
+        return Ok(());
+    };
     let query = RunQuery {
         statuses: resumable_statuses().into_iter().chain([RunStatus::Running]).collect(),
         path: Some(path),

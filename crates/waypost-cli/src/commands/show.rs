@@ -14,18 +14,18 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, SCRIPT, checkpoints, undo};
-use crate::among::FailedItem;
 use crate::cli::ShowArgs;
 use crate::definition::{path_in_force, step_of};
+use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::failed_item::FailedItem;
 use crate::hooks;
 use crate::output::{Output, shown, shown_lines};
 use crate::params;
-use crate::place;
 use crate::reference::{Default, Reference, StepRef, encode, find, no_step};
-use crate::standing;
-use crate::surroundings;
+use crate::run_status;
+use crate::store_location;
 use crate::time;
 use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
@@ -39,7 +39,7 @@ const VALUE_CHARACTERS_MAX: usize = 40;
 
 pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
-    let store = context.store(None, place::Access::Read)?;
+    let store = context.store(None, store_location::Access::Read)?;
     let (run, at) = match reference {
         Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
@@ -128,7 +128,7 @@ pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
 }
 
 fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
-    shape_of(&workflow_in_force(snapshot)?, surroundings::cores()).ok()
+    shape_of(&workflow_in_force(snapshot)?, environment::cores()).ok()
 }
 
 /// Returns the first failed item of a step beyond its failure limits.
@@ -186,7 +186,7 @@ impl Shown {
         also: Option<&BranchPath>,
     ) -> Result<Self, Error> {
         let mut snapshot = Snapshot::read(store, run).await?;
-        standing::correct_snapshot(store, &mut snapshot);
+        run_status::correct_snapshot(store, &mut snapshot);
         let mut records = Vec::new();
         let mut asked = None;
         match at {
@@ -218,10 +218,10 @@ impl Shown {
             branches.sort_by_key(|branch| !branch.name.is_main());
         }
         let damaged_items = match asked {
-            None => standing::damaged_items(store, &snapshot).await?,
+            None => run_status::damaged_items(store, &snapshot).await?,
             Some(_) => Vec::new(),
         };
-        let lost = standing::told_and_lost(store, &snapshot).await;
+        let lost = run_status::logged_and_lost(store, &snapshot).await;
         let given = store.signals(run).await?;
         Ok(Self { snapshot, branches, at: asked, damaged_items, lost, given })
     }
@@ -333,7 +333,7 @@ impl Shown {
             checkpoint,
             workflow: frozen.workflow.clone(),
             path: path_in_force(frozen, &self.snapshot.definition)
-                .map(|path| place::from_home(store.home(), path).display().to_string()),
+                .map(|path| store_location::from_home(store.home(), path).display().to_string()),
             status: self.status(),
             params: self.params(),
             usage,

@@ -12,8 +12,8 @@ use super::Context;
 use crate::cli::StatsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::{Access, StoreUrl};
 use crate::size;
+use crate::store_location::{Access, StoreUrl};
 use crate::time;
 use crate::view::{StatsView, UnreadableRunView, VERSION, WorkflowStatsView};
 

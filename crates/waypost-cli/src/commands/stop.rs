@@ -12,9 +12,9 @@ use super::{Context, SCRIPT};
 use crate::cli::StopArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::Access;
+use crate::keepalive::keepalive_holder;
 use crate::reference::find_to_decide;
-use crate::staying::who_stays;
+use crate::store_location::Access;
 use crate::time;
 use crate::view::{StoppedView, VERSION};
 
@@ -25,7 +25,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let run = find_to_decide(store.as_ref(), &args.run, [RunStatus::Running].into()).await?;
     let summary = store.run(&run).await?.summary;
-    let Some(holder) = summary.holder.or_else(|| who_stays(store.as_ref(), &run)) else {
+    let Some(holder) = summary.holder.or_else(|| keepalive_holder(store.as_ref(), &run)) else {
         return told(context, &run, summary.status, false);
     };
     let began = Instant::now();
@@ -55,7 +55,7 @@ pub(super) async fn freed(
 ) -> Result<RunStatus, Error> {
     loop {
         let summary = store.run(run).await?.summary;
-        match summary.holder.or_else(|| who_stays(store, run)) {
+        match summary.holder.or_else(|| keepalive_holder(store, run)) {
             None => return Ok(summary.status),
             Some(holder) if began.elapsed() >= wait && holder.is_gone() => {
                 return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());

@@ -9,8 +9,8 @@ use super::Context;
 use crate::cli::StoreCommand;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::place::{self, Access, StoreUrl};
-use crate::standing::{self, Corrected};
+use crate::run_status::{self, Corrected};
+use crate::store_location::{self, Access, StoreUrl};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 
 pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Exit, Error> {
@@ -22,7 +22,7 @@ pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Ex
 }
 
 async fn init(context: &Context) -> Result<Exit, Error> {
-    if place::is_memory(context.store_given().0) {
+    if store_location::is_memory(context.store_given().0) {
         return Err(Error::usage(
             "a store in memory ends with this command",
             "name one that lasts: `sqlite:PATH` or `file:DIR`",
@@ -97,7 +97,7 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     loop {
         let mut page = store.runs(&query).await?;
         for run in &mut page.runs {
-            if let Corrected::Fallen = standing::correct(store.as_ref(), run).await? {
+            if let Corrected::Fallen = run_status::correct(store.as_ref(), run).await? {
                 errors.push(format!("run {}: newer checkpoints are damaged or missing", run.run));
             }
         }

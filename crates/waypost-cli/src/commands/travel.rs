@@ -18,15 +18,15 @@ use super::branched::{Params, id_of, tell_of_pending};
 use super::checkpoints::has_lost_state;
 use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
+use crate::current_evidence;
 use crate::definition::{Chosen, of_fork};
-use crate::drive::{Session, Told};
+use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
 use crate::params::{Begin, BegunWork, ReadParam};
-use crate::place::{self, Access, kept};
 use crate::reference::{Default as Meant, Reference, StepRef};
-use crate::surroundings::{self, Local};
+use crate::session::{Session, SessionReport};
+use crate::store_location::{self, Access, kept};
 use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
@@ -113,8 +113,8 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
         if record.body_bytes().is_none() {
             continue;
         }
-        let look = looking::look_at(store, &snapshot, &chosen, &record).await?;
-        if let Some(unknown) = looking::doubted(&look, true) {
+        let look = current_evidence::look_at(store, &snapshot, &chosen, &record).await?;
+        if let Some(unknown) = current_evidence::doubted(&look, true) {
             return Err(not_verified(
                 &record,
                 &unknown,
@@ -122,7 +122,7 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
                 "see to it that it can be checked",
             ));
         }
-        if looking::doubted(&look, false).is_none() {
+        if current_evidence::doubted(&look, false).is_none() {
             return Ok((seq != newest).then_some(seq));
         }
     }
@@ -142,8 +142,8 @@ async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) 
         return Ok(());
     }
     let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
-    let look = looking::look_at(store, &snapshot, &chosen, target).await?;
-    if let Some(unknown) = looking::doubted(&look, true) {
+    let look = current_evidence::look_at(store, &snapshot, &chosen, target).await?;
+    if let Some(unknown) = current_evidence::doubted(&look, true) {
         return Err(not_verified(
             target,
             &unknown,
@@ -151,7 +151,7 @@ async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) 
             "see to it that it can be checked",
         ));
     }
-    match looking::doubted(&look, false).filter(|_| !redo) {
+    match current_evidence::doubted(&look, false).filter(|_| !redo) {
         None => Ok(()),
         Some(failed) => Err(not_verified(
             target,
@@ -257,7 +257,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let run = id_of(store.as_ref(), id, &workflow).await?;
     let mut local = Local::look()?;
     local.has_bash =
-        frozen.settings.get(surroundings::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+        frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
     let record = RunRecord {
@@ -277,17 +277,17 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
         created_at: SystemClock.now(),
         ..frozen.clone()
     };
-    let file = record.path.as_deref().map(|path| place::from_home(store.home(), path));
-    let told = Told {
+    let file = record.path.as_deref().map(|path| store_location::from_home(store.home(), path));
+    let told = SessionReport {
         run: run.clone(),
-        file: file.as_deref().map(super::near_here),
+        file: file.as_deref().map(super::relative_to_here),
         store_words: context.lasting_store_words(),
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
-    let base = place::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
     let session = Session::begin(context, workflow.timeout())?;
-    let mut options = surroundings::session_options(&workflow);
+    let mut options = environment::session_options(&workflow);
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let start = params.start(&program, &record, (options.clone(), adoption), step)?;
@@ -315,7 +315,7 @@ fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
         ));
     }
     let step = step.unwrap_or_else(|| text.to_owned());
-    surroundings::refuse_unknown_step(workflow, Some(&step))?;
+    environment::refuse_unknown_step(workflow, Some(&step))?;
     StepId::new(&step).map_err(Error::from_name)
 }
 

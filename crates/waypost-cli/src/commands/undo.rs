@@ -10,9 +10,9 @@ use waypost::store::Store;
 use super::Context;
 use super::resume::Prepared;
 use crate::cli::ResumeArgs;
-use crate::drive::Session;
 use crate::error::Error;
 use crate::output::shown;
+use crate::session::Session;
 use crate::view::UndoneView;
 
 /// Returns the command that finishes a begun undo.

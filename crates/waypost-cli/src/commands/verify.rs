@@ -13,19 +13,19 @@ use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
 use super::{Context, checkpoints};
 use crate::cli::VerifyArgs;
+use crate::current_evidence;
 use crate::definition::Chosen;
+use crate::environment::refuse_missing_secrets;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
 use crate::output::{Output, shown};
-use crate::place::Access;
 use crate::reference::{Default, Reference, find};
-use crate::surroundings::refuse_missing_secrets;
+use crate::store_location::Access;
 use crate::view::{
     ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
     VerifyView,
 };
-use crate::{standing, time};
+use crate::{run_status, time};
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, if args.record { Access::Write } else { Access::Read });
@@ -162,7 +162,7 @@ async fn check_evidence(
     // Its errors were already found.
     let Ok(snapshot) = Snapshot::read(store.as_ref(), run).await else { return Ok(()) };
     let Ok(chosen) = Chosen::in_force(store.as_ref(), &snapshot) else { return Ok(()) };
-    let look = match looking::look(store, &snapshot, &chosen, Occasion::Verify).await {
+    let look = match current_evidence::look(store, &snapshot, &chosen, Occasion::Verify).await {
         // The damaged record was already reported.
         Err(Error::Run(RunError::Store(StoreError::Damaged { .. }))) => return Ok(()),
         look => look?,
@@ -185,7 +185,7 @@ async fn verify_all(context: &Context, shared: &Arc<dyn Store>) -> Result<Exit, 
         let page = store.runs(&query).await?;
         let said = |error: &String, run: &RunId| error.starts_with(&format!("run {run} "));
         for found in page.damaged {
-            let read = standing::unlisted(store, &found.run).await;
+            let read = run_status::unlisted(store, &found.run).await;
             if let Err(Error::Store(error @ StoreError::Version { .. })) = read {
                 newer.push(unverified(context, &found.run, &error)?);
             } else if !errors.iter().any(|error| said(error, &found.run)) {
@@ -292,7 +292,7 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
     errors.extend(store.inspect(Some(run)).await?);
     // Its other errors were found above.
     if let Ok(snapshot) = Snapshot::read(store, run).await {
-        if let Some(told) = standing::told_and_lost(store, &snapshot).await {
+        if let Some(told) = run_status::logged_and_lost(store, &snapshot).await {
             errors.push(format!("its log tells of checkpoint {told}, which is not there"));
         }
         if snapshot.is_overstated() && snapshot.damaged().next().is_none() {

@@ -19,10 +19,10 @@ use waypost_workflow::program::shape_of;
 
 use super::{Choice, Chosen, shown};
 use crate::cli::ResumeArgs;
-use crate::commands::near_here;
+use crate::commands::relative_to_here;
+use crate::environment;
 use crate::error::Error;
 use crate::output::shown as shown_text;
-use crate::surroundings;
 use crate::time;
 
 /// Most items that a change of a list names.
@@ -234,7 +234,7 @@ pub(super) struct Changed<'a> {
 /// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
     let Changed { store, snapshot, position, file, choice, within } = about;
-    let shape = shape_of(&changed, surroundings::cores())?;
+    let shape = shape_of(&changed, environment::cores())?;
     let names: BTreeSet<StepId> = within.keys().cloned().collect();
     let mut rows = Vec::new();
     for change in changes(&own.shape, position, &snapshot.definition, (&shape, &names)) {
@@ -252,7 +252,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());
     if is_open && !choice.restart && !choice.looks && !choice.forks {
-        return Err(Error::Changed { file: near_here(file), run: run.clone(), diff });
+        return Err(Error::Changed { file: relative_to_here(file), run: run.clone(), diff });
     }
     let is_touched = rows.iter().any(Row::is_at_stake);
     let is_chosen = choice.with.is_some() || choice.finished.is_made();

@@ -10,7 +10,7 @@ use super::store::of_store;
 use super::words::other_states;
 use crate::commands::undo;
 use crate::exit::Exit;
-use crate::ladder;
+use crate::interrupt;
 
 /// The engine's part of the one `match`.
 pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
@@ -52,11 +52,11 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
         }
         RunError::NotUndone { run, to, stopped_by, .. } => {
-            let exit = stopped_by.as_deref().map_or(Exit::StepFailed, ladder::exit_of);
+            let exit = stopped_by.as_deref().map_or(Exit::StepFailed, interrupt::exit_of);
             ("not_undone", exit, Some(undo::way_out(run, *to)))
         }
         RunError::NotBegun { run, by } => {
-            ("not_begun", ladder::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
+            ("not_begun", interrupt::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
         }
         RunError::NotMarked { .. } => ("not_marked", Exit::Usage, None),
         RunError::NotEdited { .. } => ("not_edited", Exit::Usage, None),

@@ -6,7 +6,7 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 
 use crate::exit::Exit;
-use crate::reference::log_that_tells;
+use crate::reference::log_with_record;
 
 /// The store's part of the one `match`.
 pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
@@ -34,16 +34,16 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         }
         StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
         StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
-        StoreError::Damaged { older: Some(older), damage } if log_that_tells(damage).is_some() => (
+        StoreError::Damaged { older: Some(older), damage } if log_with_record(damage).is_some() => (
             "damaged",
             Exit::Damaged,
             Some(format!(
                 "put the store's newer files back; to go on from {0}@{older} all the same, move {1} away; `waypost resume {0} --restart` starts over",
                 damage.run,
-                log_that_tells(damage).unwrap_or_default()
+                log_with_record(damage).unwrap_or_default()
             )),
         ),
-        StoreError::Damaged { damage, .. } if log_that_tells(damage).is_some() => (
+        StoreError::Damaged { damage, .. } if log_with_record(damage).is_some() => (
             "lost",
             Exit::Damaged,
             hint("put the store's files back, or move that folder away to begin anew"),

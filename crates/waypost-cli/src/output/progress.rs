@@ -32,14 +32,14 @@ pub(crate) struct Progress {
     live: Option<Live>,
     /// Lines of several runs follow each other.
     of_many: bool,
-    seen: Mutex<Seen>,
+    seen: Mutex<StepProgress>,
     /// The store with the logs of steps.
     store: OnceLock<Weak<dyn store::Store>>,
 }
 
 /// The events so far.
 #[derive(Debug)]
-struct Seen {
+struct StepProgress {
     /// Running steps, by name with branch (unless main).
     running: BTreeMap<String, Instant>,
     /// Items, by name of their step.
@@ -76,7 +76,7 @@ impl Progress {
     /// Selects the display mode.
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
-        let seen = Mutex::new(Seen::from(Instant::now()));
+        let seen = Mutex::new(StepProgress::from(Instant::now()));
         Self { output: output.clone(), live, of_many, seen, store: OnceLock::new() }
     }
 
@@ -132,11 +132,11 @@ impl Progress {
         self.seen().unheard.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, StepProgress> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn show(&self, seen: &mut Seen, event: &Event, record: &Record) {
+    fn show(&self, seen: &mut StepProgress, event: &Event, record: &Record) {
         if self.output.json {
             // A gone reader does not end the run.
             seen.unheard = self.output.line(event).err();
@@ -162,7 +162,7 @@ impl Progress {
 
 impl Progress {
     /// Formats the printed text of an ended step as a group.
-    fn group(&self, seen: &Seen, event: &Event, record: &Record) -> Option<String> {
+    fn group(&self, seen: &StepProgress, event: &Event, record: &Record) -> Option<String> {
         let header = record.header();
         let step = name_of(event)?;
         let took = time::lasted(seen.running.get(&step).map(Instant::elapsed).unwrap_or_default());
@@ -208,7 +208,7 @@ impl Observer for Progress {
     }
 }
 
-impl Seen {
+impl StepProgress {
     /// Creates an empty view that starts at `now`.
     fn from(now: Instant) -> Self {
         Self {
@@ -356,7 +356,7 @@ impl Live {
     }
 
     /// Draws the running steps, and the ended ones above.
-    fn draw(&self, above: &str, seen: &Seen) {
+    fn draw(&self, above: &str, seen: &StepProgress) {
         let turn = self.began.elapsed().as_millis() / TICK.as_millis();
         let spinner = SPINNER[usize::try_from(turn % SPINNER.len() as u128).unwrap_or_default()];
         let line = |(step, since): (&String, &Instant)| {
@@ -377,7 +377,7 @@ impl Live {
 
     /// Returns a line about an ended step, if the event is one.
     #[expect(clippy::unused_self, reason = "only a live region is told so")]
-    fn told(&self, output: &Output, seen: &Seen, event: &Event) -> Option<String> {
+    fn told(&self, output: &Output, seen: &StepProgress, event: &Event) -> Option<String> {
         let paint = output.paint_err;
         let step = name_of(event).unwrap_or_default();
         let took = seen.running.get(&step);
@@ -424,7 +424,7 @@ mod tests {
     use waypost::record::End;
     use waypost::{BranchPath, RunId, StepId};
 
-    use super::{HEARTBEAT, Seen};
+    use super::{HEARTBEAT, StepProgress};
 
     fn event(branch: &str, step: &str, what: EventKind) -> Event {
         let branch = BranchPath::new(branch).unwrap();
@@ -450,7 +450,7 @@ mod tests {
     // What stops it now: ends of items after the join are not counted, and the join keeps the step's start.
     #[test]
     fn items_that_are_joined_are_not_shown_any_more() {
-        let mut seen = Seen::from(Instant::now());
+        let mut seen = StepProgress::from(Instant::now());
         let dead = || EventKind::ItemDead { key: "b".to_owned(), end: End::Failed };
         seen.take(&event("main", "each", EventKind::StepStarted));
         let began = seen.running["each"];
@@ -465,7 +465,7 @@ mod tests {
         assert!(seen.items.is_empty(), "{:?}", seen.items);
         assert_eq!(seen.running["each"], began);
         // A session that did not see the number of items.
-        let mut seen = Seen::from(Instant::now());
+        let mut seen = StepProgress::from(Instant::now());
         seen.take(&event("each:b", "each", dead()));
         assert_eq!(seen.items["each"].told(), "1 more item, 1 failed");
     }
@@ -474,7 +474,7 @@ mod tests {
     fn each_minute_of_silence_has_a_line() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut seen = Seen::from(begin);
+        let mut seen = StepProgress::from(begin);
         seen.running.insert("build".to_owned(), at(10));
         seen.checkpoint = Some(("@2".to_owned(), at(10)));
 
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn what_ctrl_c_does_fits_a_narrow_terminal() {
-        let mut seen = Seen::from(Instant::now());
+        let mut seen = StepProgress::from(Instant::now());
         seen.progress = waypost::store::Progress { done: 1, total: 3 };
 
         assert_eq!(seen.status(77), "1/3 steps, no checkpoint yet; Ctrl-C stops and keeps it");
@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn a_line_begins_the_silence_anew() {
         let begin = Instant::now();
-        let mut seen = Seen::from(begin);
+        let mut seen = StepProgress::from(begin);
 
         seen.last_line = begin + Duration::from_secs(59);
 

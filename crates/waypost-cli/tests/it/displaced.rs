@@ -70,7 +70,7 @@ fn a_pipe_in_place_of_any_file_hangs_nothing() {
 
 // What happened: a step removed the folder of an SQLite store, the run went on to its end as if nothing were amiss, and
 // all of its checkpoints were gone with it. Why: what is open can be written although it has no name any more. What stops
-// it now: before each commit the names of database and log are looked up (present.rs).
+// it now: before each commit the names of database and log are looked up (file_identity.rs).
 #[test]
 fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
     let of_sqlite = [
@@ -94,7 +94,7 @@ fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
 // What happened: the shared memory of a database was removed while a run was under way, another run was begun and said to
 // be completed, and nothing of it was there afterwards. Why: each of the two had a shared memory of its own and did not
 // know of the other; they wrote the same places of the log, and the one that ended last removed what the other had
-// written. What stops it now: the one whose shared memory is gone writes no more and leaves the log as it is (present.rs).
+// written. What stops it now: the one whose shared memory is gone writes no more and leaves the log as it is (file_identity.rs).
 #[test]
 fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
     // A step ends in the run that stays behind before the other run does, or after it, or it is killed.

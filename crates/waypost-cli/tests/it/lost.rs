@@ -27,7 +27,7 @@ const READERS: [&[&str]; 3] = [&["show", "r-1"], &["plan", "r-1"], &["list"]];
 #[test]
 fn the_newest_file_taken_away_is_told_and_healed() {
     // What happened: with the newest files of a file store deleted, finished steps ran again and `verify` said 0.
-    // Why: the newest file that was there decided. What stops it: its copy and other witnesses (file/witness.rs).
+    // Why: the newest file that was there decided. What stops it: its copy and other witnesses (file/tail_check.rs).
     let rig = failed("file:kept");
     let newest = rig.path("kept/runs/r-1/history/checkpoint_0000000004.json");
     fs::remove_file(&newest).unwrap();
@@ -72,7 +72,7 @@ fn items_that_are_gone_or_altered_are_damage_to_verify() {
 }
 
 // What happened: the run fell back by a step though `checkpoint.json` had the newest checkpoint sound. Why: it was asked
-// only where the newest file was gone. What stops it now: it stands in for a damaged one too (file/witness.rs).
+// only where the newest file was gone. What stops it now: it stands in for a damaged one too (file/tail_check.rs).
 #[test]
 fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
     let rig = failed("file:kept");

@@ -132,7 +132,13 @@ fn releases(folder: &Path) -> String {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built =
         std::env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().join("examples/releases");
-    let source = ["src/lib.rs", "src/claims.rs", "src/rows.rs", "src/sqlite.rs", "examples/releases.rs"];
+    let source = [
+        "src/lib.rs",
+        "src/claims.rs",
+        "src/databases/rows.rs",
+        "src/databases/sqlite.rs",
+        "examples/releases.rs",
+    ];
     let changed = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let newest = source.iter().map(|name| changed(&package.join(name)).unwrap()).max().unwrap();
     if changed(&built).is_none_or(|built| built < newest) {

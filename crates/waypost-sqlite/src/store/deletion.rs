@@ -9,9 +9,9 @@ use waypost::record::Durability;
 use waypost::store::StoreError;
 
 use super::SqliteStore;
-use crate::rows::RunRow;
-use crate::shrink::Shrink;
-use crate::tidy;
+use crate::database::heads::RunRow;
+use crate::database::shrink::Shrink;
+use crate::write::removal;
 
 impl SqliteStore {
     pub(super) async fn delete_run(&self, run: &RunId) -> Result<(), StoreError> {
@@ -23,7 +23,7 @@ impl SqliteStore {
         }
         let kernel_lock = self.lock_to_delete(run)?;
         if !self.is_deleting(run)? {
-            self.teller.finish();
+            self.projector.finish();
             begin_deletion(self.disk.as_ref(), &self.place.folder, run)
                 .map_err(|source| self.not_removed(run, source))?;
         }
@@ -54,10 +54,10 @@ impl SqliteStore {
     /// Removes the rows, the files and the tombstone of a run whose deletion has begun.
     async fn remove_run(&self, run: &RunId, kernel_lock: RunLock) -> Result<(), StoreError> {
         let id = run.clone();
-        self.write(Durability::Sync, move |connection, _| tidy::delete(connection, &id)).await?;
+        self.write(Durability::Sync, move |connection, _| removal::delete(connection, &id)).await?;
         end_deletion(self.disk.as_ref(), &self.place.folder, run, Some(kernel_lock))
             .map_err(|source| self.not_removed(run, source))?;
-        self.place.frames.forget_run(run);
+        self.place.delta_cache.remove_run(run);
         self.shrink(Shrink::All).await;
         Ok(())
     }

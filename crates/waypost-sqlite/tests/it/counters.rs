@@ -3,7 +3,7 @@
 //! What happened: with `branches.newest` lowered, `verify` said sound and every append failed for ever; raised, a resume
 //! moved a million records to quarantine that never were. A run whose status could not be read made the list of all
 //! runs fail, and one changed bit in a run record cost the run. Why: each of them was believed by itself. What stops it
-//! now: the records decide (counters.rs), summaries are derived anew (runs.rs), run records are kept twice (frozen.rs).
+//! now: the records decide (counters.rs), summaries are derived anew (runs.rs), run records are kept twice (run_copies.rs).
 
 use std::sync::Arc;
 

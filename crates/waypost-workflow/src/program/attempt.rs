@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
-use waypost::engine::{Attempt, Ended, Performed, Told};
+use waypost::engine::{Attempt, Ended, Performed, StepReport};
 use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
@@ -87,7 +87,7 @@ impl WorkflowProgram {
             // The files, the log and the outputs of the step share this disk, so the full disk may be the
             // cause. A failure would use up a retry, and a fallback would replace the step.
             let why = format!("{NO_ROOM} at `{}`", folder.path().display());
-            return Performed::Cut { why, told: Told::default() };
+            return Performed::Cut { why, told: StepReport::default() };
         }
         performed
     }
@@ -130,7 +130,7 @@ impl WorkflowProgram {
             Err(error) => {
                 return match lacking(&error) {
                     Some(lack) => interrupted(&lack, attempt),
-                    None => Performed::Failed { failure: no_scratch(&error), told: Told::default() },
+                    None => Performed::Failed { failure: no_scratch(&error), told: StepReport::default() },
                 };
             }
         };
@@ -266,12 +266,12 @@ impl WorkflowProgram {
     }
 
     /// Closes the log, and returns the ending and the notes of an attempt, without outputs.
-    async fn ending(&self, job: &Command, life: &Life, log: Log<BlobSink>) -> (Ending, Told) {
+    async fn ending(&self, job: &Command, life: &Life, log: Log<BlobSink>) -> (Ending, StepReport) {
         let exit_code = life.exit_code();
         let (lines, bytes) = if job.is_done(life) { SUCCESS_TAIL } else { FAILURE_TAIL };
         let tail = log.tail(lines, bytes);
         let (_, summary) = log.finish().await;
-        let mut told = Told::default();
+        let mut told = StepReport::default();
         if let Some(lost) = summary.failure {
             told.notes.push(Note::Warning(format!("the log could not be kept whole: {lost}")));
         }
@@ -291,7 +291,7 @@ impl WorkflowProgram {
         life: Life,
         taken: Taken,
         mut ending: Ending,
-        mut told: Told,
+        mut told: StepReport,
     ) -> Performed<StepOutput> {
         let is_done = job.is_done(&life);
         told.usage = taken.usage;
@@ -436,9 +436,9 @@ impl Life {
 }
 
 /// Returns the progress of a running step: bytes of log.
-fn how_far(logged: &AtomicU64) -> (Map<String, Value>, Told) {
+fn how_far(logged: &AtomicU64) -> (Map<String, Value>, StepReport) {
     let bytes = logged.load(Ordering::Relaxed);
-    (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), Told::default())
+    (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), StepReport::default())
 }
 
 /// Prefix of the stop reason after the supervisor or a reaper is lost; follows the words "stopped by".
@@ -476,7 +476,7 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
         SupervisorError::ReaperKilled => "the reaper of a step",
         _ => "its supervisor",
     };
-    Performed::Cut { why: format!("{LOSS}{what}"), told: Told::default() }
+    Performed::Cut { why: format!("{LOSS}{what}"), told: StepReport::default() }
 }
 
 /// Returns the result of an attempt whose start failed or was not confirmed.
@@ -491,7 +491,7 @@ pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutpu
     };
     let mut failure = failure(kind, error);
     failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
-    Performed::Failed { failure, told: Told::default() }
+    Performed::Failed { failure, told: StepReport::default() }
 }
 
 /// Returns the failure of a step whose scratch files cannot be created.

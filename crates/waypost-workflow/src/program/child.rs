@@ -1,7 +1,7 @@
 //! `workflow`: runs another file on a branch with separate params.
 
 use serde_json::{Map, Value};
-use waypost::engine::{Joined, Performed, Spot, Told};
+use waypost::engine::{Joined, Performed, StepRef, StepReport};
 use waypost::record::{Ending, Failure, FailureKind};
 
 use crate::file::Child;
@@ -13,7 +13,7 @@ impl WorkflowProgram {
     /// Returns the initial state of the branch of another file: its params only, without the caller's scope.
     pub(super) fn state_of_file(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         file: &Child,
     ) -> Result<WorkflowState, Failure> {
@@ -33,11 +33,11 @@ impl WorkflowProgram {
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     let steps = match repeat::gathered(joined).await {
         Ok(output) => output.steps,
-        Err(failure) => return Performed::Failed { failure, told: Told::default() },
+        Err(failure) => return Performed::Failed { failure, told: StepReport::default() },
     };
     let outputs: Map<String, Value> =
         steps.iter().map(|(id, step)| (id.clone(), Value::Object(step.outputs().clone()))).collect();
     let output = StepOutput { outputs: outputs.clone(), ..StepOutput::default() };
     let ending = Ending { outputs: outputs.into_iter().collect(), ..Ending::default() };
-    Performed::Completed { output, ending, told: Told::default() }
+    Performed::Completed { output, ending, told: StepReport::default() }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Salvage, Settlement, Spot,
+    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Salvage, Settlement, StepRef,
 };
 use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
@@ -69,7 +69,7 @@ impl WorkflowProgram {
     /// Returns the evidence to check when the step has ended, if the step has evidence.
     pub(super) fn vouching(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
     ) -> Result<Option<Vouching>, ExprError> {
         let step = self.step(spot);
@@ -100,7 +100,7 @@ impl WorkflowProgram {
     }
 
     /// Returns the subjects of the evidence that are known before the step has ended.
-    pub(super) fn subjects_of(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
+    pub(super) fn subjects_of(&self, spot: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
         let Ok(Some(vouching)) = self.vouching(spot, state) else { return Vec::new() };
         let claims = vouching.evidence.claims.iter();
         claims.filter_map(|claim| vouching.subject(claim, &vouching.scope).ok()).collect()
@@ -112,7 +112,7 @@ impl WorkflowProgram {
     /// Returns `None` if outputs would be lost or the claims are not enough.
     pub(super) fn salvage_of(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
     ) -> Option<Salvage<StepOutput>> {
@@ -154,7 +154,7 @@ impl WorkflowProgram {
     /// empty.
     pub(super) fn taken_as_done(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &mut WorkflowState,
         known: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {

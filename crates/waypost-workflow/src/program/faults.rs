@@ -1,6 +1,6 @@
 //! Failures of steps with their cause in this crate, not in the process of the step.
 
-use waypost::engine::Spot;
+use waypost::engine::StepRef;
 use waypost::record::{Failure, FailureKind};
 
 use crate::expr::ExprError;
@@ -17,7 +17,7 @@ pub(super) fn failure(kind: FailureKind, error: impl std::error::Error) -> Failu
 }
 
 /// Returns the failure of a step asked for branches: here only a step's work opens branches.
-pub(super) fn no_children(spot: Spot<'_>) -> Failure {
+pub(super) fn no_children(spot: StepRef<'_>) -> Failure {
     let text = format!("step `{}` opens no branches", spot.step.id);
     Failure::new(FailureKind::Error, vec![text])
 }

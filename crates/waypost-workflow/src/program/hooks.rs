@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::StepId;
-use waypost::engine::{Item, Joined, Performed, Told};
+use waypost::engine::{Item, Joined, Performed, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind, Note};
 
 use crate::file::{HookOn, Step};
@@ -137,14 +137,14 @@ fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Failure>> {
 pub(super) async fn join(joined: Joined) -> Performed<StepOutput> {
     match joined_outcome(joined).await {
         Ok(performed) => performed,
-        Err(failure) => Performed::Failed { failure, told: Told::default() },
+        Err(failure) => Performed::Failed { failure, told: StepReport::default() },
     }
 }
 
 async fn joined_outcome(joined: Joined) -> Result<Performed<StepOutput>, Failure> {
     let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
     let mut outcomes = joined.outcomes().await.map_err(unread)?;
-    let (mut told, mut came) = (Told::default(), None);
+    let (mut told, mut came) = (StepReport::default(), None);
     while let Some(end) = outcomes.next().await.map_err(unread)? {
         if end.end == End::Failed {
             let why = end.failure().map(|failure| failure.error.join(": ")).unwrap_or_default();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use waypost::engine::{Attempt, ChildEnd, Item, Joined, Performed, Told};
+use waypost::engine::{Attempt, ChildEnd, Item, Joined, Performed, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind};
 use waypost::{BranchPath, StepId};
 
@@ -99,8 +99,8 @@ impl WorkflowProgram {
     pub(super) async fn list(&self, listing: Listing, attempt: Attempt) -> Performed<StepOutput> {
         let Listing { source, select } = listing;
         let (found, told) = match source {
-            Source::Values(values) => (Found::Values(values), Told::default()),
-            Source::File(file, json) => (Found::File(file, json), Told::default()),
+            Source::Values(values) => (Found::Values(values), StepReport::default()),
+            Source::File(file, json) => (Found::File(file, json), StepReport::default()),
             Source::Command(command, json) => match self.run(*command, attempt).await {
                 Performed::Completed { output, told, .. } => {
                     (Found::Text(output.stdout.unwrap_or_default(), json), told)
@@ -357,9 +357,9 @@ impl Joining {
         match self.count().await {
             Ok(items) => {
                 let output = StepOutput { items: Some(items), ..StepOutput::default() };
-                Performed::Completed { output, ending: Ending::default(), told: Told::default() }
+                Performed::Completed { output, ending: Ending::default(), told: StepReport::default() }
             }
-            Err(failure) => Performed::Failed { failure, told: Told::default() },
+            Err(failure) => Performed::Failed { failure, told: StepReport::default() },
         }
     }
 

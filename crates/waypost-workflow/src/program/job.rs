@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waypost::engine::{Joined, Performed, Spot};
+use waypost::engine::{Joined, Performed, StepRef};
 use waypost::record::{Failure, Note, Try};
 
 use crate::file::Work;
@@ -55,7 +55,7 @@ impl WorkflowProgram {
     /// Makes the job of a step, without its evidence.
     pub(super) fn job(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         joined: Option<Joined>,
     ) -> Result<Job, Failure> {
@@ -97,7 +97,7 @@ impl WorkflowProgram {
     /// Makes the job that undoes a step, if the step has `undo`.
     pub(super) fn undo_job(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         at: &Try,
         state: &WorkflowState,
     ) -> Result<Option<Job>, Failure> {

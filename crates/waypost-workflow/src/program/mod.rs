@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, Spot, StateError, Upstream,
+    Program, Salvage, Settlement, StateError, StepRef, Upstream,
 };
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
@@ -229,17 +229,17 @@ impl WorkflowProgram {
         child.map_or(around, |child| child.workflow())
     }
 
-    fn step(&self, spot: Spot<'_>) -> &Step {
+    fn step(&self, spot: StepRef<'_>) -> &Step {
         &self.levels[spot.level].steps[spot.place]
     }
 
     /// Returns the host environment and the base folder of a step.
-    fn around(&self, spot: Spot<'_>) -> (&Surroundings, &Path) {
+    fn around(&self, spot: StepRef<'_>) -> (&Surroundings, &Path) {
         (&self.surroundings, &self.levels[spot.level].bases[spot.place])
     }
 
     /// Returns the `foreach` of a step.
-    fn foreach(&self, spot: Spot<'_>) -> Option<&Arc<Foreach>> {
+    fn foreach(&self, spot: StepRef<'_>) -> Option<&Arc<Foreach>> {
         self.levels[spot.level].foreach[spot.place].as_ref()
     }
 
@@ -253,7 +253,7 @@ impl WorkflowProgram {
     }
 
     /// Returns the path of the file for many outcomes of a step.
-    fn outcomes_file(&self, spot: Spot<'_>) -> Option<PathBuf> {
+    fn outcomes_file(&self, spot: StepRef<'_>) -> Option<PathBuf> {
         let name = format!("{}.{}.jsonl", spot.branch.file_name(), spot.step.id);
         Some(self.folder()?.join(state::OUTCOMES_FOLDER).join(name))
     }
@@ -304,11 +304,11 @@ impl Program for WorkflowProgram {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
+    fn open(&self, spot: StepRef<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
         Err(no_children(spot))
     }
 
-    fn child(&self, spot: Spot<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
+    fn child(&self, spot: StepRef<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
         let mut child = match (self.foreach(spot), self.step(spot).work.child()) {
             // Only items of hooks name a start step.
             _ if item.start.is_some() => hooks::state_of(self.step(spot), item, self.folder().as_deref()),
@@ -320,18 +320,18 @@ impl Program for WorkflowProgram {
         Ok(child)
     }
 
-    fn forget(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+    fn forget(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
         repeat::forget(self.step(spot), state);
     }
 
-    fn forget_join(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+    fn forget_join(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
         match self.step(spot) {
             step if step.repeat.is_some() => state.unpass(&step.id),
             step => repeat::forget(step, state),
         }
     }
 
-    fn restore(&self, spot: Spot<'_>, state: &mut WorkflowState, then: &WorkflowState) {
+    fn restore(&self, spot: StepRef<'_>, state: &mut WorkflowState, then: &WorkflowState) {
         repeat::restore(self.step(spot), state, then);
     }
 
@@ -347,17 +347,17 @@ impl Program for WorkflowProgram {
         true
     }
 
-    fn gave(&self, spot: Spot<'_>, state: &WorkflowState) -> Option<Value> {
+    fn gave(&self, spot: StepRef<'_>, state: &WorkflowState) -> Option<Value> {
         repeat::gave(self.step(spot), state)
     }
 
-    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
         let mut read = BTreeSet::new();
         readers::steps_read_by(self.step(spot), &mut read);
         read.iter().filter_map(|id| StepId::new(id).ok()).collect()
     }
 
-    fn attach(&self, spot: Spot<'_>, state: &WorkflowState, child: &mut WorkflowState) {
+    fn attach(&self, spot: StepRef<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(spot);
         // An error is reported by the next step that needs the service.
         let services = self.services_of(spot, state).unwrap_or_default();
@@ -377,13 +377,13 @@ impl Program for WorkflowProgram {
         child.attach(outer);
     }
 
-    fn forget_failure(&self, spot: Spot<'_>, state: &mut WorkflowState) {
+    fn forget_failure(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
         state.forget_failure(&self.step(spot).id);
     }
 
     fn admit(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
@@ -416,7 +416,12 @@ impl Program for WorkflowProgram {
         Ok(Admission::Skip(SkipCause::Condition(self.mask.mask_str(condition.as_str()).into_owned())))
     }
 
-    fn prepare(&self, spot: Spot<'_>, state: &WorkflowState, joined: Option<Joined>) -> Result<Job, Failure> {
+    fn prepare(
+        &self,
+        spot: StepRef<'_>,
+        state: &WorkflowState,
+        joined: Option<Joined>,
+    ) -> Result<Job, Failure> {
         let vouching = self.vouching(spot, state).map_err(expression)?.map(Box::new);
         Ok(Job { vouching, ..self.job(spot, state, joined)? })
     }
@@ -451,17 +456,17 @@ impl Program for WorkflowProgram {
         }
     }
 
-    fn undo(&self, spot: Spot<'_>, at: &Try, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+    fn undo(&self, spot: StepRef<'_>, at: &Try, state: &WorkflowState) -> Result<Option<Job>, Failure> {
         self.undo_job(spot, at, state)
     }
 
-    fn subjects(&self, spot: Spot<'_>, state: &WorkflowState) -> Vec<String> {
+    fn subjects(&self, spot: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
         self.subjects_of(spot, state)
     }
 
     fn settle_as_done(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &mut WorkflowState,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
@@ -470,18 +475,18 @@ impl Program for WorkflowProgram {
 
     async fn salvage(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
     ) -> Option<Salvage<StepOutput>> {
         self.salvage_of(spot, state, exited)
     }
 
-    fn follow(&self, spot: Spot<'_>, _: &WorkflowState) -> Result<Follow, String> {
+    fn follow(&self, spot: StepRef<'_>, _: &WorkflowState) -> Result<Follow, String> {
         Err(format!("a settlement of step `{}` does not decide its next pass", spot.step.id))
     }
 
-    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
         let step = self.step(spot);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
@@ -511,7 +516,7 @@ impl Program for WorkflowProgram {
     fn apply(
         &self,
         state: &mut WorkflowState,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
         let id = self.step(spot).id.as_str();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use waypost::engine::{Follow, Joined, Performed, Spot, Told};
+use waypost::engine::{Follow, Joined, Performed, StepRef, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind};
 
 use crate::expr::Scope;
@@ -40,7 +40,7 @@ impl WorkflowProgram {
     /// With a `tolerated` failure, reaching the limit is not a failure either.
     pub(super) fn passes_on(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
         (settled, tolerated): (&StepState, bool),
         steps: &BTreeMap<String, StepState>,
@@ -109,7 +109,7 @@ pub(super) struct Passing {
 }
 
 impl Passing {
-    pub(super) fn new(spot: Spot<'_>, pass: u32, scope: Scope) -> Self {
+    pub(super) fn new(spot: StepRef<'_>, pass: u32, scope: Scope) -> Self {
         Self { level: spot.level, place: spot.place, scope: in_pass(&scope, pass) }
     }
 }
@@ -163,8 +163,8 @@ pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
 /// Returns the results of the steps of a group.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     match gathered(joined).await {
-        Ok(output) => Performed::Completed { output, ending: Ending::default(), told: Told::default() },
-        Err(failure) => Performed::Failed { failure, told: Told::default() },
+        Ok(output) => Performed::Completed { output, ending: Ending::default(), told: StepReport::default() },
+        Err(failure) => Performed::Failed { failure, told: StepReport::default() },
     }
 }
 

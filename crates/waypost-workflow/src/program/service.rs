@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinHandle;
 use waypost::engine::Program as _;
-use waypost::engine::{Attempt, Performed, Told};
+use waypost::engine::{Attempt, Performed, StepReport};
 use waypost::events::SERVICE_STARTED;
 use waypost::record::{Ending, Failure, FailureKind, Note, Try};
 use waypost::shape::Unfinished;
@@ -27,7 +27,7 @@ use super::command::Command;
 use super::evidence::Vouching;
 use super::log_name;
 use super::state::{StepOutput, WorkflowState};
-use super::{Spot, WorkflowProgram, expression};
+use super::{StepRef, WorkflowProgram, expression};
 
 /// How long a process must run to count as started; a service that cannot serve usually exits at once.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -66,7 +66,7 @@ impl WorkflowProgram {
     /// Returns the services needed by a step: the completed service steps upstream, and the step's own.
     pub(super) fn services_of(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &WorkflowState,
     ) -> Result<Arc<[Service]>, Failure> {
         if let Some(services) = state.services() {
@@ -102,7 +102,7 @@ impl WorkflowProgram {
             let started = self.spawn_service(service, &own).await?;
             if let Some(failure) = self.unserving(service, attempt).await {
                 end(started).await;
-                return Err(Box::new(Performed::Failed { failure, told: Told::default() }));
+                return Err(Box::new(Performed::Failed { failure, told: StepReport::default() }));
             }
             running.insert(service.step.clone(), started);
             let data = json!({ "step": service.step, "had_ended": had_ended });
@@ -116,7 +116,7 @@ impl WorkflowProgram {
         let performed = Performed::Completed {
             output: StepOutput::default(),
             ending: Ending::default(),
-            told: Told::default(),
+            told: StepReport::default(),
         };
         match service.vouching.as_ref()?.vouched(performed, attempt, self.mask()).await {
             Performed::Failed { mut failure, .. } => {
@@ -158,7 +158,7 @@ impl WorkflowProgram {
         }
         let data = json!({ "step": service.step, "had_ended": false });
         let notes = vec![Note::Event { name: SERVICE_STARTED.to_owned(), data }];
-        let told = Told { notes, ..Told::default() };
+        let told = StepReport { notes, ..StepReport::default() };
         Performed::Completed { output: StepOutput::default(), ending: Ending::default(), told }
     }
 
@@ -175,8 +175,8 @@ impl WorkflowProgram {
     ) -> Result<Running, Box<Performed<StepOutput>>> {
         let (supervisor, scratch, mark) = self.tools();
         let process = self.process(&service.command, attempt, &scratch, &mark);
-        let process =
-            process.map_err(|failure| Box::new(Performed::Failed { failure, told: Told::default() }))?;
+        let process = process
+            .map_err(|failure| Box::new(Performed::Failed { failure, told: StepReport::default() }))?;
         let spawned = supervisor.spawn(process).await;
         drop(supervisor);
         let mut child = spawned.map_err(|error| Box::new(not_started(error, self.mask())))?;
@@ -236,5 +236,5 @@ fn ended_at_once(
     let text = format!("the service ended as soon as it was started: {how}");
     let mut failure = Failure::new(FailureKind::Exit, vec![text]);
     failure.ending.exit_code = code;
-    Performed::Failed { failure, told: Told::default() }
+    Performed::Failed { failure, told: StepReport::default() }
 }

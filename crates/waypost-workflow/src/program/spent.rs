@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use waypost::RunId;
-use waypost::engine::{Attempt, Performed, Told};
+use waypost::engine::{Attempt, Performed, StepReport};
 use waypost::record::{Record, Usage};
 use waypost::store::{Scan, Store, StoreError};
 
@@ -57,7 +57,7 @@ impl Purse {
     /// Adds the usage of an attempt, before another step starts.
     pub(super) fn pay(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
         let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
-        let Told { usage: Some(usage), .. } = told else { return };
+        let StepReport { usage: Some(usage), .. } = told else { return };
         *self.used.lock().expect("no code panics while it holds this") += usage;
         self.is_empty(attempt);
     }

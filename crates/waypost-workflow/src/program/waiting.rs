@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
-use waypost::engine::{Attempt, MemoError, Performed, Told};
+use waypost::engine::{Attempt, MemoError, Performed, StepReport};
 use waypost::events::SIGNAL_KEY;
 use waypost::record::{Ending, Failure, FailureKind, Note, WaitKind};
 
@@ -74,7 +74,7 @@ impl Waiting {
             Ok(Came::Value(value)) => {
                 let outputs: Map<String, Value> =
                     value.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-                let mut told = Told::default();
+                let mut told = StepReport::default();
                 told.notes.extend(self.report(attempt, &outputs, mask));
                 let ending = Ending { outputs: outputs.clone().into_iter().collect(), ..Ending::default() };
                 Performed::Completed { output: StepOutput { outputs, ..StepOutput::default() }, ending, told }
@@ -82,10 +82,10 @@ impl Waiting {
             Ok(Came::Refused(answer)) => {
                 let text = format!("it was not approved: `{answer}` was answered");
                 let failure = Failure::new(FailureKind::Error, vec![text]);
-                Performed::Failed { failure, told: Told::default() }
+                Performed::Failed { failure, told: StepReport::default() }
             }
             Err(error) => {
-                Performed::Failed { failure: failure(FailureKind::Error, error), told: Told::default() }
+                Performed::Failed { failure: failure(FailureKind::Error, error), told: StepReport::default() }
             }
         }
     }
@@ -134,7 +134,7 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
             Ok(Value::Bool(false)) if *answer == AnswerKind::Approval => {
                 let told = format!("told {key}");
                 if attempt.kept(&told).await?.is_none() {
-                    attempt.keep(&told, Value::Bool(true), Told::default()).await?;
+                    attempt.keep(&told, Value::Bool(true), StepReport::default()).await?;
                     let answer = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                     return Ok(Came::Refused(answer));
                 }
@@ -156,7 +156,7 @@ async fn slept(attempt: &Attempt, time: Duration) -> Result<(), MemoError> {
         // First start, or the clock was set back since.
         _ => {
             let due = latest;
-            attempt.keep(key, json!(due), Told::default()).await?;
+            attempt.keep(key, json!(due), StepReport::default()).await?;
             due
         }
     };

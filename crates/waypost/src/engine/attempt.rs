@@ -21,7 +21,7 @@ use super::pending_wait::PendingWait;
 use super::request::{Asked, Request};
 use super::scope::{LineId, MAIN};
 use super::signals::{Stop, StopHandle, StopLevel};
-use super::{Engine, Spot, Told};
+use super::{Engine, StepRef, StepReport};
 
 /// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
 /// is a loop of steps.
@@ -97,7 +97,7 @@ impl Attempt {
     pub(super) fn of_undo(
         engine: &Engine,
         (lease, stop): (&Lease, &StopHandle),
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         at: Try,
     ) -> Self {
         Self {
@@ -193,7 +193,7 @@ impl Attempt {
     /// how far the step is, and what it has told. Never returns; to be dropped when the step ends.
     ///
     /// It is `progress` under [`RUNNING_KEY`], with the time that has passed as `elapsed_ms` beside what `said` gives.
-    pub async fn told_meanwhile(&self, said: impl Fn() -> (Map<String, Value>, Told)) -> Infallible {
+    pub async fn told_meanwhile(&self, said: impl Fn() -> (Map<String, Value>, StepReport)) -> Infallible {
         let Some(interval) = self.interval else { return pending().await };
         let interval = interval.max(INTERVAL_MIN);
         let begun = Instant::now();
@@ -263,7 +263,7 @@ impl Attempt {
     ///
     /// # Errors
     /// [`MemoError`]: nothing was kept.
-    pub async fn keep(&self, key: &str, value: Value, told: Told) -> Result<(), MemoError> {
+    pub async fn keep(&self, key: &str, value: Value, told: StepReport) -> Result<(), MemoError> {
         let bytes = serde_json::to_vec(&value).map_or(0, |bytes| bytes.len());
         if bytes > MEMO_BYTES_MAX {
             return Err(MemoError::Large { key: key.to_owned(), bytes });
@@ -283,9 +283,9 @@ impl Attempt {
     /// large; what cannot be recorded as the session ends is left out. For steps that must not be repeated blindly.
     pub async fn exited(&self, code: i32, outputs: &Map<String, Value>) {
         let whole = json!({ "exit_code": code, "outputs": outputs });
-        if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, Told::default()).await {
+        if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, StepReport::default()).await {
             // What stops this stops the session.
-            let _ = self.keep(EXITED_KEY, json!({ "exit_code": code }), Told::default()).await;
+            let _ = self.keep(EXITED_KEY, json!({ "exit_code": code }), StepReport::default()).await;
         }
     }
 

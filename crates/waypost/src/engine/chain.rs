@@ -11,7 +11,7 @@ use crate::record::{
 };
 use crate::store::FIRST_TOKEN;
 
-use super::{RunError, Told};
+use super::{RunError, StepReport};
 
 /// What is to be written, before it has a place in the chain.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub(crate) struct Draft {
     pub(crate) reason: Reason,
     pub(crate) step: Option<StepId>,
     pub(crate) at: Try,
-    pub(crate) told: Told,
+    pub(crate) told: StepReport,
     pub(crate) started: Vec<Start>,
     pub(crate) end: Option<End>,
     pub(crate) failures: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     pub(crate) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
-        let (told, started, labels) = (Told::default(), Vec::new(), BTreeMap::new());
+        let (told, started, labels) = (StepReport::default(), Vec::new(), BTreeMap::new());
         Self {
             phase,
             reason,

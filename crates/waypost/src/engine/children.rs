@@ -25,7 +25,7 @@ use super::scheduler::{children_of, for_children, for_what_comes_after};
 use super::scope::{Found, Line, LineId, Opener};
 use super::session::Session;
 use super::trace::{child_input, trace_of, work_pins};
-use super::{Performed, Program, RunError, Told};
+use super::{Performed, Program, RunError, StepReport};
 
 mod earlier;
 
@@ -41,8 +41,11 @@ impl<'a, P: Program> Session<'a, P> {
         };
         match opened {
             Ok(items) => {
-                self.open_as(id, Opening { place, items, told: Told::default(), after: false, joined: None })
-                    .await
+                self.open_as(
+                    id,
+                    Opening { place, items, told: StepReport::default(), after: false, joined: None },
+                )
+                .await
             }
             Err(failure) => Ok(Err(failure)),
         }
@@ -64,7 +67,7 @@ impl<'a, P: Program> Session<'a, P> {
             Err(refused) if comes_after => {
                 // What the step came to before is what counts.
                 let text = format!("what comes after it cannot be done: {}", refused.error.join(": "));
-                let told = Told { notes: vec![Note::Warning(text)], ..Told::default() };
+                let told = StepReport { notes: vec![Note::Warning(text)], ..StepReport::default() };
                 self.fail_now(id, place, failure.unwrap_or(refused), told);
             }
             Err(refused) => self.refuse_to_open(id, place, refused),
@@ -149,7 +152,7 @@ impl<'a, P: Program> Session<'a, P> {
         if line.entry(place).status != Status::Started {
             line.mark_started(place);
         }
-        self.fail(id, place, failure, Told::default());
+        self.fail(id, place, failure, StepReport::default());
     }
 
     /// Names the blob of frozen items, a new one for each opening.
@@ -272,7 +275,7 @@ impl<'a, P: Program> Session<'a, P> {
     fn not_opened(&mut self, id: LineId, place: usize, failure: Failure) {
         let line = self.lines.get_mut(id);
         if line.comes_after(place) {
-            return self.fail_now(id, place, failure, Told::default());
+            return self.fail_now(id, place, failure, StepReport::default());
         }
         if line.fan_mut(place).opened == 0 {
             line.entry_mut(place).fan = None;
@@ -281,7 +284,7 @@ impl<'a, P: Program> Session<'a, P> {
             line.fan_mut(place).stopped = true;
             self.cancel_below(id, None, "no more branches can be opened");
         }
-        self.fail(id, place, failure, Told::default());
+        self.fail(id, place, failure, StepReport::default());
     }
 
     pub(super) fn open_child(
@@ -458,7 +461,7 @@ impl<'a, P: Program> Session<'a, P> {
 struct Opening {
     place: usize,
     items: Source,
-    told: Told,
+    told: StepReport,
     /// It comes after the branches that the work of the step opened.
     after: bool,
     /// The digests of those.

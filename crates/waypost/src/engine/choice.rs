@@ -16,7 +16,7 @@ use crate::shape::{Shape, Unfinished};
 use super::in_doubt::{note_trace, traced};
 use super::scope::{Line, LineId};
 use super::session::Session;
-use super::{KnownOutputs, Program, RunError, Told};
+use super::{KnownOutputs, Program, RunError, StepReport};
 
 /// Adds choices to the position of the main branch, and removes the answered questions.
 ///
@@ -71,8 +71,12 @@ impl<P: Program> Session<'_, P> {
             SettleBy::Done(outputs) => outputs,
         };
         let Line { chain, shape, state, .. } = &mut *line;
-        let spot =
-            super::Spot { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = super::StepRef {
+            branch: &chain.branch,
+            level: shape.level(),
+            place,
+            step: &shape.steps()[place],
+        };
         match program.settle_as_done(spot, state, KnownOutputs::Given(&outputs)) {
             Ok(settled) => {
                 let traced = traced(program, line, place, None);
@@ -84,7 +88,7 @@ impl<P: Program> Session<'_, P> {
             Err(why) => {
                 let text = format!("it cannot count as done: {why}");
                 let failure = crate::record::Failure::new(crate::record::FailureKind::Fatal, vec![text]);
-                self.fail(id, place, failure, Told::default());
+                self.fail(id, place, failure, StepReport::default());
             }
         }
         true

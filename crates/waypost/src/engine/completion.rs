@@ -18,7 +18,7 @@ use super::scope::{Caught, Found, Line, LineId, MAIN};
 use super::session::Session;
 use super::signals::StopLevel;
 use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, trace_of};
-use super::{Follow, OnFailure, Performed, Program, Settlement, Spot, StepFailure, Told};
+use super::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
 impl<P: Program> Session<'_, P> {
     /// Takes in how a step ended: state, position and draft change together.
@@ -51,7 +51,7 @@ impl<P: Program> Session<'_, P> {
     ///
     /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
     /// leave them in doubt as well.
-    fn cut(&mut self, id: LineId, place: usize, why: String, told: Told) {
+    fn cut(&mut self, id: LineId, place: usize, why: String, told: StepReport) {
         if self.lines.get(id).shape.steps()[place].idempotent {
             self.options.stop.stop(StopLevel::Graceful, &why);
         } else {
@@ -67,7 +67,7 @@ impl<P: Program> Session<'_, P> {
         &mut self,
         id: LineId,
         place: usize,
-        (output, mut ending, told): (P::Output, Ending, Told),
+        (output, mut ending, told): (P::Output, Ending, StepReport),
         joined: Option<JoinedDigests>,
     ) {
         let root = joined.map(|joined| joined.root);
@@ -195,7 +195,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Takes in a failure: the step is tried again, what comes after it is opened, it is tolerated, or it ends its branch or
     /// the run.
-    pub(super) fn fail(&mut self, id: LineId, place: usize, failure: Failure, told: Told) {
+    pub(super) fn fail(&mut self, id: LineId, place: usize, failure: Failure, told: StepReport) {
         let program = self.program;
         let line = self.lines.get_mut(id);
         let step = &line.shape.steps()[place];
@@ -234,7 +234,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Takes in a failure after which nothing is opened.
-    pub(super) fn fail_now(&mut self, id: LineId, place: usize, failure: Failure, told: Told) {
+    pub(super) fn fail_now(&mut self, id: LineId, place: usize, failure: Failure, told: StepReport) {
         let line = self.lines.get(id);
         let verdict = self.program.on_failure(line.spot(place), &failure);
         let pause = self.pause_before_retry(id, place, (&verdict, &failure));
@@ -343,7 +343,7 @@ impl<P: Program> Session<'_, P> {
 #[derive(Debug)]
 pub(super) struct Failing {
     pub(super) failure: Failure,
-    pub(super) told: Told,
+    pub(super) told: StepReport,
     /// How long after it the step is tried again; none if it is not.
     pub(super) pause: Option<Duration>,
     /// The failures that it is made of: its own, or those of the branches that the step opened.
@@ -351,7 +351,7 @@ pub(super) struct Failing {
 }
 
 /// Adds to what a step said that it failed: its record says so only once what comes after it is done.
-pub(super) fn before_what_comes_after(mut told: Told, failure: &Failure) -> Told {
+pub(super) fn before_what_comes_after(mut told: StepReport, failure: &Failure) -> StepReport {
     let text = failure.error.first().cloned().unwrap_or_default();
     told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
     told
@@ -365,7 +365,7 @@ fn apply<P: Program>(
     settled: Settlement<'_, P::Output>,
 ) -> Result<Follow, Failure> {
     let Line { chain, shape, state, .. } = line;
-    let spot = Spot { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    let spot = StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
     program.apply(state, spot, settled)
 }
 

@@ -19,7 +19,7 @@ use crate::store::{Lease, Store, StoreError, StoreExt as _};
 use super::begin::{Base, decode_state};
 use super::inspect::{Snapshot, position_of};
 use super::invalidate::invalidated;
-use super::{Adoption, Engine, OnChange, Program, RunError, Spot};
+use super::{Adoption, Engine, OnChange, Program, RunError, StepRef};
 
 /// How a position is carried over to an adopted definition.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ pub(super) fn forget<P: Program>(
     let Some(shape) = program.shape().of_branch(branch) else { return Ok(()) };
     let spot = |step: &StepId| {
         let place = shape.place(step.as_str())?;
-        Some(Spot { branch, level: shape.level(), place, step: &shape.steps()[place] })
+        Some(StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] })
     };
     for forget in redone {
         match forget {

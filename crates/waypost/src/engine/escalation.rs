@@ -19,7 +19,7 @@ use super::completion::{Failing, before_what_comes_after};
 use super::scheduler::collects;
 use super::scope::{Caught, Found, Line, LineId, Opener};
 use super::session::Session;
-use super::{Program, StepFailure, StopLevel, Told};
+use super::{Program, StepFailure, StepReport, StopLevel};
 
 /// A branch that is to end as failed.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl<P: Program> Session<'_, P> {
             return;
         }
         let failure = with_branch(failed);
-        let caught = Caught { place: opener.place, failure, items: Vec::new(), told: Told::default() };
+        let caught = Caught { place: opener.place, failure, items: Vec::new(), told: StepReport::default() };
         self.lines.get_mut(opener.line).caught.push(caught);
     }
 
@@ -134,7 +134,7 @@ impl<P: Program> Session<'_, P> {
         if items.is_empty() {
             return false;
         }
-        let (place, told) = (opener.place, before_what_comes_after(Told::default(), &failure));
+        let (place, told) = (opener.place, before_what_comes_after(StepReport::default(), &failure));
         self.lines.get_mut(opener.line).caught.push(Caught { place, failure, items, told });
         true
     }
@@ -172,9 +172,9 @@ impl<P: Program> Session<'_, P> {
         let opens = line.shape.steps()[place].after.is_some() && !line.comes_after(place);
         let items = if opens { program.on_failure(line.spot(place), &failure).opens } else { Vec::new() };
         let told = if items.is_empty() {
-            Told::default()
+            StepReport::default()
         } else {
-            before_what_comes_after(Told::default(), &failure)
+            before_what_comes_after(StepReport::default(), &failure)
         };
         self.lines.get_mut(id).caught.push(Caught { place, failure, items, told });
         self.touched.insert(id);

@@ -16,7 +16,7 @@ use super::scope::Line;
 use super::trace::{Made, digests_of, trace_of};
 use super::{
     Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,
-    Salvage, Settlement, Spot, TreatAs,
+    Salvage, Settlement, StepRef, TreatAs,
 };
 
 /// Most steps in doubt of a branch that are settled by evidence: each is looked at by itself, before anything is done.
@@ -184,7 +184,7 @@ pub(super) async fn salvaged<P: Program>(
             questions.push(question);
             continue;
         };
-        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
         let exited = exited_at(engine, (run, branch), &question).await;
         let checked = match program.salvage(spot, state, exited.as_ref()).await {
             Some(mut salvage) => {
@@ -271,7 +271,7 @@ pub(super) fn settle_salvaged<P: Program>(
         let Some(place) = line.shape.place(step.as_str()).filter(|_| standing) else { continue };
         let branch = line.branch().clone();
         let spot =
-            Spot { branch: &branch, level: line.shape.level(), place, step: &line.shape.steps()[place] };
+            StepRef { branch: &branch, level: line.shape.level(), place, step: &line.shape.steps()[place] };
         let follow = program.apply(&mut line.state, spot, Settlement::Completed(output, &ending));
         let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
         let follow = follow.map_err(|failure| not_settled(line, &doubtful, &failure.error.join(": ")))?;
@@ -392,7 +392,7 @@ fn settled<P: Program>(
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<(Follow, Phase)>, RunError> {
     let (branch, step) = (&doubtful.branch, &line.shape.steps()[place]);
-    let spot = Spot { branch, level: line.shape.level(), place, step };
+    let spot = StepRef { branch, level: line.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => {

@@ -7,7 +7,7 @@ use crate::record::{Failure, FailureKind};
 
 use super::scope::LineId;
 use super::session::Session;
-use super::{Program, Told};
+use super::{Program, StepReport};
 
 impl<P: Program> Session<'_, P> {
     /// Says whether no further step may start.
@@ -42,7 +42,7 @@ impl<P: Program> Session<'_, P> {
             return false;
         }
         let text = format!("cut {cuts} times: each time, the process that ran the step was killed");
-        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), Told::default());
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), StepReport::default());
         true
     }
 }

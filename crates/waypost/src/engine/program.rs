@@ -10,9 +10,9 @@ use crate::schema::SchemaError;
 use crate::shape::{Shape, Step};
 use crate::store::Lease;
 
-/// A step, and where it stands: what a program is asked about.
+/// A step with its branch and shape: the subject of a call to a program.
 #[derive(Debug, Clone, Copy)]
-pub struct Spot<'a> {
+pub struct StepRef<'a> {
     /// The branch it runs on.
     pub branch: &'a BranchPath,
     /// The number of its shape, [`Shape::level`].
@@ -64,7 +64,7 @@ pub trait Program: Send + Sync {
     /// A failure of the step.
     fn admit(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &Self::State,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure>;
@@ -74,31 +74,31 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure of the step.
-    fn open(&self, spot: Spot<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
+    fn open(&self, spot: StepRef<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
 
     /// Makes the state that a child begins with from that of the branch that opens it.
     ///
     /// # Errors
     /// A failure of the step that opens it.
-    fn child(&self, spot: Spot<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
+    fn child(&self, spot: StepRef<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
 
     /// Gives the state of a child that was read back what it has from that of the branch that opened it, and does not keep
     /// itself.
-    fn attach(&self, spot: Spot<'_>, state: &Self::State, child: &mut Self::State);
+    fn attach(&self, spot: StepRef<'_>, state: &Self::State, child: &mut Self::State);
 
     /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
     /// is from after it. What is not taken out, the step finds when it runs.
-    fn forget(&self, spot: Spot<'_>, state: &mut Self::State);
+    fn forget(&self, spot: StepRef<'_>, state: &mut Self::State);
 
     /// Takes the failure of a step out of the state: the step is retried.
-    fn forget_failure(&self, spot: Spot<'_>, state: &mut Self::State);
+    fn forget_failure(&self, spot: StepRef<'_>, state: &mut Self::State);
 
     /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
-    fn forget_join(&self, spot: Spot<'_>, state: &mut Self::State);
+    fn forget_join(&self, spot: StepRef<'_>, state: &mut Self::State);
 
     /// Leaves in a state of what a step left there what it had left by an earlier one of its branch, `then`: its last pass
     /// is done again, or was, and has come out as before.
-    fn restore(&self, spot: Spot<'_>, state: &mut Self::State, then: &Self::State);
+    fn restore(&self, spot: StepRef<'_>, state: &mut Self::State, then: &Self::State);
 
     /// Hides in what was found of a claim what nobody may keep or show.
     fn redact(&self, claim: &mut Claim);
@@ -113,10 +113,10 @@ pub trait Program: Send + Sync {
 
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
     /// step was done again, and steps after it are used again where it is the same. ResumeQuery only of graphs by needs.
-    fn gave(&self, spot: Spot<'_>, state: &Self::State) -> Option<Value>;
+    fn gave(&self, spot: StepRef<'_>, state: &Self::State) -> Option<Value>;
 
     /// Returns the steps whose outputs a step reads, needed or not: it depends on them. ResumeQuery only of graphs by needs.
-    fn reads(&self, spot: Spot<'_>) -> Vec<StepId>;
+    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId>;
 
     /// Takes from the state what the step needs. A step that has opened children is given what became of them.
     ///
@@ -124,7 +124,7 @@ pub trait Program: Send + Sync {
     /// A failure of the step, such as an expression that cannot be evaluated.
     fn prepare(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &Self::State,
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure>;
@@ -138,18 +138,18 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
-    fn undo(&self, spot: Spot<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure>;
+    fn undo(&self, spot: StepRef<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure>;
 
     /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
     /// about to write, or was when it was cut.
-    fn subjects(&self, spot: Spot<'_>, state: &Self::State) -> Vec<String>;
+    fn subjects(&self, spot: StepRef<'_>, state: &Self::State) -> Vec<String>;
 
     /// Says by what a step can be seen to be done that was cut and must not be repeated blindly, and what it gave, read
     /// anew, or as it was recorded before its evidence was asked. None where that cannot be told without having seen its end:
     /// then a person decides.
     async fn salvage(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &Self::State,
         exited: Option<&Exited>,
     ) -> Option<Salvage<Self::Output>>;
@@ -161,7 +161,7 @@ pub trait Program: Send + Sync {
     /// Why that cannot be: nothing is changed then.
     fn settle_as_done(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &mut Self::State,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String>;
@@ -170,10 +170,10 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// The reason why the state does not tell.
-    fn follow(&self, spot: Spot<'_>, state: &Self::State) -> Result<Follow, String>;
+    fn follow(&self, spot: StepRef<'_>, state: &Self::State) -> Result<Follow, String>;
 
     /// Says what is to be done about a failure.
-    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure;
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure;
 
     /// Changes the state by what became of a step, and says which of its routes is taken. ResumeQuery once; the answer is
     /// recorded.
@@ -183,7 +183,7 @@ pub trait Program: Send + Sync {
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure>;
 
@@ -339,14 +339,14 @@ pub enum Performed<O> {
         /// For the record.
         ending: Ending,
         /// What it said.
-        told: Told,
+        told: StepReport,
     },
     /// It failed.
     Failed {
         /// Why.
         failure: Failure,
         /// What it said.
-        told: Told,
+        told: StepReport,
     },
     /// It was stopped, as [`Attempt::stopped`] asked.
     Stopped {
@@ -358,20 +358,20 @@ pub enum Performed<O> {
         /// What they are about; each key once.
         items: Vec<Item>,
         /// What it said.
-        told: Told,
+        told: StepReport,
     },
     /// Whether the attempt took effect is unknown. The attempt counts as cut, and the session ends.
     Cut {
         /// The cause, for people.
         why: String,
         /// Notes and usage of the attempt.
-        told: Told,
+        told: StepReport,
     },
 }
 
-/// What a step said beside its result.
+/// The notes, usage and evidence of an attempt, next to its result.
 #[derive(Debug, Default, Clone, PartialEq)]
-pub struct Told {
+pub struct StepReport {
     /// Events and report text.
     pub notes: Vec<Note>,
     /// Tokens and cost.

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::record::Wait;
 
-use super::Told;
+use super::StepReport;
 use super::pending_wait::PendingWait;
 use super::scope::LineId;
 
@@ -34,12 +34,12 @@ pub(super) enum Asked {
     Keep {
         key: String,
         value: Value,
-        told: Told,
+        told: StepReport,
         /// Answered after the commit.
         kept: oneshot::Sender<()>,
     },
     /// To commit how far the step is, for people: it is not read back.
-    Tell { value: Value, told: Told },
+    Tell { value: Value, told: StepReport },
     /// To give a message to this wait, beside other work of the step.
     Listen(Arc<PendingWait>),
     /// To suspend the step until one of these waits has an end.

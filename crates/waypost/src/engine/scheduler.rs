@@ -130,7 +130,7 @@ impl<'a, P: Program> Session<'a, P> {
         let follow = {
             let Line { chain, shape, state, .. } = &mut *line;
             let step = &shape.steps()[place];
-            let spot = super::Spot { branch: &chain.branch, level: shape.level(), place, step };
+            let spot = super::StepRef { branch: &chain.branch, level: shape.level(), place, step };
             program.apply(state, spot, Settlement::Skipped)
         };
         let at = Try { attempt: 0, ..line.entry(place).at.clone() };
@@ -151,7 +151,7 @@ impl<'a, P: Program> Session<'a, P> {
                 line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
                 self.mark_dirty(id);
             }
-            Err(failure) => self.fail(id, place, failure, super::Told::default()),
+            Err(failure) => self.fail(id, place, failure, super::StepReport::default()),
         }
     }
 
@@ -208,7 +208,7 @@ impl<'a, P: Program> Session<'a, P> {
             return false;
         }
         let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
-        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::Told::default());
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::StepReport::default());
         true
     }
 
@@ -281,7 +281,7 @@ impl<'a, P: Program> Session<'a, P> {
             return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
         }
         self.cancel_below(id, None, "too many of its siblings failed");
-        self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::Told::default());
+        self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::StepReport::default());
     }
 
     /// A child that only waits makes room for its siblings.

@@ -19,7 +19,7 @@ use super::fan_out::{FanOut, Item, JoinedDigests};
 use super::pending_wait::PendingWait;
 use super::signals::StopHandle;
 use super::trace::pass_in;
-use super::{Spot, StepFailure, Told};
+use super::{StepFailure, StepRef, StepReport};
 
 mod in_doubt;
 
@@ -65,7 +65,7 @@ pub(super) struct Opener {
 pub(super) struct Found {
     pub(super) place: usize,
     pub(super) items: Vec<Item>,
-    pub(super) told: Told,
+    pub(super) told: StepReport,
     /// They come after the branches that its work opened.
     pub(super) after: bool,
     /// What the step came to if they cannot be opened: that it failed before.
@@ -80,7 +80,7 @@ pub(super) struct Caught {
     pub(super) place: usize,
     pub(super) failure: Failure,
     pub(super) items: Vec<Item>,
-    pub(super) told: Told,
+    pub(super) told: StepReport,
 }
 
 /// A branch under way.
@@ -189,9 +189,9 @@ impl<'a, S> Line<'a, S> {
         &self.chain.branch
     }
 
-    pub(super) fn spot(&self, place: usize) -> Spot<'_> {
+    pub(super) fn spot(&self, place: usize) -> StepRef<'_> {
         let step = &self.shape.steps()[place];
-        Spot { branch: &self.chain.branch, level: self.shape.level(), place, step }
+        StepRef { branch: &self.chain.branch, level: self.shape.level(), place, step }
     }
 
     pub(super) fn step_id(&self, place: usize) -> &'a StepId {

@@ -419,9 +419,9 @@ impl<'a, P: Program> Session<'a, P> {
                 };
                 match (prepared, root.transpose()) {
                     (Ok(prepared), Ok(root)) => (program.perform(prepared, attempt).await, root),
-                    (Err(failure), _) => (Performed::Failed { failure, told: Told::default() }, None),
+                    (Err(failure), _) => (Performed::Failed { failure, told: StepReport::default() }, None),
                     (_, Err(error)) => {
-                        (Performed::Failed { failure: unread(&error), told: Told::default() }, None)
+                        (Performed::Failed { failure: unread(&error), told: StepReport::default() }, None)
                     }
                 }
             };

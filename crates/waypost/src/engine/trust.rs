@@ -26,7 +26,7 @@ use super::begin::decode_state;
 use super::in_place::InPlace;
 use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
-use super::{Engine, OnUnknown, Program, RunError, Spot};
+use super::{Engine, OnUnknown, Program, RunError, StepRef};
 
 /// A branch that counts, and the record that it stands at, or could be taken to stand at.
 #[derive(Debug, Clone)]
@@ -390,7 +390,7 @@ pub(super) fn state_of<P: Program>(
     });
     if let Some((shape, place, parent, above)) = opener {
         let around = state_of(program, root, branches, &above.record)?;
-        let spot = Spot { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
         program.attach(spot, &around, &mut state);
     }
     Ok(state)
@@ -409,7 +409,7 @@ pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InFo
     let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
         let branch = &known.record.header().branch;
-        let spot = Spot { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
         program.subjects(spot, &state)
     };
     places.into_iter().flat_map(subjects).collect()

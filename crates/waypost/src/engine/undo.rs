@@ -32,7 +32,7 @@ use super::chain::{Chain, Draft, body_as_it_stands};
 use super::child_ends::life_of;
 use super::inspect::{Snapshot, position_of};
 use super::rollback::{check_left, is_copied, is_left_behind, load_with_state, with_state};
-use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, Spot, StopHandle, StopLevel};
+use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
 
@@ -336,7 +336,8 @@ impl<'a, P: Program> Undoer<'a, P> {
         let Some(shape) = self.shape().of_branch(&effect.branch) else { return Ok(false) };
         let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
         let program = self.program;
-        let spot = Spot { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot =
+            StepRef { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
         let (path, is_kept) = match self.path_in_pass(effect).await? {
             Some(path) => (path, true),
             None => (self.newest_path(&effect.branch)?, false),
@@ -475,7 +476,8 @@ impl<'a, P: Program> Undoer<'a, P> {
                 && let Some(shape) = self.program.shape().of_branch(parent)
                 && let Some(place) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener))
             {
-                let spot = Spot { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
+                let spot =
+                    StepRef { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
                 self.program.attach(spot, around, &mut state);
             }
             self.around.push((key(record), state));

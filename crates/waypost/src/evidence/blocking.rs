@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Finding;
-use super::beneath::Lost;
+use super::safe_open::OpenError;
 
-pub(super) fn finding_of(lost: Lost) -> Finding {
-    match lost {
-        Lost::Missing => Finding::absent("it is not there"),
-        Lost::Refused(why) => Finding::failed(why),
-        Lost::Unclear(why) => Finding::unknown(why),
-        Lost::Changing(why) => Finding::unknown_yet(why),
+pub(super) fn finding_of(error: OpenError) -> Finding {
+    match error {
+        OpenError::Missing => Finding::absent("it is not there"),
+        OpenError::Refused(why) => Finding::failed(why),
+        OpenError::Unclear(why) => Finding::unknown(why),
+        OpenError::Changing(why) => Finding::unknown_yet(why),
     }
 }
 
@@ -42,8 +42,8 @@ impl Outcome for Finding {
     }
 }
 
-impl<T: Send + 'static> Outcome for Result<T, Lost> {
+impl<T: Send + 'static> Outcome for Result<T, OpenError> {
     fn cut(why: &str) -> Self {
-        Err(Lost::Unclear(why.to_owned()))
+        Err(OpenError::Unclear(why.to_owned()))
     }
 }

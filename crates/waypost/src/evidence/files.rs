@@ -17,11 +17,11 @@ use crate::clock::{Clock, SystemClock};
 use crate::id::{Digest, Digester};
 use crate::record::Claim;
 
-use super::beneath::{LastLink, Lost, Place, regular};
 use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
-use super::tree::Survey;
+use super::safe_open::{LastLink, OpenError, OpenedPath, regular};
+use super::walk::Survey;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 
 /// Bytes per read: the memory of a check, whatever the size of the file.
@@ -54,7 +54,7 @@ pub struct ExistsProbe;
 #[derive(Debug, Clone)]
 pub struct Sha256Probe {
     clock: Arc<dyn Clock>,
-    known: Option<Arc<Known>>,
+    known: Option<Arc<CachedDigest>>,
     files_read: Arc<AtomicU64>,
 }
 
@@ -75,7 +75,7 @@ impl Sha256Probe {
     /// For large files with frequent checks. Bit rot and writes below the file system go undetected. Files
     /// changed a moment ago, by `clock`, are always read.
     pub fn remembering(clock: Arc<dyn Clock>) -> Self {
-        let known = Known { clock: Arc::clone(&clock), digests: Mutex::default() };
+        let known = CachedDigest { clock: Arc::clone(&clock), digests: Mutex::default() };
         Self { clock, known: Some(Arc::new(known)), ..Self::default() }
     }
 
@@ -112,12 +112,12 @@ impl Stamp {
 
 /// Digests of files, by device and inode.
 #[derive(Debug)]
-struct Known {
+struct CachedDigest {
     clock: Arc<dyn Clock>,
     digests: Mutex<HashMap<(u64, u64), (Stamp, Digest)>>,
 }
 
-impl Known {
+impl CachedDigest {
     fn get(&self, stat: &Stat) -> Option<Digest> {
         let digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
         digests
@@ -164,7 +164,7 @@ impl Probe for ExistsProbe {
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let wanted = match Wanted::read(&claim.expect) {
+        let wanted = match FileExpectation::read(&claim.expect) {
             Ok(wanted) => wanted,
             Err(finding) => return finding,
         };
@@ -179,13 +179,13 @@ impl Probe for ExistsProbe {
 
 /// The parsed expectation of `artifact_exists`.
 #[derive(Debug, Clone)]
-struct Wanted {
+struct FileExpectation {
     kind: String,
     size: Value,
     modes: Vec<u32>,
 }
 
-impl Wanted {
+impl FileExpectation {
     fn read(expect: &Value) -> Result<Self, Finding> {
         let mut wanted = Self { kind: "any".to_owned(), size: Value::Null, modes: Vec::new() };
         let map = match expect {
@@ -218,15 +218,15 @@ impl Wanted {
         // With a size or mode expected, a missing or different object fails the negated claim, too.
         let is_only_there = self.size.is_null() && self.modes.is_empty();
         let none = |finding: Finding| if is_only_there { finding } else { finding.either_way() };
-        let stat = match Place::find(site, subject, last).and_then(|place| place.stat()) {
+        let stat = match OpenedPath::find(site, subject, last).and_then(|place| place.stat()) {
             Ok(stat) => stat,
-            Err(lost) => return none(finding_of(lost)),
+            Err(open_error) => return none(finding_of(open_error)),
         };
         let (kind, bytes) = (kind_of(&stat), u64::try_from(stat.st_size).unwrap_or(0));
         if kind == "file"
-            && let Err(lost) = regular(&stat)
+            && let Err(open_error) = regular(&stat)
         {
-            return finding_of(lost);
+            return finding_of(open_error);
         }
         let mut found = json!({ "type": kind });
         if kind == "file" {
@@ -321,10 +321,10 @@ impl Probe for Sha256Probe {
         if is_pattern(&claim.subject) {
             return None;
         }
-        let stat = Place::look(site, &claim.subject).ok()?;
+        let stat = OpenedPath::look(site, &claim.subject).ok()?;
         // A folder needs a walk, which is not cheap.
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        (is_file && Sight::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
+        (is_file && Observation::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
@@ -358,13 +358,13 @@ impl Probe for Sha256Probe {
 }
 
 /// The subject's appearance, taken without a read.
-struct Sight {
+struct Observation {
     stamp: String,
     /// The time from which a further change would show in the stamp.
     settled: Option<Timestamp>,
 }
 
-impl Sight {
+impl Observation {
     /// Returns the sight of a subject other than a folder.
     fn of(stat: &Stat) -> Self {
         let stamp = Stamp::of(stat);
@@ -392,13 +392,13 @@ impl Sha256Probe {
     }
 
     /// Takes size, times and inodes of the subject.
-    async fn look(&self, claim: &Claim, site: &Site) -> Result<Sight, Finding> {
+    async fn look(&self, claim: &Claim, site: &Site) -> Result<Observation, Finding> {
         let (subject, site) = (claim.subject.clone(), site.clone());
         let looked = blocking(move |dropped| {
             if let Some(survey) = Survey::of(&site, &subject, dropped)? {
-                return Ok(Sight { stamp: survey.stamp(), settled: survey.settled() });
+                return Ok(Observation { stamp: survey.stamp(), settled: survey.settled() });
             }
-            Ok(Sight::of(&Place::look(&site, &subject)?))
+            Ok(Observation::of(&OpenedPath::look(&site, &subject)?))
         });
         looked.await.map_err(finding_of)
     }
@@ -414,7 +414,7 @@ impl Sha256Probe {
                 };
                 return Ok(format!("{TREE}{}", survey.hash(again, count, dropped)?));
             }
-            let (file, before) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
+            let (file, before) = OpenedPath::find(&site, &subject, LastLink::Follow)?.open_regular()?;
             let known = probe.known.as_ref();
             if let Some(digest) = known.and_then(|known| known.get(&before)) {
                 return Ok(digest.to_string());
@@ -438,11 +438,13 @@ impl Sha256Probe {
 /// A finding for the claim: the file does not exist, is not allowed, exceeds `bytes_max`, or cannot be read.
 pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<Vec<u8>, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
-    let read = blocking(move |_| -> Result<Vec<u8>, Lost> {
-        let (file, before) = Place::find(&site, &subject, LastLink::Follow)?.open_regular()?;
+    let read = blocking(move |_| -> Result<Vec<u8>, OpenError> {
+        let (file, before) = OpenedPath::find(&site, &subject, LastLink::Follow)?.open_regular()?;
         let bytes = read_whole(file, &before, bytes_max, || {})?;
         match bytes.len() > bytes_max {
-            true => Err(Lost::Unclear(format!("it has more than the {bytes_max} bytes that are looked at"))),
+            true => {
+                Err(OpenError::Unclear(format!("it has more than the {bytes_max} bytes that are looked at")))
+            }
             false => Ok(bytes),
         }
     });
@@ -456,11 +458,11 @@ pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<V
 /// inspected.
 pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
-    let found = blocking(move |_| -> Result<PathBuf, Lost> {
-        let place = Place::find(&site, &subject, LastLink::Follow)?;
+    let found = blocking(move |_| -> Result<PathBuf, OpenError> {
+        let place = OpenedPath::find(&site, &subject, LastLink::Follow)?;
         match kind_of(&place.stat()?) {
             "directory" => Ok(site.base().unwrap_or(Path::new("")).join(place.path())),
-            _ => Err(Lost::Refused("it is not a folder".to_owned())),
+            _ => Err(OpenError::Refused("it is not a folder".to_owned())),
         }
     });
     found.await.map_err(finding_of)
@@ -472,16 +474,16 @@ pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding>
 /// As [`read_file`].
 pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> {
     let (site, subject) = (site.clone(), subject.to_owned());
-    let looked = blocking(move |_| -> Result<Timestamp, Lost> {
-        let stat = Place::find(&site, &subject, LastLink::Follow)?.stat()?;
+    let looked = blocking(move |_| -> Result<Timestamp, OpenError> {
+        let stat = OpenedPath::find(&site, &subject, LastLink::Follow)?.stat()?;
         if !matches!(kind_of(&stat), "file" | "directory") {
-            return Err(Lost::Refused(
+            return Err(OpenError::Refused(
                 "it is neither a file nor a folder, and its time says nothing".to_owned(),
             ));
         }
         let (seconds, nanoseconds) = Stamp::of(&stat).modified;
         let time = i32::try_from(nanoseconds).ok().and_then(|part| Timestamp::new(seconds, part).ok());
-        time.ok_or_else(|| Lost::Unclear("when it was written is no time".to_owned()))
+        time.ok_or_else(|| OpenError::Unclear("when it was written is no time".to_owned()))
     });
     looked.await.map_err(finding_of)
 }
@@ -494,7 +496,7 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
 /// As [`read_file`], if an entry cannot be inspected, or if a name is not UTF-8.
 pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
     let (site, pattern) = (site.clone(), pattern.to_owned());
-    let found = blocking(move |dropped| super::tree::all_there(&site, &pattern, dropped));
+    let found = blocking(move |dropped| super::walk::all_existing(&site, &pattern, dropped));
     found.await.map_err(finding_of)
 }
 
@@ -504,7 +506,7 @@ pub async fn find_all(site: &Site, pattern: &str) -> Result<Vec<String>, Finding
 /// As [`find_all`].
 pub async fn find_names(site: &Site, pattern: &str) -> Result<Vec<String>, Finding> {
     let (site, pattern) = (site.clone(), pattern.to_owned());
-    let found = blocking(move |dropped| super::tree::all(&site, &pattern, dropped));
+    let found = blocking(move |dropped| super::walk::all(&site, &pattern, dropped));
     found.await.map_err(finding_of)
 }
 
@@ -525,42 +527,42 @@ fn read_whole(
     before: &Stat,
     bytes_max: usize,
     meanwhile: impl FnOnce(),
-) -> Result<Vec<u8>, Lost> {
+) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::new();
     let limit = (bytes_max as u64).saturating_add(1);
     let read = (&mut file).take(limit).read_to_end(&mut bytes);
-    read.map_err(|error| Lost::Unclear(format!("cannot read it: {error}")))?;
+    read.map_err(|error| OpenError::Unclear(format!("cannot read it: {error}")))?;
     meanwhile();
-    stayed(&file, before)?;
+    is_unchanged(&file, before)?;
     Ok(bytes)
 }
 
 /// Checks that a file did not change since the open.
-fn stayed(file: &File, before: &Stat) -> Result<(), Lost> {
-    let after = rustix::fs::fstat(file).map_err(super::beneath::lost)?;
+fn is_unchanged(file: &File, before: &Stat) -> Result<(), OpenError> {
+    let after = rustix::fs::fstat(file).map_err(super::safe_open::open_error)?;
     match Stamp::of(before) == Stamp::of(&after) {
         true => Ok(()),
-        false => Err(Lost::Changing("it was written to while it was read".to_owned())),
+        false => Err(OpenError::Changing("it was written to while it was read".to_owned())),
     }
 }
 
 /// Hashes a file piece by piece, and checks that the file did not change meanwhile.
-pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, Lost> {
+pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> Result<Digest, OpenError> {
     let mut hash = Digester::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         // The caller stopped waiting: end the thread.
         if dropped.load(Ordering::Relaxed) {
-            return Err(Lost::Changing("it was given up".to_owned()));
+            return Err(OpenError::Changing("it was given up".to_owned()));
         }
         match file.read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => hash.update(&chunk[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Lost::Unclear(format!("cannot read it: {error}"))),
+            Err(error) => return Err(OpenError::Unclear(format!("cannot read it: {error}"))),
         }
     }
-    stayed(&file, before)?;
+    is_unchanged(&file, before)?;
     Ok(hash.finish())
 }
 
@@ -581,6 +583,6 @@ mod tests {
 
         assert_eq!(read(&|| {}), Ok(b"one".to_vec()));
         let changed = read(&|| std::fs::write(&path, "three").expect("a file"));
-        assert!(matches!(changed, Err(Lost::Changing(_))), "{changed:?}");
+        assert!(matches!(changed, Err(OpenError::Changing(_))), "{changed:?}");
     }
 }

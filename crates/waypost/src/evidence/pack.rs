@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::superseded::Bound;
 use crate::id::Digest;
-use crate::plan::Bound;
 use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
 use super::{ARTIFACT_EXISTS, COMMAND_EXIT, FILE_SHA256};

@@ -4,6 +4,7 @@
 //! characters, so that every name can be written.
 
 use std::borrow::Cow;
+use std::path::{Component, Path, PathBuf};
 
 /// Escapes of special characters.
 const WRITTEN: [(&str, u8); 3] = [("[*]", b'*'), ("[?]", b'?'), ("[[]", b'[')];
@@ -163,6 +164,12 @@ pub(super) fn fits(pattern: &str, name: &[u8]) -> bool {
         }
     }
     pattern[next..].iter().all(|piece| *piece == Piece::Any)
+}
+
+/// Normalizes the spelling of a path: `./a//b` becomes `a/b`.
+pub(crate) fn resolved(subject: &str) -> String {
+    let parts: PathBuf = Path::new(subject).components().filter(|part| *part != Component::CurDir).collect();
+    parts.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -63,11 +63,11 @@ impl Default for Verifier {
 }
 
 /// A check of the claim at an index.
-type Look<'a> = Pin<Box<dyn Future<Output = (usize, Finding)> + Send + 'a>>;
+type CheckFuture<'a> = Pin<Box<dyn Future<Output = (usize, Finding)> + Send + 'a>>;
 
 /// The purpose of a look at a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Aim {
+enum Purpose {
     Check,
     Pin,
 }
@@ -146,7 +146,8 @@ impl Verifier {
         let deadline = Instant::now() + self.limits.all;
         let mut checked: Vec<Claim> = claims.iter().map(|(claim, _)| claim.clone()).collect();
         let asked: Vec<(&Claim, &Site)> = claims.iter().map(|(claim, site)| (claim, site)).collect();
-        for (place, finding) in self.find(&asked, (0..asked.len()).collect(), Aim::Check, deadline).await {
+        for (place, finding) in self.find(&asked, (0..asked.len()).collect(), Purpose::Check, deadline).await
+        {
             let claim = &mut checked[place];
             clear(claim);
             self.note(claim, finding);
@@ -192,7 +193,7 @@ impl Verifier {
             (0..pack.claims.len()).filter(|place| is_open_pin(&pack.claims[*place])).collect();
         let asked = pinned.claims.clone();
         let asked: Vec<(&Claim, &Site)> = asked.iter().map(|claim| (claim, site)).collect();
-        for (place, finding) in self.find(&asked, wanted, Aim::Pin, deadline).await {
+        for (place, finding) in self.find(&asked, wanted, Purpose::Pin, deadline).await {
             let claim = &mut pinned.claims[place];
             if finding.verdict == Verdict::Ok {
                 claim.expect = finding.found.clone();
@@ -208,7 +209,7 @@ impl Verifier {
         checked.claims.iter_mut().for_each(clear);
         let asked: Vec<(&Claim, &Site)> = pack.claims.iter().map(|claim| (claim, site)).collect();
         let due = (0..asked.len()).filter(|place| pack.claims[*place].is_due(occasion)).collect();
-        for (place, finding) in self.find(&asked, due, Aim::Check, deadline).await {
+        for (place, finding) in self.find(&asked, due, Purpose::Check, deadline).await {
             self.note(&mut checked.claims[place], finding);
         }
         checked
@@ -232,15 +233,15 @@ impl Verifier {
         &self,
         claims: &[(&Claim, &Site)],
         mut places: Vec<usize>,
-        aim: Aim,
+        aim: Purpose,
         deadline: Instant,
     ) -> Vec<(usize, Finding)> {
         let cost =
             |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
         places.sort_by_key(cost);
         let glanced =
-            if aim == Aim::Check { self.glance(claims, &mut places, deadline).await } else { Vec::new() };
-        let mut checks: Vec<Look<'_>> = Vec::new();
+            if aim == Purpose::Check { self.glance(claims, &mut places, deadline).await } else { Vec::new() };
+        let mut checks: Vec<CheckFuture<'_>> = Vec::new();
         for place in places {
             let (claim, site) = claims[place];
             let check = self.look(claim, aim, site, deadline);
@@ -276,7 +277,7 @@ impl Verifier {
                 let (claim, site) = claims[*place];
                 Some((*place, Arc::clone(self.probes.get(&claim.kind)?), claim.clone(), site.clone()))
             });
-            under_way.push(glance_at(asked.collect(), deadline.min(Instant::now() + self.limits.claim)));
+            under_way.push(check_quick(asked.collect(), deadline.min(Instant::now() + self.limits.claim)));
         }
         while let Some(more) = under_way.next().await {
             said.extend(more);
@@ -286,16 +287,16 @@ impl Verifier {
     }
 
     /// Checks a claim, and repeats the check while this may help and time remains.
-    async fn look(&self, claim: &Claim, aim: Aim, site: &Site, deadline: Instant) -> Finding {
-        if aim == Aim::Check && is_open_pin(claim) {
+    async fn look(&self, claim: &Claim, aim: Purpose, site: &Site, deadline: Instant) -> Finding {
+        if aim == Purpose::Check && is_open_pin(claim) {
             return Finding::failed("nothing was pinned when the step committed");
         }
-        if aim == Aim::Pin && claim.terms.not {
+        if aim == Purpose::Pin && claim.terms.not {
             return Finding::failed(
                 "it is pinned as it is, and so `not` can never hold: say what must not be found",
             );
         }
-        if let (Aim::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
+        if let (Purpose::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
             return Finding::unknown(format!("it was made on `{host}`, and this is `{}`", site.host()));
         }
         let Some(probe) = self.probes.get(&claim.kind) else {
@@ -310,7 +311,7 @@ impl Verifier {
         let patience = begun + within;
         let mut pause = PAUSE_FIRST;
         loop {
-            let finding = tried(probe.as_ref(), (claim, aim, site), (once, deadline)).await;
+            let finding = check_with_retries(probe.as_ref(), (claim, aim, site), (once, deadline)).await;
             let finding = if claim.terms.not { finding.reversed() } else { finding };
             if finding.verdict == Verdict::Ok || Instant::now() + pause >= patience.min(deadline) {
                 return finding;
@@ -323,7 +324,7 @@ impl Verifier {
 
 /// Glances at claims on a blocking thread, and returns the findings by place. Claims beyond the limit get no
 /// finding here; the separate check reports which one hangs.
-fn glance_at(
+fn check_quick(
     asked: Vec<(usize, Arc<dyn Probe>, Claim, Site)>,
     limit: Instant,
 ) -> impl Future<Output = Vec<(usize, Finding)>> {
@@ -346,9 +347,9 @@ fn glance_at(
 
 /// Makes a check, and retries temporary failures within the limit `once` of the claim and the `deadline` of
 /// all.
-async fn tried(
+async fn check_with_retries(
     probe: &dyn Probe,
-    (claim, aim, site): (&Claim, Aim, &Site),
+    (claim, aim, site): (&Claim, Purpose, &Site),
     (once, deadline): (Duration, Instant),
 ) -> Finding {
     let begun = Instant::now();
@@ -367,11 +368,11 @@ async fn tried(
         ask(probe, claim, aim, site).await
     };
     let in_time = tokio::time::timeout_at(deadline.min(begun + once), tries).await;
-    in_time.unwrap_or_else(|_| last.unwrap_or_else(|| silent(once, deadline - begun)))
+    in_time.unwrap_or_else(|_| last.unwrap_or_else(|| no_answer(once, deadline - begun)))
 }
 
 /// Returns the finding for a probe without an answer within its time, or within the rest of the time for all.
-fn silent(once: Duration, left: Duration) -> Finding {
+fn no_answer(once: Duration, left: Duration) -> Finding {
     if once <= left {
         return Finding::unknown(format!("no answer within {once:?}"));
     }
@@ -380,11 +381,11 @@ fn silent(once: Duration, left: Duration) -> Finding {
 }
 
 /// Calls a probe, which may be foreign code: a panic becomes a finding.
-async fn ask(probe: &dyn Probe, claim: &Claim, aim: Aim, site: &Site) -> Finding {
+async fn ask(probe: &dyn Probe, claim: &Claim, aim: Purpose, site: &Site) -> Finding {
     let asked = async {
         match aim {
-            Aim::Check => probe.check(claim, site).await,
-            Aim::Pin => taken(probe.pin(claim, site).await),
+            Purpose::Check => probe.check(claim, site).await,
+            Purpose::Pin => taken(probe.pin(claim, site).await),
         }
     };
     AssertUnwindSafe(asked).catch_unwind().await.unwrap_or_else(|_| panicked(claim))

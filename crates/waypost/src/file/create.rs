@@ -18,10 +18,10 @@ use crate::store::{Batch, FIRST_TOKEN, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
-use super::frozen::{self, read_run};
 use super::lease::{Seat, locked, sync_new_folder};
 use super::paths::{NEWEST_FILE, RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
+use super::run_record::{self, read_run};
 use super::write::{Writer, seal, write_sidecar};
 
 const ORDINAL_FILE: &str = "ordinal.json";
@@ -249,7 +249,7 @@ impl FileStore {
     /// Refuses a run of which a newer program wrote something that decides: its record, or its newest commit.
     fn refuse_newer(&self, run: &RunId) -> Result<(), StoreError> {
         let reader = self.reader(run);
-        let frozen = frozen::refuse_newer(self.disk.as_ref(), run, &reader.paths);
+        let frozen = run_record::refuse_newer(self.disk.as_ref(), run, &reader.paths);
         match frozen.and(reader.newest()) {
             Err(error @ StoreError::Version { .. }) => Err(error),
             // However damaged: it goes.

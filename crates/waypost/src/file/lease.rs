@@ -16,11 +16,11 @@ use crate::store::{BatchId, Lease, StoreError};
 
 use super::FileStore;
 use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
-use super::frozen;
-use super::near::IndexSource;
+use super::lookup::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
 use super::read::{End, Walk, read_error};
 use super::replay::NewestFirst;
+use super::run_record;
 use super::write::{Tail, Writer};
 
 /// Tokens that are left out when `lease.json` is damaged: more than there can have been leases without any commit.
@@ -135,7 +135,7 @@ impl FileStore {
         // It may have been deleted before the lock was ours.
         self.check_there(run)?;
         // Before anything is written.
-        frozen::refuse_newer(self.disk.as_ref(), run, &paths)?;
+        run_record::refuse_newer(self.disk.as_ref(), run, &paths)?;
         let mut writer = Writer::new(self.disk.clone(), run.clone(), paths, 0);
         writer.take_over(self.retention, &self.index())?;
         Ok(Self::seat_writer(&mut seat, writer, lock, holder))
@@ -259,7 +259,7 @@ impl Writer {
         self.write_lease(wake_at)?;
         self.plan_rotation();
         self.mend_run_record()?;
-        if let Some((_, Ok(record))) = frozen::read_run(disk.as_ref(), &self.run, &self.paths)? {
+        if let Some((_, Ok(record))) = run_record::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
             // The log must still name the missing records at the next look.
             if !is_missed {

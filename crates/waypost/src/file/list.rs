@@ -9,9 +9,9 @@ use crate::record::{Flaw, RunStatus, SealedRun};
 use crate::store::{Damage, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use super::FileStore;
-use super::frozen::read_run;
 use super::paths::{RUN_FILE, files_in};
 use super::read::{RunReader, number, read_error};
+use super::run_record::read_run;
 
 impl FileStore {
     pub(super) fn entry(&self, run: &RunId) -> Result<RunEntry, StoreError> {

@@ -5,7 +5,7 @@
 //! those seqs is the number of missing records, also below newer commits of other branches. A note in quarantine says
 //! whether the count includes a record. For notes of older versions the smaller number of missing records is taken.
 //!
-//! **The log.** A line of `events.jsonl` is written after the record is durable ([`Told`]). The log names the missing
+//! **The log.** A line of `events.jsonl` is written after the record is durable ([`LoggedRecords`]). The log names the missing
 //! records, and exposes an older copy of the whole folder. Reading stops at the first record with a file.
 //!
 //! Without a log, the suspect is a branch with a newest commit below a missing commit number.
@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::folder::Told;
+use crate::folder::LoggedRecords;
 use crate::id::BranchPath;
 use crate::record::Flaw;
 use crate::store::{Damage, StoreError};
@@ -23,7 +23,7 @@ use super::journal::Index;
 use super::paths::{HISTORY, commit_name};
 use super::read::{DamagedFile, End, MISSING_MAX, RunReader, read_error};
 use super::retain::number_of;
-use super::witness::Gone;
+use super::tail_check::Gone;
 
 /// The files of a run, for the comparison with counter and log.
 pub(super) struct Read<'r> {
@@ -157,12 +157,16 @@ impl Report<'_, '_> {
 
 impl RunReader<'_> {
     /// Returns the event log of the run. Call before listing the history.
-    pub(super) fn log(&self) -> Told<'_> {
-        Told::newest_first(self.disk, &self.paths.root, self.run)
+    pub(super) fn log(&self) -> LoggedRecords<'_> {
+        LoggedRecords::newest_first(self.disk, &self.paths.root, self.run)
     }
 
     /// Returns the committed records without a file, oldest first.
-    pub(super) fn missing_records(&self, read: Read<'_>, log: Told<'_>) -> Result<Vec<Damage>, StoreError> {
+    pub(super) fn missing_records(
+        &self,
+        read: Read<'_>,
+        log: LoggedRecords<'_>,
+    ) -> Result<Vec<Damage>, StoreError> {
         let log_place = format!("{} tells of it", log.path().display());
         let mut log = log.peekable();
         let is_there = |(branch, seq): &(BranchPath, u64)| read.lookup(branch, *seq) == Lookup::There;

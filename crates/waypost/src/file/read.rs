@@ -8,17 +8,17 @@ use std::io;
 use std::sync::Arc;
 
 use crate::disk::Disk;
-use crate::folder::Told;
+use crate::folder::LoggedRecords;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::record::{Flaw, Reason, Record};
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
 
 use super::format::{self, Commit, FILE_BYTES_MAX};
 use super::journal::{self, Index, Line};
+use super::lookup::IndexSource;
 use super::missing::Read;
-use super::near::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
-use super::witness::{Gone, Listed};
+use super::tail_check::{Gone, Listed};
 
 /// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
 /// least one rotation, which is some commits long.
@@ -295,7 +295,7 @@ impl<'a> RunReader<'a> {
         &self,
         walk: &Walk,
         ends: &BTreeMap<BranchPath, End>,
-        log: Told<'_>,
+        log: LoggedRecords<'_>,
     ) -> Result<Vec<Damage>, StoreError> {
         let newest = walk.sound.first().map(|commit| (commit.number, commit.checkpoints));
         let (numbers, missing, damaged) = (&walk.numbers[..], &walk.missing[..], &walk.damaged[..]);

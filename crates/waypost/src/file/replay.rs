@@ -7,7 +7,7 @@ use crate::record::Record;
 use crate::store::StoreError;
 
 use super::journal::{self, Line};
-use super::near::IndexSource;
+use super::lookup::IndexSource;
 use super::read::{Found, RunReader, Stop, read_error};
 
 /// Gives the sound records of a run, without bodies, newest first: those of the commit files, then those of the

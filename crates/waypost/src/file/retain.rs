@@ -11,7 +11,7 @@ use crate::store::{Damage, StoreError, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
 use super::journal;
-use super::near::IndexSource;
+use super::lookup::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_name, commit_number};
 use super::read::{Bodies, RunReader, read_error};
 use super::signals;

@@ -213,7 +213,7 @@ impl Writer {
         if tail.link.is_some_and(|(_, digest)| digest == prev) {
             return Ok(None);
         }
-        let remembered = Remembered::default();
+        let remembered = LookupCache::default();
         let index = IndexSource(&remembered);
         for record in NewestFirst::new(self.reader(), &index) {
             let record = record?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::error::StepError;
 use super::pending::Waits;
-use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, Told};
+use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, StepReport};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::path::FieldPath;
 use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, encode};
@@ -37,7 +37,7 @@ pub struct Context {
 #[derive(Debug)]
 struct Inner {
     attempt: Attempt,
-    told: Mutex<Told>,
+    told: Mutex<StepReport>,
     /// Kept in this attempt.
     kept: Mutex<HashMap<String, Value>>,
     heeds_stop: AtomicBool,
@@ -242,22 +242,22 @@ impl Context {
 
     /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
     /// again says it again, and its section in the report is that of its end.
-    pub(super) fn take_said_now(&self) -> Told {
+    pub(super) fn take_said_now(&self) -> StepReport {
         let mut told = self.told();
         let notes = std::mem::take(&mut told.notes);
         let (report, now): (Vec<_>, Vec<_>) =
             notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
         self.inner.said_bytes.store(report.iter().map(written_bytes).sum(), Ordering::Relaxed);
         told.notes = report;
-        Told { notes: now, usage: told.usage.take(), evidence: None }
+        StepReport { notes: now, usage: told.usage.take(), evidence: None }
     }
 
     /// Takes what was said and not yet written.
-    pub(super) fn take_told(&self) -> Told {
+    pub(super) fn take_told(&self) -> StepReport {
         std::mem::take(&mut *self.told())
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+    fn told(&self) -> std::sync::MutexGuard<'_, StepReport> {
         self.inner.told.lock().expect("no code panics while it holds this lock")
     }
 

@@ -1,6 +1,6 @@
 //! Begins, commits and fails steps.
 
-use crate::engine::Told;
+use crate::engine::StepReport;
 use crate::engine::chain::Draft;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{
@@ -128,7 +128,7 @@ impl Recorder {
         draft.labels = commit.all_labels(begun, content);
         draft.external = commit.external;
         draft.about = Some(begun.since.seq);
-        draft.told = Told { notes: commit.notes, usage: commit.usage, evidence: pack };
+        draft.told = StepReport { notes: commit.notes, usage: commit.usage, evidence: pack };
         let record = writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;
         Ok(Checkpoint::of(record, None))

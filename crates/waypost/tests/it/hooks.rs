@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, Spot, StateError, Told, Upstream,
+    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -87,7 +87,7 @@ impl Hooked {
 }
 
 fn completed(output: Value) -> Performed<Value> {
-    Performed::Completed { output, ending: Ending::default(), told: Told::default() }
+    Performed::Completed { output, ending: Ending::default(), told: StepReport::default() }
 }
 
 #[async_trait]
@@ -112,21 +112,26 @@ impl Program for Hooked {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, _: Spot<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
+    fn open(&self, _: StepRef<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
         unreachable!("its branches are found by work")
     }
 
-    fn child(&self, _: Spot<'_>, _: &Self::State, item: &Item) -> Result<Self::State, Failure> {
+    fn child(&self, _: StepRef<'_>, _: &Self::State, item: &Item) -> Result<Self::State, Failure> {
         Ok(BTreeMap::from([("item".to_owned(), item.value.clone())]))
     }
 
-    fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
+    fn attach(&self, _: StepRef<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(&self, _: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(&self, _: StepRef<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 
-    fn prepare(&self, spot: Spot<'_>, state: &Self::State, joined: Option<Joined>) -> Result<Job, Failure> {
+    fn prepare(
+        &self,
+        spot: StepRef<'_>,
+        state: &Self::State,
+        joined: Option<Joined>,
+    ) -> Result<Job, Failure> {
         Ok(match (spot.step.id.as_str(), joined) {
             ("each", Some(joined)) => Job::Join(joined),
             ("each", None) => Job::List,
@@ -138,12 +143,12 @@ impl Program for Hooked {
 
     async fn perform(&self, job: Job, _: Attempt) -> Performed<Value> {
         match job {
-            Job::List => Performed::Opened { items: items(&ITEMS), told: Told::default() },
+            Job::List => Performed::Opened { items: items(&ITEMS), told: StepReport::default() },
             Job::Work(name) => {
                 self.say(&name);
                 if self.fails.lock().unwrap().iter().any(|fails| *fails == name) {
                     let failure = failure(FailureKind::Exit, &format!("{name} failed"));
-                    return Performed::Failed { failure, told: Told::default() };
+                    return Performed::Failed { failure, told: StepReport::default() };
                 }
                 completed(json!(name))
             }
@@ -154,26 +159,26 @@ impl Program for Hooked {
             Job::Join(joined) if joined.is_after() => {
                 let end = joined.outcomes().await.unwrap().next().await.unwrap().unwrap();
                 match serde_json::from_value::<Failure>(end.item.value) {
-                    Ok(failure) => Performed::Failed { failure, told: Told::default() },
+                    Ok(failure) => Performed::Failed { failure, told: StepReport::default() },
                     Err(_) => completed(json!("each")),
                 }
             }
-            Job::Join(_) => Performed::Opened { items: items(&["on_success"]), told: Told::default() },
+            Job::Join(_) => Performed::Opened { items: items(&["on_success"]), told: StepReport::default() },
         }
     }
 
-    fn subjects(&self, _: Spot<'_>, _: &Self::State) -> Vec<String> {
+    fn subjects(&self, _: StepRef<'_>, _: &Self::State) -> Vec<String> {
         Vec::new()
     }
 
     /// A step that runs again overwrites its own value.
-    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+    fn restore(&self, _: StepRef<'_>, _: &mut Self::State, _: &Self::State) {}
 
     fn redact(&self, _: &mut Claim) {}
 
@@ -183,36 +188,36 @@ impl Program for Hooked {
         false
     }
 
-    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 
-    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<Job>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Self::State) -> Result<Option<Job>, Failure> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
         None
     }
 
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut Self::State,
         _: waypost::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+    fn follow(&self, _: StepRef<'_>, _: &Self::State) -> Result<Follow, String> {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
         let value = serde_json::to_value(failure).unwrap();
         let opens = items(&["on_failure"]).into_iter().map(|item| Item { value: value.clone(), ..item });
         let opens = opens.filter(|_| spot.step.after.is_some()).collect();
@@ -222,7 +227,7 @@ impl Program for Hooked {
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Value>,
     ) -> Result<Follow, Failure> {
         if let Settlement::Completed(value, _) = settled {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Ended, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, Settlement, Spot, StateError, Told, Upstream,
+    Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
@@ -196,17 +196,22 @@ impl Program for Toy {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, _: Spot<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
+    fn open(&self, _: StepRef<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
         unreachable!("no step of the toy has children")
     }
 
-    fn child(&self, _: Spot<'_>, _: &Self::State, _: &Item) -> Result<Self::State, Failure> {
+    fn child(&self, _: StepRef<'_>, _: &Self::State, _: &Item) -> Result<Self::State, Failure> {
         unreachable!("no step of the toy has children")
     }
 
-    fn attach(&self, _: Spot<'_>, _: &Self::State, _: &mut Self::State) {}
+    fn attach(&self, _: StepRef<'_>, _: &Self::State, _: &mut Self::State) {}
 
-    fn admit(&self, spot: Spot<'_>, _: &Self::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(
+        &self,
+        spot: StepRef<'_>,
+        _: &Self::State,
+        upstream: Upstream<'_>,
+    ) -> Result<Admission, Failure> {
         match self.does.get(&(spot.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
             _ => Ok(match (self.after_failure.get(spot.step.id.as_str()), upstream) {
@@ -221,7 +226,7 @@ impl Program for Toy {
         }
     }
 
-    fn prepare(&self, _: Spot<'_>, _: &Self::State, _: Option<Joined>) -> Result<Does, Failure> {
+    fn prepare(&self, _: StepRef<'_>, _: &Self::State, _: Option<Joined>) -> Result<Does, Failure> {
         Ok(Does::Ok(Value::Null))
     }
 
@@ -233,36 +238,38 @@ impl Program for Toy {
                 let outputs =
                     value.as_object().map(|map| map.clone().into_iter().collect()).unwrap_or_default();
                 let ending = Ending { exit_code: Some(0), outputs, ..Ending::default() };
-                Performed::Completed { output: value, ending, told: Told::default() }
+                Performed::Completed { output: value, ending, told: StepReport::default() }
             }
             Does::Fail => Performed::Failed {
                 failure: failure(FailureKind::Exit, "exit code 1"),
-                told: Told::default(),
+                told: StepReport::default(),
             },
             Does::Hang => match attempt.stopped().await {
                 Ended::Stop(_) => Performed::Stopped { in_progress: true },
                 Ended::Timeout(_) => Performed::Failed {
                     failure: failure(FailureKind::Timeout, "too slow"),
-                    told: Told::default(),
+                    told: StepReport::default(),
                 },
             },
-            Does::Cut => Performed::Cut { why: "its supervisor is gone".to_owned(), told: Told::default() },
+            Does::Cut => {
+                Performed::Cut { why: "its supervisor is gone".to_owned(), told: StepReport::default() }
+            }
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
     }
 
-    fn subjects(&self, spot: Spot<'_>, _: &Self::State) -> Vec<String> {
+    fn subjects(&self, spot: StepRef<'_>, _: &Self::State) -> Vec<String> {
         spot.step.subjects.clone()
     }
 
     /// A step that runs again overwrites its own value.
-    fn forget(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_failure(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn forget_join(&self, _: Spot<'_>, _: &mut Self::State) {}
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Self::State) {}
 
-    fn restore(&self, _: Spot<'_>, _: &mut Self::State, _: &Self::State) {}
+    fn restore(&self, _: StepRef<'_>, _: &mut Self::State, _: &Self::State) {}
 
     fn redact(&self, _: &mut Claim) {}
 
@@ -272,36 +279,36 @@ impl Program for Toy {
         false
     }
 
-    fn gave(&self, _: Spot<'_>, _: &Self::State) -> Option<Value> {
+    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 
-    fn reads(&self, _: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &Self::State) -> Result<Option<Does>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Self::State) -> Result<Option<Does>, Failure> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
         None
     }
 
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut Self::State,
         _: waypost::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, _: Spot<'_>, _: &Self::State) -> Result<Follow, String> {
+    fn follow(&self, _: StepRef<'_>, _: &Self::State) -> Result<Follow, String> {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, spot: Spot<'_>, _: &Failure) -> OnFailure {
+    fn on_failure(&self, spot: StepRef<'_>, _: &Failure) -> OnFailure {
         OnFailure {
             retry: true,
             tolerate: self.tolerated.contains(&spot.step.id.to_string()),
@@ -312,7 +319,7 @@ impl Program for Toy {
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Value>,
     ) -> Result<Follow, Failure> {
         let value = match settled {

@@ -20,7 +20,7 @@ use crate::error::Error;
 
 /// A file, as its record describes it.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct FileEntry {
     bytes: u64,
     digest: Digest,
     /// A log: the middle may have been dropped, and the beginning may be from an earlier attempt.
@@ -29,19 +29,19 @@ struct Told {
 
 /// The files named by records, by their names in the run's folder.
 #[derive(Debug, Default)]
-pub(super) struct Named {
-    told: BTreeMap<String, Told>,
+pub(super) struct NamedFiles {
+    told: BTreeMap<String, FileEntry>,
     /// Present files that do not match their record.
     other: BTreeMap<String, String>,
 }
 
-impl Named {
+impl NamedFiles {
     /// Adds the files named by a record: the log of the ended attempt, and frozen items.
     pub(super) fn take(&mut self, record: &Record) {
         let header = record.header();
         let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
         if let Some((printed, step)) = printed.zip(header.step.as_ref()) {
-            let told = Told { bytes: printed.bytes, digest: printed.digest, is_log: true };
+            let told = FileEntry { bytes: printed.bytes, digest: printed.digest, is_log: true };
             self.told.insert(log_name(&header.branch, step, &header.at), told);
         }
         // If retention dropped the position, its items are not needed any more.
@@ -61,7 +61,7 @@ impl Named {
     }
 
     fn take_blob(&mut self, blob: &str, bytes: u64, digest: Digest) {
-        self.told.insert(format!("blobs/{blob}"), Told { bytes, digest, is_log: false });
+        self.told.insert(format!("blobs/{blob}"), FileEntry { bytes, digest, is_log: false });
     }
 
     /// Returns the missing and different files, after all files were packed.
@@ -76,7 +76,7 @@ impl Named {
     }
 
     /// Notes a present file.
-    fn found(&mut self, name: &str, seen: Seen) {
+    fn found(&mut self, name: &str, seen: SeenFiles) {
         if let Some(why) = self.told.remove(name).and_then(|told| seen.differs_from(told)) {
             self.other.insert(name.to_owned(), why);
         }
@@ -86,7 +86,7 @@ impl Named {
 /// Packs the files of a run into its archive.
 pub(super) struct Files<'a> {
     pub(super) writer: &'a mut Writer,
-    pub(super) named: &'a mut Named,
+    pub(super) named: &'a mut NamedFiles,
     pub(super) time: Timestamp,
     /// The archive.
     pub(super) file: &'a Path,
@@ -130,7 +130,7 @@ impl Files<'_> {
             (Some(source), _) => return Err(not_read(path, source)),
             (None, written) => written.map_err(|source| not_written(self.file, source))?,
         }
-        self.named.found(name, Seen { bytes, end: seen.digester.finish() });
+        self.named.found(name, SeenFiles { bytes, end: seen.digester.finish() });
         Ok(())
     }
 }
@@ -166,15 +166,15 @@ impl Read for Watched {
 }
 
 /// A file as found.
-struct Seen {
+struct SeenFiles {
     bytes: u64,
     /// The digest of the last bytes, as many as the record names, if the file is long enough.
     end: Digest,
 }
 
-impl Seen {
+impl SeenFiles {
     /// Returns the difference from the record, if any.
-    fn differs_from(&self, told: Told) -> Option<String> {
+    fn differs_from(&self, told: FileEntry) -> Option<String> {
         let kept = (LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX) as u64;
         if told.is_log && told.bytes > kept {
             // A line between the two parts counts the dropped bytes.

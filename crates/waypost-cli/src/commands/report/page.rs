@@ -8,7 +8,7 @@ use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
 use super::picture::{graph, sign, timeline};
-use super::{Ended, Told, status_of};
+use super::{RunHistory, StepEnd, status_of};
 use crate::time;
 use crate::view::{ClaimView, ShowView, StepView};
 
@@ -21,7 +21,7 @@ const TEXT_CHARACTERS_MAX: usize = 20_000;
 pub(super) struct Page<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) show: &'a ShowView,
-    pub(super) told: &'a Told,
+    pub(super) told: &'a RunHistory,
     pub(super) edges: Vec<(String, Vec<String>)>,
     pub(super) now: Timestamp,
 }
@@ -144,7 +144,7 @@ impl Page<'_> {
         }
         evidence(text, &step.evidence);
         let is_it =
-            |ended: &&Ended| ended.key.step.as_str() == step.id && ended.key.branch.as_str() == step.branch;
+            |ended: &&StepEnd| ended.key.step.as_str() == step.id && ended.key.branch.as_str() == step.branch;
         for note in self.told.ends.iter().filter(is_it).flat_map(|ended| &ended.notes) {
             match note {
                 Note::Report(markdown) => block(text, "It says", markdown),
@@ -162,7 +162,8 @@ impl Page<'_> {
 
     /// Lists the ends on branches, such as items.
     fn branches(&self, text: &mut String) {
-        let ended: Vec<&Ended> = self.told.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
+        let ended: Vec<&StepEnd> =
+            self.told.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
         if ended.is_empty() {
             return;
         }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 
 use super::page::escaped;
-use super::{Bar, Told};
+use super::{Bar, RunHistory};
 use crate::time;
 
 /// Most steps in a picture of the graph: larger pictures are not readable, and the list has the same content.
@@ -111,7 +111,7 @@ pub(super) fn graph(edges: &[(String, Vec<String>)], status: impl Fn(&str) -> &'
 }
 
 /// Draws each attempt from its begin to its end.
-pub(super) fn timeline(told: &Told, until: Timestamp) -> String {
+pub(super) fn timeline(told: &RunHistory, until: Timestamp) -> String {
     let mut bars: Vec<&Bar> = told.bars.iter().collect();
     // For display only.
     bars.sort_by_key(|bar| bar.begin);

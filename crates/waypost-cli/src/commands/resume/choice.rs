@@ -13,12 +13,12 @@ use waypost::{RunId, StepId};
 
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::commands::Context;
+use crate::current_evidence;
 use crate::definition::Chosen;
+use crate::environment;
 use crate::error::Error;
-use crate::looking;
-use crate::surroundings;
 
-/// Reads the choices from the options of `resume`. `failed`: the run with the failed steps for `--treat-as
+/// Reads the choices from the options of `resume`. `failed_step`: the run with the failed steps for `--treat-as
 /// done`; `None` if `--treat-as` answers a question about a step in doubt.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub(super) fn of(
 
 /// Returns the name of the user, for the causes on record.
 pub(super) fn person() -> String {
-    surroundings::user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+    environment::user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
@@ -84,7 +84,7 @@ pub(super) async fn decide(
     chosen: &Chosen,
     treat_as: TreatAs,
 ) -> Result<Asked, Error> {
-    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
     let of_evidence =
@@ -93,8 +93,8 @@ pub(super) async fn decide(
     let asks_later = plan.decisions.iter().any(|decision| decision.cause == Cause::AskedInTurn);
     let has_broken =
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
-    let is_believed =
-        treat_as == TreatAs::Done && !looking::believe(store, snapshot, chosen, &plan).await?.is_empty();
+    let is_believed = treat_as == TreatAs::Done
+        && !current_evidence::believe(store, snapshot, chosen, &plan).await?.is_empty();
     Ok(match (has_doubt, has_broken) {
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,
@@ -129,7 +129,7 @@ pub(super) async fn refuse_broken(
     snapshot: &Snapshot,
     chosen: &Chosen,
 ) -> Result<(), Error> {
-    let look = looking::look(store, snapshot, chosen, Occasion::Resume).await?;
+    let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
     let is_broken = |decision: &&Decision| {

@@ -16,10 +16,10 @@ use waypost::{RunId, StepId};
 use super::{Going, Prepared, choice};
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::commands::{Context, dead_letters};
-use crate::dead::DeadLetter;
+use crate::current_evidence;
+use crate::dead_letters::DeadLetter;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::looking;
 use crate::output::shown;
 
 pub(super) async fn dry_run(
@@ -42,7 +42,7 @@ pub(super) async fn dry_run(
     let mut prepared =
         Prepared::of(context, shared, run, &ResumeArgs { treat_as: None, ..args.clone() }).await?;
     prepared.choices = choice::of(&args, Some(&snapshot), context.now())?;
-    let look = looking::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
+    let look = current_evidence::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &prepared.chosen.shape);
     let stops = match args.restart {

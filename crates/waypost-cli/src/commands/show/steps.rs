@@ -96,7 +96,7 @@ impl Branch {
         let frontier = position.iter().flat_map(Position::open_entries);
         let entries: HashMap<&str, &FrontierEntry> =
             frontier.map(|entry| (entry.step.as_str(), entry)).collect();
-        let told = Told::by(&self.history.records);
+        let told = StepRecords::by(&self.history.records);
         let mut order: Vec<&StepId> = known.collect();
         if let Some(shape) = shape.filter(|_| self.whole) {
             let nowhere = Position::default();
@@ -135,7 +135,7 @@ impl Branch {
                 entry,
                 standing,
                 end: if is_finished { end.filter(is_its_end) } else { end },
-                kept: is_finished.then(|| Kept::of(settled.map(|settled| settled.how), state)),
+                kept: is_finished.then(|| KeptOutputs::of(settled.map(|settled| settled.how), state)),
                 usage: told.usage.get(id).cloned(),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
@@ -163,7 +163,7 @@ fn ends(phase: &Phase) -> bool {
 
 /// Facts about each step from headers.
 #[derive(Default)]
-struct Told<'a> {
+struct StepRecords<'a> {
     /// The last outcome.
     ends: HashMap<&'a str, &'a Header>,
     /// The last end that finished the step.
@@ -178,7 +178,7 @@ struct Told<'a> {
     usage: HashMap<&'a str, Usage>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> StepRecords<'a> {
     /// Processes headers, newest first.
     fn by(history: &'a [Record]) -> Self {
         let mut told = Self::default();
@@ -236,12 +236,12 @@ impl<'a> Told<'a> {
 }
 
 /// Facts about a finished step from position and state, whether or not its record is readable.
-struct Kept {
+struct KeptOutputs {
     status: StepStatus,
     exit_code: Option<i32>,
 }
 
-impl Kept {
+impl KeptOutputs {
     fn of(settled: Option<SettledAs>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
@@ -267,7 +267,7 @@ struct StepFacts<'a> {
     standing: Option<Status>,
     end: Option<&'a Header>,
     /// Facts from position and state, if finished by the position.
-    kept: Option<Kept>,
+    kept: Option<KeptOutputs>,
     /// The usage of all attempts.
     usage: Option<Usage>,
     start: Option<(&'a Start, Timestamp)>,

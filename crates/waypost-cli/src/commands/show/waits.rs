@@ -8,7 +8,7 @@ use waypost_workflow::file::AnswerKind;
 
 use super::Shown;
 use crate::output::{shown, shown_lines};
-use crate::place::quoted;
+use crate::store_location::quoted;
 use crate::time;
 use crate::view::WaitView;
 

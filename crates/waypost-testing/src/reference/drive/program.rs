@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
-    Settlement, Spot, StateError, Told, Upstream,
+    Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
@@ -93,7 +93,7 @@ impl Driven {
         }
     }
 
-    fn step(&self, spot: Spot<'_>, state: &State) -> Arc<Step> {
+    fn step(&self, spot: StepRef<'_>, state: &State) -> Arc<Step> {
         let steps = self.definition.steps_of(&state.scope);
         let found = steps.iter().find(|step| *step.id == *spot.step.id.as_str());
         found.expect("the shape has the steps of the definition").clone()
@@ -172,11 +172,11 @@ impl Program for Driven {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn admit(&self, _: Spot<'_>, _: &State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(&self, _: StepRef<'_>, _: &State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
         Ok(upstream.admission())
     }
 
-    fn open(&self, spot: Spot<'_>, state: &State) -> Result<Vec<Item>, Failure> {
+    fn open(&self, spot: StepRef<'_>, state: &State) -> Result<Vec<Item>, Failure> {
         let step = self.step(spot, state);
         let item = |(index, key): (usize, &Name)| Item {
             key: key.to_string(),
@@ -187,7 +187,7 @@ impl Program for Driven {
         Ok(step.items.iter().enumerate().map(item).collect())
     }
 
-    fn child(&self, spot: Spot<'_>, state: &State, item: &Item) -> Result<State, Failure> {
+    fn child(&self, spot: StepRef<'_>, state: &State, item: &Item) -> Result<State, Failure> {
         let step = self.step(spot, state);
         let pass = state.passes.get(&*step.id).copied().unwrap_or(0) + 1;
         let items = [Name::from(item.key.as_str())];
@@ -197,19 +197,19 @@ impl Program for Driven {
         Ok(State { scope, input, ..State::default() })
     }
 
-    fn attach(&self, _: Spot<'_>, _: &State, _: &mut State) {}
+    fn attach(&self, _: StepRef<'_>, _: &State, _: &mut State) {}
 
-    fn forget(&self, spot: Spot<'_>, state: &mut State) {
+    fn forget(&self, spot: StepRef<'_>, state: &mut State) {
         state.outputs.remove(spot.step.id.as_str());
         state.passes.remove(spot.step.id.as_str());
         state.joined.remove(spot.step.id.as_str());
     }
 
-    fn forget_failure(&self, spot: Spot<'_>, state: &mut State) {
+    fn forget_failure(&self, spot: StepRef<'_>, state: &mut State) {
         self.forget(spot, state);
     }
 
-    fn restore(&self, spot: Spot<'_>, state: &mut State, then: &State) {
+    fn restore(&self, spot: StepRef<'_>, state: &mut State, then: &State) {
         self.forget(spot, state);
         let id = spot.step.id.as_str();
         state.outputs.extend(then.outputs.get_key_value(id).map(|(id, output)| (id.clone(), *output)));
@@ -217,7 +217,7 @@ impl Program for Driven {
         state.joined.extend(then.joined.get_key_value(id).map(|(id, digest)| (id.clone(), *digest)));
     }
 
-    fn forget_join(&self, spot: Spot<'_>, state: &mut State) {
+    fn forget_join(&self, spot: StepRef<'_>, state: &mut State) {
         self.forget(spot, state);
     }
 
@@ -225,24 +225,24 @@ impl Program for Driven {
 
     fn redact_answer(&self, _: &mut Value) {}
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &State) -> Result<Option<Job>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &State) -> Result<Option<Job>, Failure> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: Spot<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<Made>> {
+    async fn salvage(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<Made>> {
         None
     }
 
     fn settle_as_done(
         &self,
-        _: Spot<'_>,
+        _: StepRef<'_>,
         _: &mut State,
         _: waypost::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         Err("the player decides that steps run again".to_owned())
     }
 
-    fn follow(&self, _: Spot<'_>, _: &State) -> Result<Follow, String> {
+    fn follow(&self, _: StepRef<'_>, _: &State) -> Result<Follow, String> {
         Ok(Follow::Needs)
     }
 
@@ -250,12 +250,12 @@ impl Program for Driven {
         true
     }
 
-    fn gave(&self, spot: Spot<'_>, state: &State) -> Option<Value> {
+    fn gave(&self, spot: StepRef<'_>, state: &State) -> Option<Value> {
         let id = spot.step.id.as_str();
         state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
 
-    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
         let mut steps = vec![self.definition.steps.clone()];
         while let Some(list) = steps.pop() {
             if let Some(step) = list.iter().find(|step| *step.id == *spot.step.id.as_str()) {
@@ -266,7 +266,7 @@ impl Program for Driven {
         Vec::new()
     }
 
-    fn prepare(&self, spot: Spot<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
+    fn prepare(&self, spot: StepRef<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
         let step = self.step(spot, state);
         let path = StepPath::new(&state.scope, &step.id);
         let outputs = self.outputs(&step, state);
@@ -278,7 +278,7 @@ impl Program for Driven {
         let (output, evidence) = match joined {
             Some(joined) => match made_by_children(&joined).await {
                 Ok(made) => (made, None),
-                Err(failure) => return Performed::Failed { failure, told: Told::default() },
+                Err(failure) => return Performed::Failed { failure, told: StepReport::default() },
             },
             None => {
                 let output = self.outside.lock().execute(&given);
@@ -294,22 +294,22 @@ impl Program for Driven {
         let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output.output))]);
         let ending =
             Ending { exit_code: Some(0), outputs: outputs.into_iter().collect(), ..Ending::default() };
-        Performed::Completed { output, ending, told: Told { evidence, ..Told::default() } }
+        Performed::Completed { output, ending, told: StepReport { evidence, ..StepReport::default() } }
     }
 
-    fn subjects(&self, spot: Spot<'_>, state: &State) -> Vec<String> {
+    fn subjects(&self, spot: StepRef<'_>, state: &State) -> Vec<String> {
         let step = self.step(spot, state);
         step.file_in(&state.scope).map(|file| file.to_string()).into_iter().collect()
     }
 
-    fn on_failure(&self, _: Spot<'_>, _: &Failure) -> OnFailure {
+    fn on_failure(&self, _: StepRef<'_>, _: &Failure) -> OnFailure {
         OnFailure::default()
     }
 
     fn apply(
         &self,
         state: &mut State,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Made>,
     ) -> Result<Follow, Failure> {
         let id = spot.step.id.to_string();

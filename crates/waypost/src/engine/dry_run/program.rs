@@ -13,7 +13,7 @@ use crate::store::Lease;
 
 use super::super::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, Spot, StateError, Told, Upstream,
+    Program, Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 
 /// The known part of the input of a step at the start.
@@ -79,7 +79,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
     }
 
     /// Returns the known part of the input of a step: results upstream, and inputs of the openers around.
-    fn input_of(&self, spot: Spot<'_>) -> Input {
+    fn input_of(&self, spot: StepRef<'_>) -> Input {
         let shape = self.inner.shape().of_branch(spot.branch);
         let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, spot));
         let own = upstream.chain([spot.step.id.clone()]).find(|step| self.is_unknown(spot.branch, step));
@@ -87,7 +87,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
     }
 
     /// Returns the needed and read steps; in a graph with routes, all steps.
-    fn upstream(&self, shape: &Shape, spot: Spot<'_>) -> Vec<StepId> {
+    fn upstream(&self, shape: &Shape, spot: StepRef<'_>) -> Vec<StepId> {
         if shape.is_routed() {
             return shape.steps().iter().map(|step| step.id.clone()).collect();
         }
@@ -100,7 +100,7 @@ impl<'a, P: Program> DryProgram<'a, P> {
         let (above, (name, _)) = (branch.parent()?, branch.opened_by()?);
         let shape = self.inner.shape().of_branch(&above)?;
         let place = shape.opener(&name)?;
-        let spot = Spot { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
+        let spot = StepRef { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
         match self.input_of(spot) {
             Input::Unknown(step) => Some(step),
             Input::InForce => None,
@@ -145,7 +145,12 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     /// A condition over an unknown result counts as true.
-    fn admit(&self, spot: Spot<'_>, state: &P::State, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+    fn admit(
+        &self,
+        spot: StepRef<'_>,
+        state: &P::State,
+        upstream: Upstream<'_>,
+    ) -> Result<Admission, Failure> {
         let admitted = self.inner.admit(spot, state, upstream);
         let is_known = match &admitted {
             Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
@@ -156,7 +161,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     /// A list of items over an unknown result counts as empty.
-    fn open(&self, spot: Spot<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
+    fn open(&self, spot: StepRef<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
         match self.inner.open(spot, state) {
             Err(_) if self.input_of(spot) != Input::InForce => {
                 self.seen().unknown.insert((spot.branch.clone(), spot.step.id.clone()));
@@ -166,27 +171,27 @@ impl<P: Program> Program for DryProgram<'_, P> {
         }
     }
 
-    fn child(&self, spot: Spot<'_>, state: &P::State, item: &Item) -> Result<P::State, Failure> {
+    fn child(&self, spot: StepRef<'_>, state: &P::State, item: &Item) -> Result<P::State, Failure> {
         self.inner.child(spot, state, item)
     }
 
-    fn attach(&self, spot: Spot<'_>, state: &P::State, child: &mut P::State) {
+    fn attach(&self, spot: StepRef<'_>, state: &P::State, child: &mut P::State) {
         self.inner.attach(spot, state, child);
     }
 
-    fn forget(&self, spot: Spot<'_>, state: &mut P::State) {
+    fn forget(&self, spot: StepRef<'_>, state: &mut P::State) {
         self.inner.forget(spot, state);
     }
 
-    fn forget_failure(&self, spot: Spot<'_>, state: &mut P::State) {
+    fn forget_failure(&self, spot: StepRef<'_>, state: &mut P::State) {
         self.inner.forget_failure(spot, state);
     }
 
-    fn forget_join(&self, spot: Spot<'_>, state: &mut P::State) {
+    fn forget_join(&self, spot: StepRef<'_>, state: &mut P::State) {
         self.inner.forget_join(spot, state);
     }
 
-    fn restore(&self, spot: Spot<'_>, state: &mut P::State, then: &P::State) {
+    fn restore(&self, spot: StepRef<'_>, state: &mut P::State, then: &P::State) {
         self.inner.restore(spot, state, then);
     }
 
@@ -203,20 +208,20 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     /// Returns for an unknown result a value unequal to all real results.
-    fn gave(&self, spot: Spot<'_>, state: &P::State) -> Option<Value> {
+    fn gave(&self, spot: StepRef<'_>, state: &P::State) -> Option<Value> {
         match self.is_unknown(spot.branch, &spot.step.id) {
             true => Some(json!({ "unknown result of": [spot.branch.as_str(), spot.step.id] })),
             false => self.inner.gave(spot, state),
         }
     }
 
-    fn reads(&self, spot: Spot<'_>) -> Vec<StepId> {
+    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
         self.inner.reads(spot)
     }
 
     fn prepare(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &P::State,
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure> {
@@ -237,7 +242,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
 
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output> {
         let DryJob::Join(job) = job else {
-            let (ending, told) = (Ending::default(), Told::default());
+            let (ending, told) = (Ending::default(), StepReport::default());
             return Performed::Completed { output: DryOutput::Unknown, ending, told };
         };
         match self.inner.perform(job, attempt).await {
@@ -251,17 +256,17 @@ impl<P: Program> Program for DryProgram<'_, P> {
         }
     }
 
-    fn undo(&self, _: Spot<'_>, _: &Try, _: &P::State) -> Result<Option<Self::Job>, Failure> {
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &P::State) -> Result<Option<Self::Job>, Failure> {
         Ok(None)
     }
 
-    fn subjects(&self, spot: Spot<'_>, state: &P::State) -> Vec<String> {
+    fn subjects(&self, spot: StepRef<'_>, state: &P::State) -> Vec<String> {
         self.inner.subjects(spot, state)
     }
 
     async fn salvage(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &P::State,
         exited: Option<&Exited>,
     ) -> Option<Salvage<Self::Output>> {
@@ -271,25 +276,25 @@ impl<P: Program> Program for DryProgram<'_, P> {
 
     fn settle_as_done(
         &self,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         state: &mut P::State,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         self.inner.settle_as_done(spot, state, outputs)
     }
 
-    fn follow(&self, spot: Spot<'_>, state: &P::State) -> Result<Follow, String> {
+    fn follow(&self, spot: StepRef<'_>, state: &P::State) -> Result<Follow, String> {
         self.inner.follow(spot, state)
     }
 
-    fn on_failure(&self, spot: Spot<'_>, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
         self.inner.on_failure(spot, failure)
     }
 
     fn apply(
         &self,
         state: &mut P::State,
-        spot: Spot<'_>,
+        spot: StepRef<'_>,
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure> {
         let settled = match settled {

@@ -50,7 +50,7 @@ fn missed(head: &Head) -> Vec<u64> {
 
 // What happened: with the newest files of the history deleted, a run went on from an older one and did finished steps
 // again, and `verify` had nothing to say. Why: the highest file that was there decided, and nothing else was looked at.
-// What stops it: `checkpoint.json`, the lease and the sidecars are witnesses of newer commits (file/witness.rs).
+// What stops it: `checkpoint.json`, the lease and the sidecars are witnesses of newer commits (file/tail_check.rs).
 
 #[test]
 fn the_newest_file_taken_away_is_read_from_its_copy_and_written_again() {

@@ -1,0 +1,132 @@
+//! Present evidence of a run, for read-only commands.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+use waypost::engine::{Engine, Look, ResumeOptions, Snapshot};
+use waypost::plan::{Cause, Decision, Plan};
+use waypost::record::{Occasion, Record};
+use waypost::store::Store;
+use waypost::{BranchPath, StepId};
+use waypost_workflow::mask::Mask;
+use waypost_workflow::program::WorkflowProgram;
+
+use crate::definition::Chosen;
+use crate::environment::{BASH, Local};
+use crate::error::Error;
+use crate::store_location;
+
+/// Checks the evidence of a run; does nothing for a workflow without evidence.
+pub(crate) async fn look(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    occasion: Occasion,
+) -> Result<Look, Error> {
+    if !chosen.shape.has_evidence() {
+        return Ok(Look::default());
+    }
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    Ok(engine.look(&program, snapshot, occasion).await?)
+}
+
+/// Checks the evidence of finished steps at a checkpoint of the main branch, as a resume from there would.
+pub(crate) async fn look_at(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    record: &Record,
+) -> Result<Look, Error> {
+    if !chosen.shape.has_evidence() {
+        return Ok(Look::default());
+    }
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    Ok(engine.look_at(&program, snapshot, (record, Occasion::Resume)).await?)
+}
+
+/// Corrects a plan by a dry run of the resume. The plan of a run without a possible resume is made from the records.
+pub(crate) async fn correct(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    plan: &mut Plan,
+) -> Result<(), Error> {
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let options = || ResumeOptions { adopt: chosen.adoption.clone(), ..ResumeOptions::default() };
+    // The `stops` of the plan say why a run cannot be resumed.
+    if let Ok(dry_run) = engine.dry_run(&program, &snapshot.entry.summary.run, options).await {
+        dry_run.correct(&program, plan);
+    }
+    Ok(())
+}
+
+/// Returns the finished steps with failed, or with unknown, evidence, and their claims; `None` without any.
+pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
+    let meant =
+        look.doubted.iter().filter(|found| matches!(found.cause, Cause::EvidenceUnknown(_)) == is_unknown);
+    let named: Vec<String> = meant
+        .map(|found| match &found.cause {
+            Cause::EvidenceFailed(claims) | Cause::EvidenceUnknown(claims) => {
+                format!("step `{}` ({})", found.step, claims.join(", "))
+            }
+            _ => format!("step `{}`", found.step),
+        })
+        .collect();
+    (!named.is_empty()).then_some(named)
+}
+
+/// Returns the mask for the secrets of a run, as far as their variables are set.
+pub(crate) fn mask(store: &Arc<dyn Store>, snapshot: &Snapshot, chosen: &Chosen) -> Result<Mask, Error> {
+    Ok(to_look(store, snapshot, chosen)?.1.mask().clone())
+}
+
+/// Creates engine and program for inspection only.
+fn to_look(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+) -> Result<(Engine, WorkflowProgram), Error> {
+    let frozen = snapshot.entry.record.record();
+    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let mut local = Local::look()?;
+    local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
+    let environment = local.of_run(frozen.run.clone(), base, Arc::clone(store));
+    let program = WorkflowProgram::to_look(chosen.workflow.clone(), environment)?;
+    Ok((program.equip(Engine::new(Arc::clone(store))), program))
+}
+
+/// Pins the present evidence of a finished step, on one branch or on all; returns how many packs were pinned.
+pub(crate) async fn accept(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    (branch, step): (Option<&BranchPath>, &StepId),
+) -> Result<usize, Error> {
+    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let run = &snapshot.entry.summary.run;
+    Ok(match branch {
+        Some(branch) => engine.accept_program_on(&program, run, (branch, step)).await?,
+        None => engine.accept_program(&program, run, step).await?,
+    })
+}
+
+/// Marks finished steps with failed evidence as done, if the plan asks about them and the person says so.
+/// Returns these steps.
+pub(crate) async fn believe(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    chosen: &Chosen,
+    plan: &Plan,
+) -> Result<BTreeSet<StepId>, Error> {
+    let is_held = |decision: &&Decision| matches!(decision.cause, Cause::EvidenceFailed(_));
+    let held: BTreeSet<StepId> =
+        plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect();
+    if !held.is_empty() {
+        let (engine, program) = to_look(store, snapshot, chosen)?;
+        for step in &held {
+            engine.believe_program(&program, &snapshot.entry.summary.run, step).await?;
+        }
+    }
+    Ok(held)
+}

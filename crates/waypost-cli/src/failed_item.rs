@@ -1,0 +1,147 @@
+//! Failed items of a step beyond its failure limits, shown next to the failure count.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use waypost::record::{End, Failure, FailureKind, Header, Record};
+use waypost::store::{Scan, Scanned, Store, StoreExt as _};
+use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::Workflow;
+
+use crate::dead_letters;
+use crate::error::Error;
+use crate::output::{Paint, shown};
+
+/// Most failed items on a screen: enough to compare their errors.
+pub(crate) const SHOWN_MAX: usize = 3;
+
+/// A failed item.
+#[derive(Debug, Serialize)]
+pub(crate) struct FailedItem {
+    /// The key and branch of the item.
+    key: String,
+    #[serde(rename = "scope")]
+    branch: String,
+    /// The failed step, with the error and its causes.
+    step: Option<String>,
+    error: Vec<String>,
+    /// The last lines of the log.
+    #[serde(skip)]
+    tail: String,
+    /// The item is a dead letter.
+    #[serde(skip)]
+    is_letter: bool,
+}
+
+impl FailedItem {
+    /// Returns the first failed item of a step beyond its failure limits, as [`few`](Self::few).
+    pub(crate) async fn find(
+        store: &dyn Store,
+        run: &RunId,
+        workflow: Option<&Workflow>,
+        at: (&BranchPath, &StepId, FailureKind),
+    ) -> Result<Option<Self>, Error> {
+        Ok(Self::few(store, run, workflow, at).await?.into_iter().next())
+    }
+
+    /// Returns the first failed items of a step beyond its failure limits, at most [`SHOWN_MAX`]. With more
+    /// failures than a page of records, the first of the page are returned.
+    pub(crate) async fn few(
+        store: &dyn Store,
+        run: &RunId,
+        workflow: Option<&Workflow>,
+        (branch, step, kind): (&BranchPath, &StepId, FailureKind),
+    ) -> Result<Vec<Self>, Error> {
+        if kind != FailureKind::Limit {
+            return Ok(Vec::new());
+        }
+        let Some(opened) = dead_letters::opened_at(store, run, branch, step).await? else {
+            return Ok(Vec::new());
+        };
+        let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+        loop {
+            let page = store.scan(&scan).await?;
+            let mut found = first_of(store, run, &page, (branch, step, opened)).await?;
+            if !found.is_empty() {
+                let is_letter = workflow.is_some_and(|workflow| dead_letters::keeps_letters(workflow, step));
+                found.iter_mut().for_each(|item| item.is_letter = is_letter);
+                return Ok(found);
+            }
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(Vec::new()),
+            }
+        }
+    }
+
+    /// Returns a line about a further item: key and error.
+    pub(crate) fn line(&self) -> String {
+        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
+        let first = self.error.first().map_or("it failed", String::as_str);
+        format!("  then: {step}item {} failed: {}\n", shown(&self.key), shown(first))
+    }
+
+    /// Returns the item's key and error, and the commands to list and retry failed items; each line indented.
+    /// `words`: the further words of each command, with a leading space.
+    pub(crate) fn told(&self, paint: Paint, run: &str, words: &str) -> String {
+        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
+        let mut errors = self.error.iter();
+        let first = errors.next().map_or("it failed", String::as_str);
+        let mut text = format!("  first: {step}item {} failed: {}\n", shown(&self.key), shown(first));
+        for cause in errors {
+            let _ = writeln!(text, "  {} {}", paint.dim("cause:"), shown(cause));
+        }
+        for line in self.tail.lines() {
+            let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&shown(line)));
+        }
+        if self.is_letter {
+            let _ = writeln!(text, "  all of them: waypost dead-letters list {run}{words}");
+            let _ = writeln!(text, "  tried again by: waypost dead-letters retry {run}{words}");
+        }
+        text
+    }
+
+    fn of(child: &Header, cause: &Header, failure: &Failure) -> Option<Self> {
+        let (_, key) = child.branch.opened_by()?;
+        let tail = failure.ending.log.as_ref().map(|log| log.tail.clone()).unwrap_or_default();
+        Some(Self {
+            key,
+            branch: child.branch.to_string(),
+            step: cause.step.as_ref().map(ToString::to_string),
+            error: failure.error.clone(),
+            tail,
+            is_letter: false,
+        })
+    }
+}
+
+/// Returns the first still failed items of a page, opened by the step at this seq.
+async fn first_of(
+    store: &dyn Store,
+    run: &RunId,
+    page: &Scanned,
+    (branch, step, opened): (&BranchPath, &StepId, u64),
+) -> Result<Vec<FailedItem>, Error> {
+    let is_item = |header: &&Header| {
+        let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *step);
+        of_step && header.branch.parent().as_ref() == Some(branch)
+    };
+    let headers = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
+    let mut items: Vec<&Header> = headers.filter(is_item).collect();
+    items.sort_by_key(|header| header.created_at);
+    let mut found = Vec::new();
+    for item in items {
+        if found.len() == SHOWN_MAX {
+            break;
+        }
+        let newest = store.newest(run, &item.branch).await?;
+        let origin = newest.position().ok().and_then(|position| position.origin);
+        if newest.header().end != Some(End::Failed) || origin != Some(opened) {
+            continue;
+        }
+        let cause = dead_letters::cause(store, run, &newest).await?;
+        let failure = cause.header().phase.failure();
+        found.extend(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
+    }
+    Ok(found)
+}

@@ -1,0 +1,272 @@
+//! How a run stands where its newest records are damaged or gone: a store keeps a summary that they, too, had written.
+
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use serde::Deserialize;
+use waypost::engine::Snapshot;
+use waypost::events::Cursor;
+use waypost::record::{Durability, RunStatus, Status};
+use waypost::shape::Unfinished;
+use waypost::store::{Damage, Heads, Page, RunSummary, Scan, Store, StoreError};
+use waypost::{CheckpointRef, RunId};
+
+use crate::definition::Chosen;
+use crate::error::Error;
+use crate::{keepalive, reference, store_location};
+
+/// How much of the end of a log is read to find its last line: far more than one line has.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// Reads a run that a store names without a summary: a newer version wrote it, or something of it is damaged.
+///
+/// # Errors
+/// Why it cannot be gone on with.
+pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus, Error> {
+    match Snapshot::read(store, run).await {
+        Ok(snapshot) => Ok(snapshot.status()),
+        // A store also names runs that it does not know and that have left their logs.
+        Err(error @ StoreError::NotFound { .. }) => {
+            Err(reference::lost(store, run.as_str()).await.unwrap_or(error.into()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Says whether an error is about one run, so that the others are none the worse for it.
+fn is_of_one_run(error: &StoreError) -> bool {
+    match error {
+        StoreError::Version { .. } | StoreError::Damaged { .. } => true,
+        StoreError::Io { source, .. } => matches!(
+            source.kind(),
+            ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::InvalidInput
+        ),
+        _ => false,
+    }
+}
+
+/// What came of correcting a summary.
+#[derive(Debug)]
+pub(crate) enum Corrected {
+    /// It was right.
+    Right,
+    /// It says now what the newest sound record does.
+    Fallen,
+    /// Nothing vouches for it: the record of the run is damaged, or a newer version wrote something of the run.
+    Unreadable(StoreError),
+}
+
+/// Makes a summary say how the run stands by its newest sound record, if newer ones are damaged.
+///
+/// A run that is under way is left as it is: its holder knows better.
+pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
+    keepalive::tell_of_commands(store, summary);
+    if summary.holder.is_some() || summary.status == RunStatus::Running {
+        return Ok(Corrected::Right);
+    }
+    // What a store keeps to list runs by may be as it was where the record itself is not.
+    if let Err(error @ (StoreError::Damaged { .. } | StoreError::Version { .. })) =
+        store.run(&summary.run).await
+    {
+        return Ok(Corrected::Unreadable(error));
+    }
+    let found = match store.heads(&summary.run, &Page { limit: 1, ..Page::default() }).await {
+        Ok(found) => found,
+        Err(StoreError::Damaged { .. }) => {
+            summary.status = RunStatus::Interrupted;
+            summary.summary.progress.done = 0;
+            summary.summary.step = None;
+            return Ok(Corrected::Fallen);
+        }
+        // Deleted meanwhile: there is nothing to correct it by.
+        Err(StoreError::NotFound { .. }) => return Ok(Corrected::Right),
+        Err(error @ StoreError::Version { .. }) => return Ok(Corrected::Unreadable(error)),
+        Err(error) if is_of_one_run(&error) => return Ok(Corrected::Fallen),
+        Err(error) => return Err(error.into()),
+    };
+    let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
+    let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
+    if !(has_damage(store, &summary.run, found).await? || is_done && is_open) {
+        return Ok(Corrected::Right);
+    }
+    match Snapshot::read(store, &summary.run).await {
+        Ok(mut snapshot) => {
+            correct_snapshot(store, &mut snapshot);
+            *summary = snapshot.entry.summary;
+        }
+        Err(StoreError::Damaged { .. }) => summary.status = RunStatus::Interrupted,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Corrected::Fallen)
+}
+
+/// Says whether newer records of an open branch are damaged or missing; `found` is the first page of the heads.
+async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<bool, Error> {
+    loop {
+        if found.heads.iter().any(|head| !head.damaged.is_empty()) {
+            return Ok(true);
+        }
+        let Some(cursor) = found.next else { return Ok(false) };
+        found = match store.heads(run, &Page { cursor: Some(cursor), ..Page::default() }).await {
+            Err(StoreError::Damaged { .. }) => return Ok(true),
+            Err(StoreError::NotFound { .. }) => return Ok(false),
+            found => found?,
+        };
+    }
+}
+
+/// Does the same to what was read of a run.
+pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
+    keepalive::tell_of_commands(store, &mut snapshot.entry.summary);
+    let summary = &snapshot.entry.summary;
+    let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
+    if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {
+        return;
+    }
+    let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
+    let chosen = Chosen::in_force(store, snapshot);
+    let lost_steps = chosen.as_ref().map(|chosen| snapshot.steps_in_lost(&chosen.shape)).unwrap_or_default();
+    let summary = &mut snapshot.entry.summary;
+    summary.status = RunStatus::Interrupted;
+    let of = |status: Status| position.frontier.iter().find(|entry| entry.status == status);
+    let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
+    summary.summary.step = step.map(|entry| entry.step.to_string());
+    // A run of another program: how far it is, only that can tell.
+    let Ok(chosen) = chosen else { return };
+    let steps = chosen.shape.steps();
+    let progress = &mut summary.summary.progress;
+    progress.total = steps.len() as u64;
+    progress.done =
+        progress.total - (Unfinished::of(&chosen.shape, &position).count() as u64).min(progress.total);
+    let started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    let lost = !lost_steps.is_empty();
+    if lost || started.into_iter().any(|entry| chosen.shape.must_ask(&position, &entry.step)) {
+        summary.status = RunStatus::InDoubt;
+    }
+}
+
+/// Returns the damaged and missing records of child scopes that `snapshot` does not name: those below the newest one of a
+/// scope that is open, and all of a scope that has ended.
+///
+/// # Errors
+/// As [`Store::scan`].
+pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Result<Vec<Damage>, StoreError> {
+    let mut found = Vec::new();
+    let mut scan = Scan::of(&snapshot.entry.record.record().run);
+    loop {
+        let page = store.scan(&scan).await?;
+        let is_new = |damage: &Damage| {
+            let is_known = |known: &Damage| known.branch == damage.branch && known.seq == damage.seq;
+            !damage.branch.is_main() && !snapshot.damaged().any(is_known)
+        };
+        found.extend(page.damaged.into_iter().filter(is_new));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Returns the checkpoint that the log of a run tells of last, if the store has lost it.
+///
+/// A line of `events.jsonl` is written after its record is acknowledged, so the log is never ahead of its store, unless
+/// somebody put an older store in its place or took files of it away. What was read of the store before the log may
+/// well be behind it, as another goes on with the run meanwhile: only what is missed when the store is read once more is
+/// lost. Only a run whose acknowledged checkpoints a power cut may take (durability `async`) is not asked. What is
+/// damaged or in quarantine is not lost.
+pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
+    if !may_be_asked(snapshot) {
+        return None;
+    }
+    let run = snapshot.entry.record.record().run.clone();
+    let Cursor { branch, seq, .. } = last_event(&store.folder(&run)?)?;
+    if !branch.is_main() || seq <= newest(snapshot) {
+        return None;
+    }
+    let again = Snapshot::read(store, &run).await.ok()?;
+    (may_be_asked(&again) && seq > newest(&again)).then_some(CheckpointRef { run, branch, seq })
+}
+
+/// Says whether the log of a run must not be ahead of what was read of its store.
+fn may_be_asked(snapshot: &Snapshot) -> bool {
+    let is_async = snapshot.entry.record.record().durability == Durability::Async;
+    !is_async && snapshot.entry.summary.holder.is_none()
+}
+
+/// Returns the last seq that the main branch had, as was read of its store.
+fn newest(snapshot: &Snapshot) -> u64 {
+    let open = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
+    open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1)
+}
+
+/// Reads which event the last whole line of a run's log is.
+fn last_event(folder: &Path) -> Option<Cursor> {
+    #[derive(Deserialize)]
+    struct Line {
+        cursor: Cursor,
+    }
+    let mut file = store_location::open_regular(&folder.join("events.jsonl")).ok()?;
+    let len = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES))).ok()?;
+    let mut tail = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
+    let end = tail.iter().rposition(|byte| *byte == b'\n')?;
+    let begin = tail[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |before| before + 1);
+    serde_json::from_slice::<Line>(&tail[begin..end]).ok().map(|line| line.cursor)
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost::record::RunRecord;
+    use waypost_testing::contract::block_on;
+    use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
+
+    use super::*;
+
+    /// A store in a folder, with a run of one checkpoint that nobody holds, and what its records continue.
+    async fn kept(folder: &Path) -> (waypost::FileStore, Links) {
+        let store = waypost::FileStore::open(folder).unwrap();
+        let run = run_id("r-1");
+        let mut links = Links::of(&run);
+        let record = RunRecord { created_at: time(0), ..run_record(&run) };
+        let lease = store.create(&sealed(record), links.step(), &holder("first")).await.unwrap();
+        store.release(lease, None).await.unwrap();
+        (store, links)
+    }
+
+    // What happened: of several resumes of one run at once, some ended with "checkpoints are lost" (7), now and then,
+    // instead of "held" (6). Why: the log was read after the store, and another resume had appended in between. What
+    // stops it now: what the log tells beyond what was read is looked for in the store once more.
+    #[test]
+    fn what_another_added_meanwhile_is_not_lost() {
+        block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (store, mut links) = kept(folder.path()).await;
+            let run = run_id("r-1");
+            let before = Snapshot::read(&store, &run).await.unwrap();
+
+            let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("second")).await.unwrap();
+            links.under(&lease);
+            store.append(&[&lease], links.step()).await.unwrap();
+            store.release(lease, None).await.unwrap();
+
+            assert_eq!(logged_and_lost(&store, &before).await, None);
+        });
+    }
+
+    #[test]
+    fn what_only_the_log_tells_of_is_lost() {
+        block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (store, _) = kept(folder.path()).await;
+            let snapshot = Snapshot::read(&store, &run_id("r-1")).await.unwrap();
+            let log = store.folder(&run_id("r-1")).unwrap().join("events.jsonl");
+            let lines = std::fs::read_to_string(&log).unwrap();
+            std::fs::write(&log, lines.replace("main@1.", "main@7.")).unwrap();
+
+            let lost = logged_and_lost(&store, &snapshot).await.expect("a checkpoint is missed");
+
+            assert_eq!(lost.to_string(), "r-1@7");
+        });
+    }
+}

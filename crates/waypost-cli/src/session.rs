@@ -1,0 +1,532 @@
+//! A session of a run on the command line: progress during the work, then the outcome.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde::Serialize;
+use waypost::RunId;
+use waypost::engine::{
+    Engine, Outcome, ResumeOptions, RunError, SessionOptions, StepFailure, StopHandle, StopLevel, Waiting,
+};
+use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
+use waypost::store::{Signal, SignalKind, Store};
+use waypost_workflow::file::Workflow;
+use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
+
+use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
+use crate::dead_letters;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::failed_item::{FailedItem, SHOWN_MAX};
+use crate::failed_step::FailedAt;
+use crate::interrupt;
+use crate::keepalive::Keepalive;
+use crate::output::actions::{Level, annotation, harmless, summarise};
+use crate::output::progress::Progress;
+use crate::output::{shown, shown_lines};
+use crate::view::{VERSION, WaitView};
+
+/// A session, before its start.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    context: &'a Context,
+    /// The handle for stop requests by signals.
+    pub(crate) stop: StopHandle,
+    progress: Arc<Progress>,
+    /// The deadline of the session, waits included.
+    deadline: Option<Instant>,
+    /// Stop requests since this time are for this session.
+    began: Timestamp,
+}
+
+/// Most failures printed in full at the end of a run: each may have a tail of its log.
+const FAILURES_SHOWN_MAX: usize = 10;
+/// The poll interval for signals to the run.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The result of a wait.
+enum WaitResult {
+    /// An awaited event arrived.
+    Something,
+    /// The wait time is over.
+    Nothing,
+    /// A stop was requested.
+    Stop(String),
+}
+
+/// Context for the final messages.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionReport {
+    /// The run.
+    pub(crate) run: RunId,
+    /// The workflow file as the user knows it.
+    pub(crate) file: Option<PathBuf>,
+    /// Store words of the resume command; `None` if the store ends with this process.
+    pub(crate) store_words: Option<String>,
+    /// The step of `--until`.
+    pub(crate) until: Option<String>,
+    /// The report of the run, if the store keeps one.
+    pub(crate) report: Option<PathBuf>,
+}
+
+impl SessionReport {
+    /// Returns the exact command to resume the run, if a resume is possible.
+    pub(crate) fn resume_line(&self) -> Option<String> {
+        self.store_words.as_ref().map(|words| format!("waypost resume {}{words}", self.run))
+    }
+}
+
+impl<'a> Session<'a> {
+    /// Installs signal handlers and prepares the screen. After `timeout` the session is stopped.
+    pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
+        Self::begin_as(context, timeout, false)
+    }
+
+    /// As [`Session::begin`], for several runs in sequence, with the run named on each line.
+    pub(crate) fn begin_many(context: &'a Context) -> Result<Self, Error> {
+        Self::begin_as(context, None, true)
+    }
+
+    fn begin_as(context: &'a Context, timeout: Option<Duration>, of_many: bool) -> Result<Self, Error> {
+        let progress = Arc::new(Progress::new(&context.output, of_many));
+        let stop = StopHandle::default();
+        interrupt::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(Self { context, stop, progress, deadline, began: now() })
+    }
+
+    /// Derives the session of one of several runs: stopped with all runs, or by its own timeout.
+    pub(crate) fn of_one(&self, timeout: Option<Duration>) -> Self {
+        let (all, stop) = (self.stop.clone(), StopHandle::default());
+        let own = stop.clone();
+        tokio::spawn(async move {
+            let asked = all.stopped().await;
+            own.stop(asked.level, &asked.by);
+            all.killed().await;
+            own.stop(StopLevel::Kill, &asked.by);
+        });
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let progress = Arc::clone(&self.progress);
+        Self { context: self.context, stop, progress, deadline, began: now() }
+    }
+
+    /// Creates the engine of this session for a workflow.
+    pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
+        self.progress.read_logs_of(&store);
+        program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
+    }
+
+    /// Drives the session until it ends.
+    pub(crate) async fn watch(
+        &self,
+        session: impl Future<Output = Result<Outcome<WorkflowState>, RunError>>,
+    ) -> Result<Outcome<WorkflowState>, Error> {
+        let outcome = tokio::select! {
+            biased;
+            outcome = session => outcome,
+            () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
+            () = self.run_out() => unreachable!("the end of the time only stops the session"),
+        };
+        self.progress.close();
+        Ok(outcome?)
+    }
+
+    /// Resumes a run that waits for a time or a signal, as often as one arrives within `wait`. Questions to a
+    /// person do not extend the wait, but an answer in this time is processed.
+    pub(crate) async fn wait_out(
+        &self,
+        engine: &Engine,
+        program: &WorkflowProgram,
+        mut outcome: Outcome<WorkflowState>,
+        options: &SessionOptions,
+        wait: Duration,
+    ) -> Result<Outcome<WorkflowState>, Error> {
+        let end = Instant::now() + wait;
+        let _staying = (outcome.status == RunStatus::Waiting)
+            .then(|| Keepalive::begin(engine.store().as_ref(), &outcome.run));
+        while outcome.status == RunStatus::Waiting {
+            let came = tokio::select! {
+                biased;
+                came = self.comes(engine, &outcome, end) => came?,
+                () = self.run_out() => unreachable!("the end of the time only stops the session"),
+            };
+            match came {
+                WaitResult::Nothing => break,
+                WaitResult::Stop(by) => {
+                    outcome.stopped_by = Some(by);
+                    break;
+                }
+                WaitResult::Something => {}
+            }
+            let options = ResumeOptions { session: options.clone(), ..ResumeOptions::default() };
+            let again = engine.resume_program(program, &outcome.run, options);
+            let Outcome { repaired, lost, .. } = outcome;
+            outcome = self.watch(again).await?;
+            outcome.repaired.splice(..0, repaired);
+            outcome.lost = outcome.lost.max(lost);
+        }
+        Ok(outcome)
+    }
+
+    /// Waits until a timer or signal of the run is due, if possible before `end`.
+    async fn comes(
+        &self,
+        engine: &Engine,
+        outcome: &Outcome<WorkflowState>,
+        end: Instant,
+    ) -> Result<WaitResult, Error> {
+        let due = |waiting: &Waiting| match waiting.wait.on {
+            WaitKind::Until(due) => Some(due),
+            _ => None,
+        };
+        let now = now();
+        let due = outcome.waiting.iter().filter_map(due).min();
+        let due = due.map(|due| Duration::try_from(due.duration_since(now)).unwrap_or_default());
+        let has = |is: fn(&WaitKind) -> bool| outcome.waiting.iter().any(|waiting| is(&waiting.wait.on));
+        let (signals, asks) =
+            (has(|on| matches!(on, WaitKind::Signal(_))), has(|on| *on == WaitKind::Answer));
+        let due = due.map(|due| Instant::now() + due).filter(|due| *due <= end);
+        if due.is_none() && !signals {
+            return Ok(WaitResult::Nothing);
+        }
+        let last = due.unwrap_or(end);
+        loop {
+            let rest = last.saturating_duration_since(Instant::now());
+            tokio::select! {
+                stop = self.stop.stopped() => return Ok(WaitResult::Stop(stop.by)),
+                () = tokio::time::sleep(rest.min(LOOK_INTERVAL)) => {}
+            }
+            let is_meant = |signal: &Signal| match &signal.kind {
+                SignalKind::Named { name, .. } => {
+                    outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Signal(name.clone()))
+                }
+                SignalKind::Answer { .. } => asks,
+                _ => false,
+            };
+            let said = engine.store().signals(&outcome.run).await?;
+            // An older stop request was meant for a process that ended before reading it.
+            let stops = |signal: &&Signal| signal.kind == SignalKind::Stop && signal.created_at >= self.began;
+            if let Some(stop) = said.iter().find(stops) {
+                return Ok(WaitResult::Stop(stop.sender.clone()));
+            }
+            if said.iter().any(is_meant) {
+                return Ok(WaitResult::Something);
+            }
+            if Instant::now() >= last {
+                return Ok(if due.is_some() { WaitResult::Something } else { WaitResult::Nothing });
+            }
+        }
+    }
+
+    /// Stops the session at its deadline.
+    async fn run_out(&self) {
+        if let Some(deadline) = self.deadline {
+            tokio::time::sleep_until(deadline.into()).await;
+            self.stop.stop(StopLevel::Graceful, interrupt::TIMEOUT);
+            self.progress.stopping(StopLevel::Graceful, interrupt::TIMEOUT);
+        }
+        std::future::pending().await
+    }
+
+    /// Prints the outcome, and how to continue.
+    pub(crate) async fn conclude(
+        &self,
+        engine: &Engine,
+        program: &WorkflowProgram,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+    ) -> Result<Exit, Error> {
+        let output = &self.context.output;
+        for damage in &outcome.repaired {
+            let at = damaged_reference(&told.run, damage);
+            output.warn(&format!(
+                "checkpoint {at} was damaged ({}) and is in quarantine; the run went on from the one before",
+                damage.flaw
+            ));
+        }
+        if outcome.lost > 0 {
+            output.warn(&format!("{} checkpoints could not be written, which was tolerated", outcome.lost));
+        }
+        let found = outcome.failed.as_ref().map(|(step, failure)| {
+            let (file, branch) = (told.file.as_deref(), outcome.failed_on.as_ref());
+            (FailedAt::find(program.workflow(), file, step, branch), failure)
+        });
+        let failed = found.as_ref().map(|(at, failure)| (at, *failure));
+        if outcome.idle {
+            self.idle(program.workflow(), outcome, told)?;
+        } else if !output.json {
+            if outcome.status == RunStatus::Failed {
+                self.tell_failures(engine.store().as_ref(), program, outcome, told).await?;
+            }
+            let mut text = sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at));
+            if outcome.status == RunStatus::CompletedWithFailures {
+                text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
+            }
+            output.answer(&text)?;
+        }
+        if output.actions {
+            self.tell_job(program.workflow(), outcome, told, failed);
+        }
+        if let Some(error) = self.progress.unheard() {
+            return Err(error.into());
+        }
+        Ok(exit(outcome, told))
+    }
+
+    /// Prints every failure of a failed run.
+    async fn tell_failures(
+        &self,
+        store: &dyn Store,
+        program: &WorkflowProgram,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+    ) -> Result<(), Error> {
+        let output = &self.context.output;
+        let words = told.store_words.as_deref().unwrap_or_default();
+        for StepFailure { branch, step, failure } in outcome.failures.iter().take(FAILURES_SHOWN_MAX) {
+            let at = FailedAt::find(program.workflow(), told.file.as_deref(), step, Some(branch));
+            let about = (branch, step, failure.kind);
+            let items = FailedItem::few(store, &told.run, Some(program.workflow()), about).await?;
+            let mut items = items.iter();
+            let first = items.next().map(|item| item.told(output.paint_err, told.run.as_str(), words));
+            let first = first.map(|mut text| {
+                items.for_each(|item| text.push_str(&item.line()));
+                text
+            });
+            let help = told.resume_line().and_then(|line| at.help(failure, &line));
+            output.aside(&self.failure(&at, failure, first.as_deref(), help));
+        }
+        let more = outcome.failures.len().saturating_sub(FAILURES_SHOWN_MAX);
+        if more > 0 {
+            output.aside(&format!("{more} more steps failed: waypost show {}{words}", told.run));
+        }
+        Ok(())
+    }
+
+    /// Writes annotations and the summary for a GitHub Actions job.
+    fn tell_job(
+        &self,
+        workflow: &Workflow,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+        failed: Option<(&FailedAt, &Failure)>,
+    ) {
+        let output = &self.context.output;
+        if let Some((at, failure)) = failed.filter(|_| outcome.status == RunStatus::Failed) {
+            let place = at.place.as_ref().map(|(file, line)| (file.as_path(), *line));
+            let title = format!("step {} failed", at.name);
+            output.aside(&annotation(Level::Error, place, &title, &failure.error.join("\n")));
+        } else if !matches!(outcome.status, RunStatus::Completed) && exit(outcome, told) != Exit::Done {
+            let title = format!("run {}", told.run);
+            let level = if outcome.status == RunStatus::CompletedWithFailures {
+                Level::Warning
+            } else {
+                Level::Error
+            };
+            output.aside(&annotation(level, None, &title, &sentence(workflow, outcome, told, None)));
+        }
+        if let Some(report) = &told.report
+            && let Err(error) = summarise(report)
+        {
+            output.warn(&format!("the report could not be added to the summary of the job: {error}"));
+        }
+    }
+
+    fn idle(
+        &self,
+        workflow: &Workflow,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+    ) -> Result<(), Error> {
+        if outcome.status == RunStatus::Waiting && !self.context.output.json {
+            return Ok(self.context.output.answer(&sentence(workflow, outcome, told, None))?);
+        }
+        let why = match outcome.status {
+            RunStatus::Waiting => "what it waits for has not come",
+            RunStatus::CompletedWithFailures => {
+                "it is completed, with tolerated failures: `--retry-failed` retries dead letters, `--from STEP` a step"
+            }
+            RunStatus::Completed => "it is completed",
+            _ => "the step of --until is done, and all that it needs",
+        };
+        if self.context.output.json {
+            let run = Some((told.run.as_str(), outcome.status));
+            self.context.output.line(&Nothing::of(run, why))?;
+        } else {
+            self.context.output.answer(&format!("Nothing to do for run {}, because {why}.", told.run))?;
+        }
+        Ok(())
+    }
+
+    /// Formats a failure of the run, with the end of the log, the failed `item`, and the step's place in the
+    /// file.
+    fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>, help: Option<String>) -> String {
+        let paint = self.context.output.paint_err;
+        let mut errors = failure.error.iter();
+        let first = errors.next().map_or("it failed", String::as_str);
+        let mut text = format!("{} step {} failed: {}", paint.red("error:"), at.name, shown_lines(first));
+        for cause in errors {
+            text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(cause)));
+        }
+        let tail = failure.ending.log.as_ref().map_or("", |log| log.tail.as_str());
+        for line in tail.lines() {
+            text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&shown(line))));
+        }
+        if let Some(item) = item {
+            text.push_str(&format!("\n{}", item.trim_end()));
+        }
+        if let Some((file, line)) = &at.place {
+            text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
+        }
+        if let Some(help) = help {
+            text.push_str(&format!("\n{} {help}", paint.cyan("hint:")));
+        }
+        text
+    }
+}
+
+/// Returns the last lines about a run that completed with dead letters: the first letters, and the retry
+/// command.
+async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &SessionReport) -> Result<String, Error> {
+    let letters = dead_letters::letters(store, &told.run, workflow).await?;
+    if letters.is_empty() {
+        return Ok(String::new());
+    }
+    let mut text = String::new();
+    for letter in letters.iter().take(SHOWN_MAX) {
+        let error = letter.failure.error.first().map_or("it failed", String::as_str);
+        text.push_str(&format!(
+            "\nItem {} of step {} failed: {}",
+            shown(&letter.key),
+            letter.each,
+            shown(error)
+        ));
+    }
+    let more = letters.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        text.push_str(&format!("\n{more} more items failed."));
+    }
+    let words = told.store_words.as_deref().unwrap_or_default();
+    text.push_str(&format!("\nRetry them with: waypost dead-letters retry {}{words}", told.run));
+    Ok(text)
+}
+
+/// "Nothing to do", as an object in the event stream of a session; not an event itself, like an error.
+#[derive(Debug, Serialize)]
+pub(crate) struct Nothing<'a> {
+    v: u32,
+    /// `None` for all runs of a store.
+    run: Option<&'a str>,
+    status: Option<RunStatus>,
+    /// The reason.
+    nothing_to_do: &'a str,
+}
+
+impl<'a> Nothing<'a> {
+    /// Creates the object for a run, or for all.
+    pub(crate) fn of(run: Option<(&'a str, RunStatus)>, cause: &'a str) -> Self {
+        let (run, status) = run.unzip();
+        Self { v: VERSION, run, status, nothing_to_do: cause }
+    }
+}
+
+fn sentence(
+    workflow: &Workflow,
+    outcome: &Outcome<WorkflowState>,
+    told: &SessionReport,
+    failed: Option<&FailedAt>,
+) -> String {
+    let run = &told.run;
+    let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
+    let failed = failed.map(|at| format!(" at step {}", at.name)).unwrap_or_default();
+    let line = told.resume_line();
+    let next = match &line {
+        Some(line) => format!("\nGo on with: {line}"),
+        None => "\nNothing can go on with it, because its store was the memory of this process.".to_owned(),
+    };
+    // A pending cancel ends the run for good once this process is gone.
+    if outcome.status.is_resumable() && outcome.stopped_by.as_deref() == Some(CANCEL) {
+        return format!(
+            "Run {run} was stopped by {CANCEL}, which ends it for good: {done}.{}",
+            line.map_or(next, |line| format!("\nOnly starting over goes on with it: {line} --restart"))
+        );
+    }
+    match outcome.status {
+        RunStatus::Completed => format!("Run {run} is completed: {done}."),
+        RunStatus::CompletedWithFailures => {
+            format!("Run {run} is completed with failures that the workflow tolerates: {done}.")
+        }
+        RunStatus::Failed => format!("Run {run} failed{failed}: {done}.{next}"),
+        RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
+            (Some(by), _) if by.starts_with(BUDGET) => {
+                format!(
+                    "Run {run} was stopped by {by}: {done}.\nTo go on, {}.",
+                    raise_budget(line.as_deref())
+                )
+            }
+            (Some(by), _) => format!("Run {run} was stopped by {by}: {done}.{next}"),
+            (None, Some(step)) => format!("Run {run} stopped after step {step}, as asked: {done}.{next}"),
+            (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
+        },
+        RunStatus::InDoubt => format!(
+            "Run {run} is in doubt: a step that must not be repeated blindly {}; {done}.{}",
+            match &outcome.stopped_by {
+                Some(by) => format!("was cut by {by}"),
+                None => "was cut, or comes after what was done again".to_owned(),
+            },
+            line.as_ref().map_or(next.clone(), |line| format!(
+                "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
+            ))
+        ),
+        RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(workflow, outcome, told)),
+        RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
+        RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
+    }
+}
+
+/// Returns how to resume a run over its budget.
+fn raise_budget(line: Option<&str>) -> String {
+    match line {
+        Some(line) => format!("raise `budget` in the workflow file, then: {line}"),
+        None => "raise `budget` in the workflow file and run it again".to_owned(),
+    }
+}
+
+/// Returns the open waits of a run, with the command to answer each.
+fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &SessionReport) -> String {
+    let words = told.store_words.as_deref().unwrap_or_default();
+    let open = outcome
+        .waiting
+        .iter()
+        .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
+    let line = |waiting: &Waiting| {
+        let view = WaitView::of(&waiting.branch, &waiting.step, &waiting.wait, Some(workflow));
+        format!("\n{}", waits::told(told.run.as_str(), &view, false, words))
+    };
+    open.map(line).collect()
+}
+
+/// Returns the exit code of a session with this outcome.
+fn exit(outcome: &Outcome<WorkflowState>, told: &SessionReport) -> Exit {
+    match outcome.status {
+        RunStatus::Completed => Exit::Done,
+        RunStatus::CompletedWithFailures => Exit::WithFailures,
+        _ if outcome.idle && told.until.is_some() => Exit::Done,
+        RunStatus::Failed => match outcome.failed.as_ref().map(|(_, failure)| failure.kind) {
+            Some(FailureKind::Evidence) => Exit::Evidence,
+            _ => Exit::StepFailed,
+        },
+        RunStatus::Interrupted => match &outcome.stopped_by {
+            Some(by) => interrupt::exit_of(by),
+            None if told.until.is_some() => Exit::Done,
+            None => Exit::Interrupt,
+        },
+        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, interrupt::exit_of),
+        RunStatus::Queued => Exit::Waiting,
+        RunStatus::InDoubt => Exit::InDoubt,
+        RunStatus::Cancelled => Exit::Usage,
+        RunStatus::Running => Exit::Internal,
+    }
+}

@@ -1,0 +1,527 @@
+//! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository, else the
+//! newest of the user's list that was used from here.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use waypost::RunId;
+use waypost::disk::check_regular;
+use waypost::file::FileStore;
+use waypost::memory::MemoryStore;
+use waypost::store::{Store, StoreError};
+use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
+
+use crate::error::Error;
+use crate::registry;
+
+mod search;
+
+pub(crate) use search::{nearest, refuse_of_others};
+
+/// The folder that is looked for upward.
+pub(crate) const FOLDER: &str = ".waypost";
+/// The database in it.
+const DATABASE: &str = "waypost.db";
+
+/// A store, by its address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// Lives as long as this process.
+    Memory,
+    /// A folder of readable files.
+    File(PathBuf),
+    /// An SQLite database.
+    Sqlite(PathBuf),
+}
+
+/// What a command is going to do with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Only look: nothing is written, no lock is taken, nothing is made.
+    Read,
+    /// Change what is there; a store that is not there is not made.
+    Write,
+    /// Make it if it is not there.
+    Create,
+}
+
+impl StoreUrl {
+    /// Reads an address.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let path = |rest: &str| {
+            // `file:///x` is `/x`: an address with an empty host.
+            let rest = match rest.strip_prefix("//") {
+                Some(path) if path.starts_with('/') => path,
+                Some(_) => {
+                    return Err(Error::usage(
+                        format!("what follows `//` in the store `{text}` is a host"),
+                        KINDS,
+                    ));
+                }
+                None => rest,
+            };
+            if rest.is_empty() {
+                return Err(Error::usage(format!("the store `{text}` has no path"), KINDS));
+            }
+            Ok(PathBuf::from(rest))
+        };
+        match text.split_once(':') {
+            Some(("memory", "")) => Ok(Self::Memory),
+            Some(("file", rest)) => path(rest).map(Self::File),
+            Some(("sqlite", rest)) => path(rest).map(Self::Sqlite),
+            // What follows may hold a password.
+            Some(("postgres" | "postgresql", _)) => {
+                Err(Error::usage("this version has no stores over PostgreSQL", KINDS))
+            }
+            Some((kind, _)) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) && kind.len() > 1 => {
+                Err(Error::usage(format!("there is no kind of store `{kind}`"), KINDS))
+            }
+            _ => Err(Error::usage("the store is not named by an address", KINDS)),
+        }
+    }
+
+    /// Writes the address with another path; none if that is no UTF-8.
+    pub(crate) fn with_path(&self, path: &Path) -> Option<String> {
+        let path = path.to_str()?;
+        Some(match self {
+            Self::Memory => "memory:".to_owned(),
+            Self::File(_) => format!("file:{path}"),
+            Self::Sqlite(_) => format!("sqlite:{path}"),
+        })
+    }
+
+    /// Returns its path, of a store that has one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Memory => None,
+            Self::File(path) | Self::Sqlite(path) => Some(path),
+        }
+    }
+
+    fn is_there(&self) -> Result<bool, Error> {
+        match self {
+            Self::Memory => Ok(true),
+            Self::File(path) | Self::Sqlite(path) => is_there(path),
+        }
+    }
+}
+
+const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
+
+/// Opens the store that is meant; `near` is the workflow file that it belongs to, if one is given.
+///
+/// # Errors
+/// - [`Error::NoStore`], [`Error::NoRuns`]: there is none and none may be made; nothing was made.
+/// - [`Error::LostStore`]: its database is gone or empty, and runs have left their logs beside it.
+/// - [`Error::NoSqlite`]: what should be its database is something else.
+pub(crate) fn open(
+    given: Option<&str>,
+    near: Option<&Path>,
+    access: Access,
+) -> Result<Arc<dyn Store>, Error> {
+    if let Some(text) = given {
+        let url = StoreUrl::parse(text)?;
+        refuse_other_kind(&url, text)?;
+        if let StoreUrl::Sqlite(file) = &url {
+            refuse_ruin(file, access)?;
+        }
+        if access != Access::Create && !url.is_there()? {
+            return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
+        }
+        let store = open_url(&url, access)?;
+        // Also where it is named, what lies in such a folder is nobody's to commit.
+        let around = store.home().into_iter().flat_map(Path::ancestors);
+        if let Some(folder) = around.filter(|_| access == Access::Create).find(|path| path.ends_with(FOLDER))
+        {
+            make_folder(folder).map_err(|source| Error::Create { path: folder.to_owned(), source })?;
+        }
+        return Ok(store);
+    }
+    let from = start_of_search(near)?;
+    let found = nearest(&from);
+    if let Some(folder) = &found {
+        refuse_of_others(folder)?;
+        refuse_ruin(&folder.join(DATABASE), access)?;
+    }
+    let has_runs = found.as_ref().is_some_and(|folder| folder.join(DATABASE).exists());
+    if access != Access::Create
+        && near.is_none()
+        && !has_runs
+        && let Some(address) = registry::used_from(&from)
+    {
+        return open(Some(&address), None, access);
+    }
+    let folder = match found {
+        Some(folder) => folder,
+        None if access == Access::Create => search::new_folder(&from),
+        None => return Err(Error::NoStore { from }),
+    };
+    let database = folder.join(DATABASE);
+    if access == Access::Create {
+        make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
+    } else if !is_there(&database)? {
+        return Err(Error::NoRuns { database, made: false });
+    }
+    open_url(&StoreUrl::Sqlite(database), access)
+}
+
+/// Refuses a folder that is named as a database, and a file that is named as a folder: nothing of it is damaged.
+fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
+    let found = url.path().and_then(|path| Some((path, fs::metadata(path).ok()?)));
+    let (is, wanted, hint) = match (url, found) {
+        (StoreUrl::Sqlite(_), Some((path, found))) if found.is_dir() => {
+            let database = path.join(DATABASE);
+            let hint = match database.is_file() {
+                true => format!("the database in it is `sqlite:{}`", database.display()),
+                false => {
+                    let folder = path.display();
+                    format!("a store that is a folder is named `file:{folder}`; a database, by its file")
+                }
+            };
+            ("a folder", "the file of a database", hint)
+        }
+        (StoreUrl::File(_), Some((path, found))) if found.is_file() => {
+            let mut header = Vec::new();
+            let read = open_regular(path).and_then(|file| file.take(100).read_to_end(&mut header));
+            let hint = match read.is_ok() && begins_sqlite(&header) {
+                true => format!("it is a database: name it `sqlite:{}`", path.display()),
+                false => "name the folder of a store, or one that is to be made".to_owned(),
+            };
+            ("a file", "a folder", hint)
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::OtherKind { store: text.to_owned(), is, wanted, hint })
+}
+
+/// Returns the address of the store that is used here, or for a workflow file, where nobody names one.
+pub(crate) fn default_url(near: Option<&Path>) -> Result<String, Error> {
+    let from = start_of_search(near)?;
+    let folder = nearest(&from).unwrap_or_else(|| search::new_folder(&from));
+    Ok(format!("sqlite:{}", folder.join(DATABASE).display()))
+}
+
+/// Says whether something has that name; where that may not be known, it is not said that it is not there.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    let place = || path.display().to_string();
+    Ok(path.try_exists().map_err(|source| StoreError::Io { action: "read", place: place(), source })?)
+}
+
+/// Refuses a database that is there in name only, before anything is made in its place.
+fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
+    if ruin(database, access)?.is_none() {
+        return Ok(());
+    }
+    let runs = remains(database);
+    // Looked at again: another may be making it at this moment, and its runs leave their logs after that.
+    match ruin(database, access)? {
+        Some(empty) if !runs.is_empty() => {
+            Err(Error::LostStore { database: database.to_owned(), empty, runs })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says whether a database is there in name only: empty, `true`, or not there though it may not be made, `false`.
+fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
+    let mut header = Vec::new();
+    let read = open_regular(database).and_then(|file| file.take(100).read_to_end(&mut header));
+    match read {
+        // What else is the matter with it, opening it says better.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(None),
+        Err(_) => Ok((access != Access::Create).then_some(false)),
+        Ok(0) => Ok(Some(true)),
+        // Its tables are in its log, or were.
+        Ok(_) if begins_sqlite(&header) && header[APPLICATION_ID] == [0; 4] => {
+            let opened = SqliteStore::open_read_only(database, SqliteOptions::default());
+            Ok(matches!(opened, Err(StoreError::NotFound { .. })).then_some(true))
+        }
+        // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
+        Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => Ok(None),
+        Ok(_) => Err(Error::NoSqlite(database.to_owned())),
+    }
+}
+
+/// Opens a regular file to read it, without waiting for the other end of a pipe in its place.
+pub(crate) fn open_regular(path: &Path) -> io::Result<fs::File> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Reads a regular file, but no more of it than one byte above `bytes_max`.
+pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+    let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = open_regular(path).map_err(unreadable)?;
+    io::Read::read_to_end(&mut io::Read::take(file, bytes_max + 1), &mut bytes).map_err(unreadable)?;
+    Ok(bytes)
+}
+
+/// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
+///
+/// # Source
+/// <https://www.sqlite.org/fileformat2.html>, section 1.3.
+fn begins_sqlite(header: &[u8]) -> bool {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    // Behind the magic: page size, two versions, and fractions of the payload that have one value only.
+    header.len() == 100 && header.starts_with(MAGIC) && header[19] <= 2 && header[21..24] == [64, 32, 32] && {
+        let page_bytes = u16::from_be_bytes([header[16], header[17]]);
+        page_bytes == 1 || (page_bytes >= 512 && page_bytes.is_power_of_two())
+    }
+}
+
+/// Where the header of a database says which program it belongs to; nothing until that was copied out of its log.
+const APPLICATION_ID: std::ops::Range<usize> = 68..72;
+
+fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Returns the runs that have left a log beside a database.
+fn remains(database: &Path) -> Vec<RunId> {
+    let runs = waypost_sqlite::folder_of(database).join("runs");
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    let names =
+        entries.filter_map(|entry| RunId::new(entry.file_name().to_str()?).ok().zip(Some(entry.path())));
+    let mut runs: Vec<RunId> = names.filter(|(_, folder)| has_log(folder)).map(|(run, _)| run).collect();
+    runs.sort_unstable();
+    runs
+}
+
+/// Says whether a run has left its log in this folder.
+pub(crate) fn has_log(folder: &Path) -> bool {
+    fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.is_file() && file.len() > 0)
+}
+
+/// Says what a run is begun beside where the database is gone, if it is and had runs.
+pub(crate) fn lost(given: Option<&str>, near: Option<&Path>) -> Option<Error> {
+    let database = match given.map(StoreUrl::parse) {
+        Some(Ok(StoreUrl::Sqlite(file))) => file,
+        Some(_) => return None,
+        None => nearest(&start_of_search(near).ok()?)?.join(DATABASE),
+    };
+    refuse_ruin(&database, Access::Read).err()
+}
+
+/// Says whether the folder of a run holds its records too. A store's name begins with its kind.
+pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
+    store.to_string().starts_with("file:")
+}
+
+/// Says whether the store that is named ends with the process that uses it.
+pub(crate) fn is_memory(given: Option<&str>) -> bool {
+    given.is_some_and(|text| matches!(StoreUrl::parse(text), Ok(StoreUrl::Memory)))
+}
+
+/// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
+/// by itself.
+pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
+    if let Some(text) = given {
+        return if std::env::var("WAYPOST_STORE").is_ok_and(|set| set == text) {
+            String::new()
+        } else {
+            format!(" --store {}", quoted(text))
+        };
+    }
+    let search = |near: Option<&Path>| start_of_search(near).ok().and_then(|from| nearest(&from));
+    match (search(near), search(None)) {
+        (Some(used), found) if found.as_ref() != Some(&used) => {
+            format!(" --store {}", quoted(&format!("sqlite:{}", used.join(DATABASE).display())))
+        }
+        _ => String::new(),
+    }
+}
+
+/// Adds words to every command of ours that stands in backticks in `text`, except those that read no store.
+pub(crate) fn with_words(text: &str, words: &str) -> String {
+    let mut told = String::with_capacity(text.len());
+    for (index, part) in text.split('`').enumerate() {
+        if index > 0 {
+            told.push('`');
+        }
+        told.push_str(part);
+        // Every second part is between backticks.
+        let uses_store = index % 2 == 1 && part.starts_with("waypost ") && !part.starts_with("waypost check");
+        if uses_store {
+            told.push_str(words);
+        }
+    }
+    told
+}
+
+/// Quotes a word for a shell, if it must be.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Returns the folder from which the nearest store is looked for.
+pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
+    let here = || std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source });
+    let Some(file) = near else { return here() };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.to_owned(), source })
+}
+
+/// Refuses a file that is to be made in a folder that is not there.
+pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
+    match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => Err(Error::not_found(format!("folder {}", folder.display()), "make it first")),
+        None => Ok(()),
+    }
+}
+
+/// Makes the folder so that nobody else can read it and git does not see it.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        made => made?,
+    }
+    ignored_by_git(folder, "*\n!config.yaml\n")
+}
+
+fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
+    match url {
+        StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        StoreUrl::Sqlite(path) => {
+            let options = SqliteOptions::default();
+            let opened = match access {
+                Access::Read => SqliteStore::open_read_only(path, options),
+                Access::Write | Access::Create => SqliteStore::open(path, options),
+            };
+            match opened {
+                Err(StoreError::NotFound { .. }) => Err(Error::NoRuns { database: path.clone(), made: true }),
+                opened => Ok(Arc::new(opened?)),
+            }
+        }
+        StoreUrl::File(folder) => {
+            let opened = match access {
+                Access::Read => FileStore::open_read_only(folder),
+                Access::Write | Access::Create => FileStore::open(folder),
+            };
+            Ok(Arc::new(opened?))
+        }
+    }
+}
+
+/// Returns `path` as it is kept in records: relative to `home`, the folder that holds the store.
+///
+/// A path that is not there any more is taken as it is written.
+pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
+    let home = absolute(home)?;
+    let path = absolute(path)?;
+    let shared = home.components().zip(path.components()).take_while(|(a, b)| a == b).count();
+    let up = home.components().skip(shared).map(|_| Component::ParentDir);
+    let relative: PathBuf = up.chain(path.components().skip(shared)).collect();
+    let relative = if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative };
+    relative.into_os_string().into_string().ok()
+}
+
+/// Names a path as the records of a store do.
+pub(crate) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
+    match store.home() {
+        Some(home) => relative_to(home, path),
+        None => path.canonicalize().ok().and_then(|path| path.into_os_string().into_string().ok()),
+    }
+}
+
+/// The same, of a path that a run is to be found by later.
+///
+/// # Errors
+/// It is not UTF-8, which records are: the run would go on elsewhere.
+pub(crate) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
+    match relative(store, path) {
+        None => Err(Error::usage(
+            format!("the path {} is not UTF-8, and cannot be kept with a run", path.display()),
+            "rename the part of it that is not",
+        )),
+        found => Ok(found),
+    }
+}
+
+/// Returns where a path that is kept relative to `home` is.
+pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
+    // A relative home may be shorter than the way up from it.
+    let whole = |home: &Path| std::path::absolute(home).unwrap_or_else(|_| home.to_owned());
+    home.map_or_else(|| PathBuf::from(path), |home| normal(&whole(home).join(path)))
+}
+
+fn absolute(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().or_else(|| std::path::absolute(path).ok().map(|path| normal(&path)))
+}
+
+/// Takes out `.` and `..` as they are written.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(normal.components().next_back(), Some(Component::Normal(_))) => {
+                normal.pop();
+            }
+            component => normal.push(component),
+        }
+    }
+    normal
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{StoreUrl, from_home, relative_to};
+
+    #[test]
+    fn addresses_name_kind_and_path() {
+        assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
+        assert_eq!(StoreUrl::parse("file:a/b").unwrap(), StoreUrl::File(PathBuf::from("a/b")));
+        assert_eq!(StoreUrl::parse("file:///a/b").unwrap(), StoreUrl::File(PathBuf::from("/a/b")));
+        assert_eq!(StoreUrl::parse("sqlite:x.db").unwrap(), StoreUrl::Sqlite(PathBuf::from("x.db")));
+        for wrong in ["", "x.db", "sqlite:", "mysql:x", "memory:x", "sqlite://localhost/x.db", "file://a"] {
+            assert!(StoreUrl::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_with_a_password_is_not_repeated() {
+        let error = StoreUrl::parse("postgres://me:geheim@host/db").unwrap_err();
+
+        assert!(!error.to_string().contains("geheim"));
+    }
+
+    #[test]
+    fn every_command_in_a_hint_finds_the_store() {
+        let hint = "see it: `waypost show r`; `--restart` or `waypost resume r --treat-as done`, `waypost check` aside";
+
+        assert_eq!(
+            super::with_words(hint, " --store file:x"),
+            "see it: `waypost show r --store file:x`; `--restart` or `waypost resume r --treat-as done --store file:x`, `waypost check` aside"
+        );
+        assert_eq!(super::with_words(hint, ""), hint);
+    }
+
+    #[test]
+    fn words_for_a_shell_are_quoted() {
+        assert_eq!(super::quoted("sqlite:/a/b.db"), "sqlite:/a/b.db");
+        assert_eq!(super::quoted("file:it's here"), r"'file:it'\''s here'");
+    }
+
+    #[test]
+    fn a_path_goes_to_the_record_and_back() {
+        let home = Path::new("/no/where/.waypost");
+
+        assert_eq!(relative_to(home, Path::new("/no/where/flow.yaml")).as_deref(), Some("../flow.yaml"));
+        assert_eq!(from_home(Some(home), "../flow.yaml"), PathBuf::from("/no/where/flow.yaml"));
+        assert_eq!(from_home(Some(home), "../../../x"), PathBuf::from("/x"));
+    }
+}

@@ -1,0 +1,313 @@
+//! `db_row`: expectations of rows, independent of the database.
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::record::Claim;
+
+use crate::InvalidExpectation;
+use crate::check;
+use crate::check_count;
+use crate::databases::pg_config::is_postgres;
+use crate::databases::postgres::PostgresProbe;
+use crate::databases::sqlite::SqliteProbe;
+use crate::expectations::observed::recorded;
+use crate::fits;
+use crate::sign_of;
+
+/// Recorded kind of claims about rows.
+pub const DB_ROW: &str = "db_row";
+/// Most rows that are compared individually; a claim is about a single row or a count.
+pub(crate) const ROWS_MAX: usize = 100_000;
+/// Most bytes of values that are compared. They are held in memory, and up to eight checks run at once.
+pub(crate) const ROWS_BYTES_MAX: usize = 16 << 20;
+/// Most tables or columns that a message lists as alternatives.
+const NAMED_MAX: usize = 10;
+
+/// Checks `db_row`: with [`PostgresProbe`] if the subject is a PostgreSQL database, else with
+/// [`SqliteProbe`].
+#[derive(Debug, Clone, Default)]
+pub struct RowProbe {
+    sqlite: SqliteProbe,
+    postgres: PostgresProbe,
+}
+
+impl RowProbe {
+    fn of(&self, claim: &Claim) -> &dyn Probe {
+        if is_postgres(&claim.subject) { &self.postgres } else { &self.sqlite }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Probe for RowProbe {
+    fn kind(&self) -> &str {
+        DB_ROW
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::Waiting
+    }
+
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    fn is_local(&self, claim: &Claim) -> bool {
+        self.of(claim).is_local(claim)
+    }
+
+    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+        None
+    }
+
+    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
+        self.of(claim).check(claim, site).await
+    }
+
+    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
+        self.of(claim).pin(claim, site).await
+    }
+}
+
+/// The parsed expectation of a claim.
+#[derive(Debug)]
+pub(crate) enum RowExpectation {
+    Rows(Box<TableExpectation>),
+    Query { text: String, equals: Value },
+}
+
+/// Expectations of the rows of a table.
+#[derive(Debug)]
+pub(crate) struct TableExpectation {
+    pub(crate) table: String,
+    /// `where` entries with a plain value: the SQL statement selects by them.
+    pub(crate) keys: Map<String, Value>,
+    /// `where` entries with a comparison: they are evaluated row by row.
+    pub(crate) conditions: Map<String, Value>,
+    pub(crate) values: Map<String, Value>,
+    pub(crate) count: Option<Value>,
+}
+
+/// The selected rows of a table.
+#[derive(Debug)]
+pub(crate) enum SelectedRows {
+    /// The number of rows; the claim expects no values.
+    Count(u64),
+    /// The values in the [columns that are read](Rows::read).
+    Rows(ReadRows),
+}
+
+/// Rows read so far, within the limits.
+#[derive(Debug, Default)]
+pub(crate) struct ReadRows {
+    rows: Vec<Vec<Value>>,
+    bytes: usize,
+}
+
+impl ReadRows {
+    /// Adds a row whose values have `bytes` bytes, or returns a finding if a limit is exceeded.
+    pub(crate) fn push(&mut self, row: Vec<Value>, bytes: usize) -> Result<(), Finding> {
+        self.bytes += bytes;
+        if self.rows.len() == ROWS_MAX {
+            return Err(Finding::unknown(format!("more than {ROWS_MAX} rows are meant")));
+        }
+        if self.bytes > ROWS_BYTES_MAX {
+            return Err(too_long());
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+}
+
+pub(crate) fn too_long() -> Finding {
+    Finding::unknown(format!("what it gives is longer than {} MiB", ROWS_BYTES_MAX >> 20))
+}
+
+impl RowExpectation {
+    pub(crate) fn read(expect: &Value) -> Result<Self, Finding> {
+        let failed = |why: &str| Err(Finding::failed(why));
+        let Value::Object(expect) = expect else { return failed("no row is expected") };
+        let known = ["table", "where", "values", "count", "query", "equals"];
+        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
+            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+        }
+        let map = |name: &str| match expect.get(name) {
+            None => Ok(Map::new()),
+            Some(Value::Object(map)) if !map.is_empty() => Ok(map.clone()),
+            Some(_) => Err(Finding::failed(format!("`{name}` is a map of columns and values"))),
+        };
+        let count = expect.get("count");
+        let of = |name: &str, checked: Result<(), InvalidExpectation>| {
+            checked.map_err(|error| Finding::failed(format!("`{name}`: {error}")))
+        };
+        of("count", count.map_or(Ok(()), check_count))?;
+        of("equals", expect.get("equals").map_or(Ok(()), check))?;
+        match (expect.get("table"), expect.get("query")) {
+            (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
+                let (conditions, keys) =
+                    map("where")?.into_iter().partition(|(_, value)| is_condition(value));
+                let rows = TableExpectation {
+                    table: table.clone(),
+                    keys,
+                    conditions,
+                    values: map("values")?,
+                    count: count.cloned(),
+                };
+                Ok(Self::Rows(Box::new(rows.checked()?)))
+            }
+            (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
+                Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
+                None => failed("a `query` needs what it `equals`"),
+            },
+            _ => failed("a row is told by a `table`, or by a `query` and what it `equals`"),
+        }
+    }
+}
+
+impl TableExpectation {
+    fn checked(self) -> Result<Self, Finding> {
+        for (key, map) in [("where", &self.conditions), ("values", &self.values)] {
+            for (name, value) in map {
+                let wrong = |error| Finding::failed(format!("`{key}`: column `{name}`: {error}"));
+                check(value).map_err(wrong)?;
+            }
+        }
+        for (name, value) in &self.keys {
+            // A rounded number cannot be compared even with itself.
+            let wrong = |error| Finding::failed(format!("`where`: column `{name}`: {error}"));
+            fits(value, value).map_err(wrong)?;
+        }
+        Ok(self)
+    }
+
+    /// Returns the columns that are compared row by row.
+    pub(crate) fn read(&self) -> impl Iterator<Item = &String> {
+        self.conditions.keys().chain(self.values.keys())
+    }
+
+    /// Returns all columns that the claim names.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &String> {
+        self.keys.keys().chain(self.read())
+    }
+
+    /// Returns the finding for the selected rows.
+    pub(crate) fn compared_finding(&self, found: &SelectedRows) -> Result<Finding, Finding> {
+        let mut meant = 0_usize;
+        // Without a match, the finding shows the row with the most matching values.
+        let mut nearest: Option<(usize, &[Value])> = None;
+        let number = match found {
+            SelectedRows::Count(count) => *count,
+            SelectedRows::Rows(gathered) => {
+                let mut number = 0;
+                for row in &gathered.rows {
+                    let (keys, values) = row.split_at(self.conditions.len());
+                    if fitting(&self.conditions, keys)? == keys.len() {
+                        let fits = fitting(&self.values, values)?;
+                        number += u64::from(fits == values.len());
+                        meant += 1;
+                        if nearest.is_none_or(|(most, _)| fits > most) {
+                            nearest = Some((fits, values));
+                        }
+                    }
+                }
+                number
+            }
+        };
+        let holds = match &self.count {
+            Some(count) => compared(count, &json!(number))?,
+            None => number > 0,
+        };
+        let nearest = nearest.filter(|_| self.count.is_none() && !self.values.is_empty());
+        let found = match nearest {
+            Some((_, nearest)) => {
+                let columns = self.values.keys().cloned().zip(nearest.iter().map(recorded));
+                json!({ "rows": meant, "values": columns.collect::<Map<_, _>>() })
+            }
+            None => json!({ "rows": number }),
+        };
+        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+    }
+
+    /// Returns a finding for a missing table that lists the existing tables.
+    pub(crate) fn no_table(&self, known: &[String]) -> Finding {
+        Finding::failed(format!("it has no table `{}`{}", self.table, but(known)))
+    }
+
+    /// Checks that the table has every column of the claim; `is_same` compares column names.
+    pub(crate) fn in_columns(
+        &self,
+        known: &[String],
+        is_same: impl Fn(&str, &str) -> bool,
+    ) -> Result<(), Finding> {
+        match self.columns().find(|column| !known.iter().any(|known| is_same(known, column))) {
+            Some(column) => {
+                Err(Finding::failed(format!("table `{}` has no column `{column}`{}", self.table, but(known))))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns whether a `where` value is a comparison. Comparisons are evaluated row by row, outside the SQL
+/// statement.
+fn is_condition(value: &Value) -> bool {
+    match value {
+        Value::String(text) => sign_of(text).is_some(),
+        Value::Array(_) | Value::Object(_) => true,
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Counts the values of a row that match. A value that cannot be compared is an error only if all values
+/// before it match.
+fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Finding> {
+    let mut count = 0;
+    for (place, (wanted, found)) in expect.values().zip(found).enumerate() {
+        match compared(wanted, found) {
+            Ok(fits) => count += usize::from(fits),
+            Err(error) if count == place => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(count)
+}
+
+/// Formats the list of existing names for a message.
+fn but(known: &[String]) -> String {
+    let mut names: Vec<String> = known.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
+    match known.len() {
+        0 => return ": it has none".to_owned(),
+        count if count > NAMED_MAX => names.push("others".to_owned()),
+        _ => {}
+    }
+    format!(": it has {}", names.join(", "))
+}
+
+/// Returns the finding for the first value of a query.
+pub(crate) fn compared_finding(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
+    Ok(if compared(wanted, found)? {
+        Finding::ok(recorded(found))
+    } else {
+        Finding::differs(recorded(found))
+    })
+}
+
+fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {
+    fits(wanted, found).map_err(|error| Finding::failed(error.to_string()))
+}
+
+/// Returns the finding for a query without a row.
+pub(crate) fn no_row() -> Finding {
+    Finding::absent("the `query` gives no row")
+}
+
+/// Returns the finding for a query that could write.
+pub(crate) fn not_reading() -> Finding {
+    Finding::failed("the `query` does not only read")
+}
+
+/// Quotes an SQL identifier.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

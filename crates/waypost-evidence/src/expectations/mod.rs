@@ -1,0 +1,5 @@
+//! The language of expectations, and the size of values in records.
+
+pub(crate) mod decimal;
+pub(crate) mod expect;
+pub(crate) mod observed;

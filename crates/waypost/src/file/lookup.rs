@@ -1,0 +1,350 @@
+//! One record of a run, read without the others; and what a store remembers between calls so that it can be.
+//!
+//! Whoever goes through a run reads its records one by one. So each of them must cost the same however long the run is:
+//! it is looked for where it should be, and the whole history is walked only if it is not there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::id::{BranchPath, RunId};
+use crate::record::Record;
+use crate::store::StoreError;
+
+use super::format::Commit;
+use super::journal::{self, Index};
+use super::read::{Bodies, End, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
+use super::tail_check::Listed;
+
+/// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
+/// the place is remembered from the first walk on.
+const GUESSES_MAX: usize = 4;
+
+/// From how many records on the parts of a commit are kept, for whoever reads one after another.
+const LARGE_RECORDS_MIN: usize = 16;
+/// Longest text of a commit of which they are kept.
+const LARGE_BYTES_MAX: u64 = 8 << 20;
+
+/// What a store remembers of its runs between calls: only where to look, never what is there.
+#[derive(Debug, Default)]
+pub(super) struct LookupCache {
+    journals: Mutex<BTreeMap<RunId, Arc<Index>>>,
+    places: Mutex<BTreeMap<RunId, RecordIndex>>,
+    large: Mutex<Option<Arc<LargeCommit>>>,
+    checks: Mutex<BTreeMap<RunId, MissingCheck>>,
+}
+
+/// Whether newest records of a branch were missing, for a history with these files.
+#[derive(Debug, Clone, Copy)]
+struct MissingCheck {
+    newest: u64,
+    files: usize,
+    is_missed: bool,
+}
+
+/// The commit with many records that was read last: its text, which is read again each time and must be the same, and what
+/// that means, which would take far longer to find out for each of its records.
+#[derive(Debug)]
+struct LargeCommit {
+    run: RunId,
+    text: Vec<u8>,
+    commit: Commit,
+}
+
+/// What was seen of one run.
+#[derive(Debug, Default)]
+struct RecordIndex {
+    branches: BTreeMap<BranchPath, BranchIndex>,
+    /// The ordinal of the run of which all commits were seen, and the sound ones of them: another run of the same name
+    /// has another one.
+    complete: Option<(u64, BTreeSet<u64>)>,
+}
+
+/// In which commit the records of a branch were seen, by seq.
+#[derive(Debug, Default)]
+struct BranchIndex {
+    /// Its place in the order of opening.
+    opened: u64,
+    commits: BTreeMap<u64, u64>,
+}
+
+/// The memory of a store, as readers use it.
+#[derive(Debug)]
+pub(super) struct IndexSource<'a>(pub(super) &'a LookupCache);
+
+impl LookupCache {
+    /// Forgets a run that is deleted.
+    pub(super) fn forget(&self, run: &RunId) {
+        lock(&self.journals).remove(run);
+        lock(&self.places).remove(run);
+        lock(&self.checks).remove(run);
+        lock(&self.large).take_if(|large| large.run == *run);
+    }
+}
+
+impl IndexSource<'_> {
+    /// Returns the index of a run's journal, up to date.
+    pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
+        let known = lock(&self.0.journals).get(reader.run).cloned().unwrap_or_default();
+        let path = reader.paths.journal();
+        let index =
+            known.update(reader.disk, &path, reader.run).map_err(|source| read_error(&path, source))?;
+        lock(&self.0.journals).insert(reader.run.clone(), index.clone());
+        Ok(index)
+    }
+
+    /// Remembers where the records stand that a walk has seen. What one through the whole history has not seen is
+    /// forgotten, so that no more is kept than there are files.
+    pub(super) fn remember(&self, run: &RunId, walk: &Walk) {
+        let mut all = lock(&self.0.places);
+        let places = all.entry(run.clone()).or_default();
+        if walk.exhausted {
+            *places = RecordIndex::default();
+        }
+        walk.sound.iter().for_each(|commit| places.add(commit));
+    }
+
+    /// Remembers that a walk has seen all commits of a run.
+    pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &Walk) {
+        let mut all = lock(&self.0.places);
+        let places = all.entry(run.clone()).or_default();
+        // 0: it cannot be told which run it is.
+        let is_whole = walk.exhausted && walk.copied.is_none() && ordinal > 0;
+        places.complete =
+            is_whole.then(|| (ordinal, walk.sound.iter().map(|commit| commit.number).collect()));
+    }
+
+    /// Returns where the records of a run stand, without reading the commits that were seen before; none if not all of
+    /// them were, or what is wrong with the newest must be looked at.
+    pub(super) fn slots(&self, reader: &RunReader<'_>) -> Result<Option<Slots>, StoreError> {
+        let ordinal = reader.ordinal()?;
+        let Listed { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
+        if !missing.is_empty() || self.misses_ends(reader, &numbers)? {
+            return Ok(None);
+        }
+        let new: Vec<u64> = match lock(&self.0.places).get(reader.run).and_then(|p| p.complete.as_ref()) {
+            Some((known, seen)) if *known == ordinal => {
+                numbers.iter().filter(|number| !seen.contains(number)).copied().collect()
+            }
+            _ => return Ok(None),
+        };
+        let (mut sound, mut damaged) = (Vec::new(), Vec::new());
+        for number in new {
+            match reader.commit(number) {
+                Ok(Found::Sound(commit)) => sound.push(commit),
+                Ok(Found::Damaged(file)) => damaged.push(file),
+                Ok(Found::Copied(..)) | Err(Stop::Gone) => return Ok(None),
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+        damaged.reverse();
+        // After the files: what was taken away meanwhile is in the journal.
+        let journal = self.get(reader)?;
+        let found = match lock(&self.0.places).get_mut(reader.run) {
+            Some(places) if places.complete.as_ref().is_some_and(|(known, _)| *known == ordinal) => {
+                sound.iter().for_each(|commit| places.add(commit));
+                places.found(&numbers.into_iter().collect())
+            }
+            _ => return Ok(None),
+        };
+        reader.arranged(found, &journal, &damaged, Vec::new()).map(Some)
+    }
+
+    /// Says whether newest records of a branch are missing. Reads the ends of all branches, unless the commit files are
+    /// unchanged since the last call.
+    pub(super) fn misses_ends(&self, reader: &RunReader<'_>, numbers: &[u64]) -> Result<bool, StoreError> {
+        let (newest, files) = (numbers.last().copied().unwrap_or(0), numbers.len());
+        let known = lock(&self.0.checks).get(reader.run).copied();
+        if let Some(known) = known.filter(|known| (known.newest, known.files) == (newest, files)) {
+            return Ok(known.is_missed);
+        }
+        let is_missed = reader.walk_to_ends()?.1.values().any(End::misses_any);
+        lock(&self.0.checks).insert(reader.run.clone(), MissingCheck { newest, files, is_missed });
+        Ok(is_missed)
+    }
+
+    /// Notes a commit or a rotation by the writer of the run: neither makes records missing.
+    pub(super) fn committed(&self, run: &RunId, newest: u64, files: usize) {
+        if let Some(check) = lock(&self.0.checks).get_mut(run) {
+            (check.newest, check.files) = (newest, files);
+        }
+    }
+
+    /// Makes the next call read the ends of all branches.
+    pub(super) fn check_again(&self, run: &RunId) {
+        lock(&self.0.checks).remove(run);
+    }
+
+    pub(super) fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
+        lock(&self.0.places).get(run)?.branches.get(branch)?.commits.get(&seq).copied()
+    }
+}
+
+impl RecordIndex {
+    fn add(&mut self, commit: &Commit) {
+        for (opened, record) in &commit.records {
+            let header = record.header();
+            if !self.branches.contains_key(&header.branch) {
+                self.branches.insert(header.branch.clone(), BranchIndex::default());
+            }
+            let seen = self.branches.get_mut(&header.branch).expect("it was just put there");
+            seen.opened = *opened;
+            seen.commits.insert(header.seq, commit.number);
+        }
+        if let Some((_, sound)) = &mut self.complete {
+            sound.insert(commit.number);
+        }
+    }
+
+    /// Returns the records of these commits, and forgets those of others, which rotation has removed.
+    fn found(&mut self, numbers: &BTreeSet<u64>) -> Unordered {
+        let mut found = Unordered::default();
+        for (branch, seen) in &mut self.branches {
+            seen.commits.retain(|_, number| numbers.contains(number));
+            for (seq, number) in &seen.commits {
+                found.add(branch.clone(), seen.opened, *seq, Slot::There(*number));
+            }
+        }
+        self.branches.retain(|_, seen| !seen.commits.is_empty());
+        if let Some((_, sound)) = &mut self.complete {
+            sound.retain(|number| numbers.contains(number));
+        }
+        found
+    }
+}
+
+impl RunReader<'_> {
+    /// Reads one record, with its body if that is still there.
+    pub(super) fn load(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Record, StoreError> {
+        let remembered = || self.load_remembered(branch, seq, index);
+        if let Some(record) = self.load_near(branch, seq).or_else(remembered) {
+            return Ok(record);
+        }
+        if let Some(record) = self.load_journaled(branch, seq, index)? {
+            return Ok(record);
+        }
+        if let Some(record) = self.load_walking(branch, seq, index)? {
+            return Ok(record);
+        }
+        let (mut slots, _) = self.slots(index)?;
+        let (_, slots) = slots
+            .iter_mut()
+            .find(|((_, name), _)| name == branch)
+            .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
+        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
+        let damage = match self.open_slot(branch, seq, slot)? {
+            Ok(record) => return Ok(record),
+            Err(damage) => damage,
+        };
+        while let Some((older, slot)) = slots.pop_last() {
+            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
+                return Err(StoreError::of_damage(damage, Some(older)));
+            }
+        }
+        Err(StoreError::of_damage(damage, None))
+    }
+
+    /// Looks for a record where it usually stands: a commit has one record, or few, so that its number is near the seq.
+    fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
+        let mut number = seq;
+        for _ in 0..GUESSES_MAX {
+            let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else {
+                return None;
+            };
+            let greatest = seqs_of(&commit, branch).max()?;
+            if let Some(record) = take(commit, branch, seq) {
+                return Some(record);
+            }
+            number = number.checked_add(seq)?.checked_sub(greatest).filter(|number| *number > 0)?;
+        }
+        None
+    }
+
+    /// Looks for a record in this commit.
+    pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
+        let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
+        take(commit, branch, seq)
+    }
+
+    /// Looks for a record in the commit where it was seen before.
+    fn load_remembered(&self, branch: &BranchPath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
+        let number = index.place(self.run, branch, seq)?;
+        let of = |commit: &Commit| {
+            let mut records = commit.records.iter().map(|(_, record)| record);
+            records.find(|record| is_of(record, branch, seq)).cloned()
+        };
+        let known = lock(&index.0.large).clone();
+        let known = known.filter(|large| large.run == *self.run && large.commit.number == number);
+        let text = self.disk.read(&self.paths.commit(number), LARGE_BYTES_MAX).unwrap_or_default();
+        if let Some(same) = known.filter(|large| large.text == text) {
+            return of(&same.commit);
+        }
+        match Commit::open(self.run, number, &text) {
+            Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, branch, seq),
+            Ok(commit) => {
+                let record = of(&commit);
+                *lock(&index.0.large) = Some(Arc::new(LargeCommit { run: self.run.clone(), text, commit }));
+                record
+            }
+            Err(_) => self.load_from(number, branch, seq),
+        }
+    }
+
+    /// Looks for a record in the journal: one that stands there has let go of its state. What is wrong with it, if it is
+    /// not sound, only the whole history tells.
+    fn load_journaled(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Option<Record>, StoreError> {
+        let Some(line) = index.get(self)?.line(branch, seq) else { return Ok(None) };
+        if self.gone()?.has(branch, seq) {
+            return Ok(None);
+        }
+        let path = self.paths.journal();
+        let read = journal::read(self.disk, &path, self.run, line);
+        let read = read.map_err(|source| read_error(&path, source))?;
+        Ok(read.ok().filter(|record| is_of(record, branch, seq)))
+    }
+
+    /// Looks for a record in all commits, from the newest on.
+    fn load_walking(
+        &self,
+        branch: &BranchPath,
+        seq: u64,
+        index: &IndexSource<'_>,
+    ) -> Result<Option<Record>, StoreError> {
+        let found = |found: &mut Option<Record>, commit: &Commit| {
+            let of_branch =
+                || commit.records.iter().map(|(_, record)| record).filter(|r| r.header().branch == *branch);
+            *found = of_branch().find(|record| record.header().seq == seq).cloned();
+            of_branch().any(|record| record.header().seq <= seq)
+        };
+        let (walk, found) = self.walk(Bodies::Drop, found)?;
+        index.remember(self.run, &walk);
+        Ok(found)
+    }
+}
+
+fn seqs_of(commit: &Commit, branch: &BranchPath) -> impl Iterator<Item = u64> {
+    let headers = commit.records.iter().map(|(_, record)| record.header());
+    headers.filter(move |header| header.branch == *branch).map(|header| header.seq)
+}
+
+pub(super) fn take(commit: Commit, branch: &BranchPath, seq: u64) -> Option<Record> {
+    let mut records = commit.records.into_iter().map(|(_, record)| record);
+    records.find(|record| is_of(record, branch, seq))
+}
+
+fn is_of(record: &Record, branch: &BranchPath, seq: u64) -> bool {
+    record.header().branch == *branch && record.header().seq == seq
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,175 @@
+//! Going through the records of a run, a page at a time.
+//!
+//! A page costs what is on it. The first one that needs the whole history reads it; those after it know by that where the
+//! records stand, read again what they give, and what came since. Nothing is given that was not read by the same call.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use crate::record::Record;
+use crate::store::{PAGE_ITEMS_MAX, Scan, ScanOrder, Scanned, StoreError};
+
+use super::format::Commit;
+use super::lookup::IndexSource;
+use super::read::{Bodies, Copied, Found, RunReader, Slot, Slots, no_cursor, number};
+
+/// Commits that a page has read, without bodies: one that opens many branches has a record of each.
+type Opened = BTreeMap<u64, Commit>;
+
+impl RunReader<'_> {
+    pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
+        let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
+        let after = scan.cursor.as_deref().map(position).transpose()?;
+        if let Some(found) = self.scan_newest(scan, limit, after, index)? {
+            return Ok(found);
+        }
+        if after.is_some()
+            && let Some(slots) = index.slots(self)?
+            && let Some(found) = self.page(scan, slots, None)?
+        {
+            return Ok(found);
+        }
+        let (slots, copied) = self.slots(index)?;
+        let found = self.page(scan, slots, copied.as_ref())?;
+        Ok(found.expect("what was just read is nowhere else"))
+    }
+
+    /// Returns one page; none if a record is not where it was seen before.
+    fn page(&self, scan: &Scan, all: Slots, copied: Option<&Copied>) -> Result<Option<Scanned>, StoreError> {
+        let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
+        let after = scan.cursor.as_deref().map(position).transpose()?;
+        let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
+        let mut last = None;
+        let mut opened_files = Opened::new();
+        for ((opened, branch), slots) in all {
+            let skip = after.is_some_and(|(at, _)| opened < at)
+                || scan.branch.as_ref().is_some_and(|wanted| *wanted != branch);
+            if skip {
+                continue;
+            }
+            let slots: Box<dyn Iterator<Item = (u64, Slot)>> = match scan.order {
+                ScanOrder::OldestFirst => Box::new(slots.into_iter()),
+                ScanOrder::NewestFirst => Box::new(slots.into_iter().rev()),
+            };
+            for (seq, slot) in slots {
+                if after.is_some_and(|(at, after)| opened == at && !comes_after(scan.order, seq, after)) {
+                    continue;
+                }
+                if found.records.len() == limit {
+                    found.next = last.map(|(opened, seq): (u64, u64)| format!("{opened}.{seq}"));
+                    return Ok(Some(found));
+                }
+                last = Some((opened, seq));
+                if let (Slot::Copied(_), Some(Copied { number, flaw }), true) =
+                    (&slot, copied, scan.spans(seq))
+                {
+                    found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
+                }
+                let slot = match slot {
+                    // What is not asked for need not be read.
+                    Slot::There(_) if !scan.spans(seq) => continue,
+                    Slot::There(number) => {
+                        let is_it =
+                            |record: &&Record| record.header().branch == branch && record.header().seq == seq;
+                        let commit = self.opened(number, &mut opened_files);
+                        let mut records = commit.into_iter().flat_map(|commit| &commit.records);
+                        match records.by_ref().map(|(_, record)| record).find(is_it) {
+                            Some(record) => Slot::Record(Box::new(record.clone())),
+                            None => return Ok(None),
+                        }
+                    }
+                    slot => slot,
+                };
+                match self.open_slot(&branch, seq, slot)? {
+                    Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
+                    Ok(_) => {}
+                    Err(damage) if scan.spans(seq) => found.damaged.push(damage),
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// Reads a commit, once for each page.
+    fn opened<'o>(&self, number: u64, opened: &'o mut Opened) -> Option<&'o Commit> {
+        match opened.entry(number) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(place) => {
+                let Ok(Found::Sound(mut commit)) = self.commit(number) else { return None };
+                commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
+                Some(place.insert(commit))
+            }
+        }
+    }
+
+    /// Answers from the newest files alone, if they hold all that was asked for and no damage; so the newest records
+    /// cost the same however long the run is. A page that goes on begins where the one before ended, if that is known.
+    fn scan_newest(
+        &self,
+        scan: &Scan,
+        limit: usize,
+        after: Option<(u64, u64)>,
+        index: &IndexSource<'_>,
+    ) -> Result<Option<Scanned>, StoreError> {
+        let (Some(branch), ScanOrder::NewestFirst) = (&scan.branch, scan.order) else { return Ok(None) };
+        let wanted = |record: &Record| {
+            let header = record.header();
+            header.branch == *branch
+                && after.is_none_or(|(_, after)| header.seq < after)
+                && scan.wants(record)
+        };
+        let enough = |count: &mut usize, commit: &Commit| {
+            *count += commit.records.iter().filter(|(_, record)| wanted(record)).count();
+            *count > limit
+        };
+        let known = after.and_then(|(_, seq)| Some((seq, index.place(self.run, branch, seq)?)));
+        let (mut walk, _) = match known {
+            Some((_, first)) => self.walk_from(first, Bodies::Drop, enough)?,
+            None => self.walk(Bodies::Drop, enough)?,
+        };
+        let is_there = |seq: u64| {
+            let first = walk.sound.first().into_iter().flat_map(|commit| &commit.records);
+            first
+                .into_iter()
+                .any(|(_, record)| record.header().branch == *branch && record.header().seq == seq)
+        };
+        if known.is_some_and(|(seq, _)| !is_there(seq)) {
+            walk = self.walk(Bodies::Drop, enough)?.0;
+        }
+        if walk.exhausted
+            || !walk.damaged.is_empty()
+            || !walk.missing.is_empty()
+            || walk.copied.is_some()
+            || !self.gone()?.is_empty()
+        {
+            return Ok(None);
+        }
+        // An old state may be kept below headers that rotation has moved to the journal: the files alone do not tell of those.
+        let seen = walk.sound.iter().flat_map(|commit| &commit.records).map(|(_, record)| record.header());
+        let lowest = seen.filter(|header| header.branch == *branch).map(|header| header.seq).min();
+        let above = lowest.unwrap_or(0)..after.map_or(u64::MAX, |(_, seq)| seq);
+        if index.get(self)?.has_any(branch, above) || index.misses_ends(self, &walk.numbers)? {
+            return Ok(None);
+        }
+        index.remember(self.run, &walk);
+        let newest_first = walk.sound.into_iter().flat_map(|commit| commit.records.into_iter().rev());
+        let found: Vec<(u64, Record)> =
+            newest_first.filter(|(_, record)| wanted(record)).take(limit).collect();
+        let next = found.last().map(|(opened, record)| format!("{opened}.{}", record.header().seq));
+        let records = found.into_iter().map(|(_, record)| record.without_body()).collect();
+        Ok(Some(Scanned { records, damaged: Vec::new(), next }))
+    }
+}
+
+fn comes_after(order: ScanOrder, seq: u64, after: u64) -> bool {
+    match order {
+        ScanOrder::OldestFirst => seq > after,
+        ScanOrder::NewestFirst => seq < after,
+    }
+}
+
+fn position(cursor: &str) -> Result<(u64, u64), StoreError> {
+    let (opened, seq) = cursor.split_once('.').ok_or_else(|| no_cursor(cursor))?;
+    Ok((number(opened)?, number(seq)?))
+}
