@@ -23,7 +23,7 @@ mod run;
 mod store;
 mod words;
 
-use causes::is_without_descriptors;
+use causes::{is_without_descriptors, lacking_resource};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use run::of_run;
 use store::of_store;
@@ -504,6 +504,10 @@ impl Error {
                 ),
             ),
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
+            Self::Runtime(error) if lacking_resource(error).is_some() => {
+                let how = |lack| format!("{lack}: raise that limit and call it again");
+                ("no_resources", Exit::NoResources, lacking_resource(error).map(how))
+            }
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
                 ("internal", Exit::Internal, None)
             }

@@ -5,8 +5,10 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
+use tokio::runtime::Runtime;
 
 use crate::cli::{Cli, Command};
 use crate::commands::Context;
@@ -61,6 +63,18 @@ fn check_runtime_descriptors() -> std::io::Result<()> {
         std::iter::repeat_with(UnixStream::pair).take(RUNTIME_PAIRS).collect::<std::io::Result<_>>()?;
     drop(pairs);
     Ok(())
+}
+
+/// Returns a runtime with one thread for blocking work. Without a thread, the runtime panics if the system refuses one
+/// later; with one, the work waits for the thread.
+fn runtime() -> std::io::Result<Runtime> {
+    room_for_runtime()?;
+    let refused = |_| std::io::Error::from_raw_os_error(libc::EAGAIN);
+    std::thread::Builder::new().spawn(|| ())?.join().map_err(refused)?;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().thread_keep_alive(Duration::MAX).build()?;
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(runtime)
 }
 
 fn main() -> ExitCode {

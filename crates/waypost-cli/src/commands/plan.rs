@@ -172,7 +172,19 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
         ..Scan::of(run)
     };
     let page = store.scan(&scan).await?;
-    let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
+    let workflow = super::show::workflow_in_force(snapshot);
+    let is_defined = workflow.is_some_and(|workflow| step_of(&workflow, &branch, step.as_str()).is_some());
+    let Some(last) = page.records.first() else {
+        if !is_defined {
+            return Err(no_step(store, run, named).await?);
+        }
+        // Its records are damaged or missing.
+        let (action, cause) = match about.end {
+            Some(End::Completed) => (Action::Reuse, Cause::Finished(None)),
+            _ => (Action::Skip, Cause::BranchEnded),
+        };
+        return Ok(Decision { step, branch, action, cause });
+    };
     let last = last.header();
     let (action, cause) = match &last.phase {
         _ if opened_by_work(snapshot, &branch) && !dead_letters::counts(store, run, &newest).await? => {

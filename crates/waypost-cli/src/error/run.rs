@@ -3,9 +3,8 @@
 use waypost::engine::RunError;
 use waypost::record::Flaw;
 use waypost::{BranchPath, RunId, StepId};
-use waypost_workflow::program::{NO_RESOURCES, lacking};
 
-use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch};
+use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch, lacking_resource};
 use super::store::of_store;
 use super::words::other_states;
 use crate::commands::undo;
@@ -90,10 +89,10 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
             ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
         }
-        RunError::Begin(error) if lacking(error).is_some_and(|lack| lack.starts_with(NO_RESOURCES)) => (
+        RunError::Begin(error) if lacking_resource(error).is_some() => (
             "no_resources",
             Exit::NoResources,
-            lacking(error).map(|lack| {
+            lacking_resource(error).map(|lack| {
                 format!("{lack}: raise that limit; no step was started, and `waypost resume` resumes the run")
             }),
         ),

@@ -371,3 +371,66 @@ fn nobody_goes_back_amid_items_that_must_not_be_repeated() {
         }
     }
 }
+
+/// A run that was killed while an effect after step `a` was under way.
+fn killed_amid_effects(effects: &str) -> Rig {
+    let rig = Rig::with(&format!(
+        "steps:\n  - {{id: a, run: 'true'}}\n  - {{id: b, run: 'true'}}\n  - {effects}\n"
+    ));
+    rig.write("pay.sh", "echo $1 >> trace; test $1 = x || test -e paid || sleep 1000\n");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.ends_with("y\n"));
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("paid", "");
+    rig
+}
+
+// What happened: a rollback, a fork or an import before a step that was cut, or that had items with effects, repeated the
+// effects unasked.
+// Why: only ends since the checkpoint counted as effects, and a portable checkpoint knew of none.
+// What stops it now: a begun step counts too, and a portable checkpoint names the steps begun since.
+#[test]
+fn who_begins_before_an_effect_is_asked_before_it_is_repeated() {
+    let pays = "steps: [{id: pay, idempotent: false, env: {I: '${{ i }}'}, run: '. ./pay.sh $I'}]";
+    for (effects, all) in [
+        ("{id: pay, idempotent: false, run: '. ./pay.sh y'}".to_owned(), &["y"][..]),
+        (format!("{{id: each, foreach: {{items: [x, y], as: i, max_parallel: 1, {pays}}}}}"), &["x", "y"]),
+        ("{id: group, steps: [{id: pay, idempotent: false, run: '. ./pay.sh y'}]}".to_owned(), &["y"]),
+    ] {
+        let rig = killed_amid_effects(&effects);
+        assert_eq!(code_of(&rig, &["export", "r@2", "old.json"]), Some(0), "{effects}");
+        let made = [
+            (&["fork", "r@2", "--id", "f", "-q"][..], "f"),
+            (&["import", "old.json", "--trust", "--id", "i", "-q"], "i"),
+            (&["rollback", "r@2", "-q"], "r"),
+        ];
+        for (args, run) in made {
+            let before = lines(&rig);
+            let begun = code_of(&rig, args);
+            let begun = if run == "r" { code_of(&rig, &["resume", "r", "-q"]) } else { begun };
+            assert_eq!(begun, Some(8), "{args:?} {effects}");
+            assert_eq!(lines(&rig), before, "{args:?} {effects}");
+            assert_eq!(code_of(&rig, &["resume", run, "--treat-as", "retry", "-q"]), Some(0), "{args:?}");
+            assert_eq!(lines(&rig)[before.len()..], *all, "{args:?} {effects}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_without_a_taker_is_forked_and_named_by_an_export() {
+    let rig =
+        Rig::with("steps:\n  - {id: a, run: 'true'}\n  - {id: go, wait: go}\n  - {id: c, run: 'true'}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["signal", "r", "go", "1"]), Some(0));
+    let named = |exported: &str| {
+        exported.contains("has taken signal `go`, and the file has no signals: send them to the new run")
+    };
+
+    assert!(named(&rig.waypost(&["export", "r", "pending.json"])));
+    let forked = rig.waypost(&["fork", "r", "--id", "f"]);
+    assert!(forked.starts_with("exit 0\n") && !forked.contains("come along"), "it comes along: {forked}");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert!(named(&rig.waypost(&["export", "r@2", "taken.json"])), "taken since");
+    assert!(!named(&rig.waypost(&["export", "r", "ended.json"])), "taken before");
+}

@@ -60,6 +60,7 @@ mod paper;
 mod passes_again;
 mod printing;
 mod probes;
+mod processes;
 mod prodigy;
 mod prodigy_runs;
 mod prodigy_values;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
 use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
-use crate::shape::Shape;
+use crate::shape::{Children, Shape};
 use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;
@@ -16,6 +16,7 @@ use super::child_heads::NewestOf;
 use super::fan_out::{
     CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, freeze, named_items,
 };
+use super::in_doubt::questions_at;
 use super::inspect::position_of;
 use super::invalidate::{Results, reenter};
 use super::manual::Edits;
@@ -253,6 +254,10 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 Earlier::Open(head) => {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
+                    if is_amid(children_of(self.lines.get(id), place), &head, self.retries)? {
+                        self.is_pausing = true;
+                        continue;
+                    }
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
                     let has_ended = head.record.header().end.is_some();
@@ -500,6 +505,15 @@ pub(super) struct Begin {
     pub(super) epoch: u32,
     /// Where it stood in an earlier opening: its results are reusable.
     pub(super) before: Option<Position>,
+}
+
+/// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children
+/// and asks. `retries`: a person has decided about steps in doubt.
+fn is_amid(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
+    let (header, position) = (head.record.header(), position_of(&head.record)?);
+    let has_children = position.frontier.iter().any(|entry| entry.fan.is_some());
+    let is_in_doubt = questions_at(&position, &children.shape, &header.branch).next().is_some();
+    Ok(header.end.is_none() && (has_children || (is_in_doubt && !retries)))
 }
 
 /// Reads where a child stood, whichever opening it was of; `None` if that is not kept.

@@ -20,7 +20,7 @@ use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
 use super::reentry::invalidate_named;
-use super::rollback::{ask_about_done, check_left, load_with_state};
+use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
 use super::scope::{Line, MAIN};
 use super::session::Session;
 use super::taken::free_signals_at;
@@ -224,10 +224,22 @@ impl Engine {
         Ok(self.config_of(&entry, &position).await?)
     }
 
+    /// Returns the signals that no step finished at a checkpoint of the main branch has taken. A fork begins with these
+    /// signals, and a portable checkpoint has none.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: the state of the checkpoint is gone. Others of the store.
+    pub async fn signals_at(&self, at: &CheckpointRef) -> Result<Vec<Signal>, RunError> {
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let position = position_of(&record)?.back_at_work();
+        Ok(free_signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?)
+    }
+
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
     /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
-    /// are about to be joined, as there. Otherwise as for [`fork_program`](Self::fork_program).
+    /// are about to be joined, as there. A step that must not be repeated and has begun between the checkpoint and the export is
+    /// in doubt. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// [`RunError::NoState`]: it is a checkpoint of another branch than the main one. Otherwise as for [`fork_program`](Self::fork_program).
@@ -247,6 +259,9 @@ impl Engine {
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
         let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
         let cut = cut_in(&position, before);
+        ask_about_effects(before, &mut position, |_, step| {
+            from.begun_since().contains(&step.id).then_some(None)
+        });
         let signals = Vec::new();
         let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await

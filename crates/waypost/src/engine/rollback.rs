@@ -127,22 +127,40 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Puts steps in doubt that must not be repeated and have ended since the position: a rollback does not repeat an effect.
-/// `undone`: the effects that were compensated.
+/// Puts steps in doubt that must not be repeated and have ended, or begun, since the position: neither a rollback nor a fork
+/// repeats an effect. `undone`: the effects that were compensated.
 pub(super) fn ask_about_done(
     shape: &Shape,
     position: &mut Position,
     newest: &Position,
     undone: &BTreeSet<StepId>,
 ) {
+    let now = Unfinished::of(shape, newest);
+    ask_about_effects(shape, position, |place, step| {
+        let begun = newest.open_entries().find(|entry| entry.step == step.id && step.has_begun(entry));
+        let has_ended = !now.has(place) && newest.did(&step.id);
+        (!undone.contains(&step.id) && (has_ended || begun.is_some())).then(|| begun.cloned())
+    });
+}
+
+/// Puts steps in doubt that must not be repeated and have not begun at the position. `effect`: whether the step has ended or
+/// begun since; with the frontier entry of then, if the step has begun.
+pub(super) fn ask_about_effects(
+    shape: &Shape,
+    position: &mut Position,
+    effect: impl Fn(usize, &Step) -> Option<Option<FrontierEntry>>,
+) {
     if shape.is_routed() {
         return;
     }
-    let (then, now) = (Unfinished::of(shape, position), Unfinished::of(shape, newest));
+    let then = Unfinished::of(shape, position);
     for (place, step) in shape.steps().iter().enumerate() {
-        let has_ended = then.has(place) && !now.has(place) && newest.did(&step.id);
-        if has_ended && step.must_ask_again(true, None) && !undone.contains(&step.id) {
-            position.ask_about(&step.id, None);
+        let stands = position.frontier.iter().any(|entry| entry.step == step.id && step.has_begun(entry));
+        if !then.has(place) || stands || !step.must_ask_again(true, None) {
+            continue;
+        }
+        if let Some(begun) = effect(place, step) {
+            position.ask_about(&step.id, begun);
         }
     }
 }

@@ -215,7 +215,8 @@ async fn it_is_plain_json_that_a_person_can_read() {
             "checkpoint",
             "history",
             "children",
-            "blobs"
+            "blobs",
+            "begun_since"
         ]
     );
     assert_eq!(value["portable_checkpoint"], "r-1@2");

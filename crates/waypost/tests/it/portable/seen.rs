@@ -73,13 +73,13 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
         );
     }
 
-    let newer = rehashed(&text.replace("\"format\":2", "\"format\":99"));
+    let newer = rehashed(&text.replace("\"format\":3", "\"format\":99"));
     let incompatible = load("newer", Some(&newer));
     assert!(
         matches!(incompatible, LoadError::Incompatible { found: 99, supported: 2, .. }),
         "{incompatible:?}"
     );
-    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 2"));
+    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 3"));
 }
 
 #[tokio::test]
