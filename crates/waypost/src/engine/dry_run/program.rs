@@ -202,7 +202,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.keeps_apart()
     }
 
-    /// Returns for an unknown result a value unequal to all real results.
+    /// Returns a value for an unknown result that differs from all real results.
     fn gave(&self, spot: Spot<'_>, state: &P::State) -> Option<Value> {
         match self.is_unknown(spot.branch, &spot.step.id) {
             true => Some(json!({ "unknown result of": [spot.branch.as_str(), spot.step.id] })),
