@@ -1,7 +1,8 @@
 //! Reuse: a reusable result becomes current if the input of the step is equal.
 //!
-//! Input: ready steps with a reusable result. Each step is settled with the result, or the result is dropped and the step
-//! starts. This module reads the digests for traces from headers and verifies the evidence of the results. The comparison is in [`trace`](super::trace).
+//! Input: ready steps with a reusable result. Each step is settled with the result, or the result is dropped and
+//! the step starts. This module reads the digests for traces from headers, and verifies the evidence of the
+//! results. [`trace`](super::trace) does the comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Reads the digests of the ends that ready steps need, in graphs with traces.
+    /// Reads the digests of ends required by ready steps, in graphs with traces.
     pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
         if !self.keeps_traces {
             return Ok(());
@@ -59,7 +60,7 @@ impl<P: Program> Session<'_, P> {
         read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
     }
 
-    /// Settles ready steps with their reusable results, and drops the results that cannot be reused.
+    /// Settles ready steps with their reusable results, and drops results that cannot be reused.
     pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
         loop {
             self.read_digests(id).await?;
@@ -104,13 +105,13 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Says whether a step belongs to the requested part of the run.
+    /// Returns whether a step belongs to the requested part of the run.
     fn is_wanted(&self, id: LineId, place: usize) -> bool {
         let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         wanted.is_none_or(|wanted| wanted[place])
     }
 
-    /// Says whether reuse of a ready step is still undecided.
+    /// Returns whether the reuse of a ready step is still undecided.
     pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
         let has_result = |entry: &FrontierEntry| {
@@ -146,7 +147,8 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Makes an end current again if the recorded trace equals the current one and the evidence holds. Returns the mismatch.
+    /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns
+    /// the mismatch otherwise.
     async fn reuse(
         &mut self,
         id: LineId,
@@ -206,7 +208,8 @@ impl<P: Program> Session<'_, P> {
         Ok(None)
     }
 
-    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result has none.
+    /// Returns the first difference between the trace of a reusable end and the current trace; `None` for a kept
+    /// result.
     fn difference(&self, id: LineId, candidate: &Candidate, then: Option<&Trace>) -> Option<RerunCause> {
         if matches!(candidate.result, Reusable::Ended { kept: true, .. }) {
             return None;
@@ -225,31 +228,31 @@ impl<P: Program> Session<'_, P> {
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
-    /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
-    /// others gave in the pass before.
+    /// Returns whether the state of a line lacks the outputs of ends out of force. In passes, steps read outputs
+    /// of other steps from the pass before.
     fn lost_state(&self, id: LineId) -> bool {
         let line = self.lines.get(id);
         line.position.entered_again || !line.around.is_empty()
     }
 
-    /// Says whether the result of an end is read from the record of the end.
+    /// Returns whether the output of an end must be restored from the record of the end.
     fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
-        // A skip removed the result of the step from the state.
+        // A skip removed the output of the step from the state.
         let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
-    /// Says whether the state has the results of earlier passes of an unfinished step.
+    /// Returns whether the state has the outputs of earlier passes of an unfinished step.
     fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
         let line = self.lines.get(id);
         let step = line.shape.step(entry.step.as_str());
         !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
     }
 
-    /// Restores the result of an end into the state. Returns false if retention dropped the state.
+    /// Restores the output of an end into the state. Returns false if retention dropped the recorded state.
     async fn restore_state(
         &mut self,
         id: LineId,
@@ -340,7 +343,7 @@ impl<P: Program> Session<'_, P> {
         let line = self.lines.get(id);
         let (run, branch, mut position) =
             (line.chain.run.clone(), line.branch().clone(), line.position.clone());
-        // Ends that are not committed yet are upstream of all that may be reused.
+        // Uncommitted ends are upstream of all reuse candidates.
         position.ledger.retain(|_, settled| settled.seq < line.chain.next);
         let AsIfInForce { effective, incomplete } =
             as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
@@ -371,7 +374,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Returns the step of a line that an end belongs to: the step of the end, or an opener of its scope.
+    /// Returns the step of a line for an end: the step itself, or the opener of its scope.
     fn result_of(&self, id: LineId, branch: &BranchPath, step: &StepId) -> Option<(BranchPath, StepId)> {
         let line = self.lines.get(id);
         let (mut branch, mut step) = (branch.clone(), step.clone());
@@ -385,7 +388,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Reads the missing digests of the ends that unfinished steps of a scope need.
+/// Reads the missing digests of ends required by unfinished steps of a scope.
 pub(super) async fn read_digests<P: Program>(
     store: &dyn Store,
     program: &P,
@@ -423,11 +426,11 @@ pub(super) async fn read_digests<P: Program>(
 /// A scope and the children of its openers, as if reusable results were current.
 struct AsIfInForce {
     effective: Vec<Effective>,
-    /// Openers whose children differ from the joined ones.
+    /// Openers with children that differ from the joined children.
     incomplete: Vec<(BranchPath, StepId)>,
 }
 
-/// Returns a scope and the children of its openers as the plan sees them, as if reusable results were current.
+/// Returns a scope and the children of its openers for the plan, as if reusable results were current.
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
@@ -484,17 +487,17 @@ pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
     path.join("/")
 }
 
-/// Says whether a branch is of a hook of a step.
+/// Returns whether a branch belongs to a hook of a step.
 fn is_hook(step: &Step, name: &BranchPath) -> bool {
     let opener = name.opened_by().map(|(opener, _)| opener);
     step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
 }
 
-/// Says whether a child with this origin belongs to the current end of its opener.
+/// Returns whether a child with this origin belongs to the current end of its opener.
 fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
     let Some((_, key)) = name.opened_by() else { return false };
     if is_hook(step, name) {
-        // Hooks were opened before the end, and no later ones belong to it.
+        // Hooks open before the end; later hooks do not belong to the end.
         let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
         return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
     }
@@ -508,7 +511,7 @@ fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
-/// Writes one record for all results that one turn reuses.
+/// Writes a single record for all results reused in a turn.
 fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
     let at = line.chain.branch.clone();
     let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });
