@@ -18,7 +18,7 @@ use super::reruns::{Reopened, Target, opener_of};
 pub(super) struct Requested {
     /// A step to rerun, with all downstream steps.
     pub(super) step: Option<(BranchPath, StepId)>,
-    /// The person behind the request.
+    /// The person with the request.
     pub(super) by: Option<String>,
     /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,

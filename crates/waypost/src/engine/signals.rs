@@ -319,7 +319,7 @@ pub struct StopHandle {
 struct StopState {
     /// The source of the first request; set before `level`.
     by: OnceLock<String>,
-    /// 0 without a request, otherwise the level plus one.
+    /// 0 without a request; else the level plus one.
     level: AtomicU8,
     changed: Notify,
 }

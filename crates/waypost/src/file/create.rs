@@ -52,7 +52,7 @@ impl FileStore {
         let temp = self.temp_folder(name);
         let built = self.build(&temp, run, &commit, ordinal).and_then(|()| self.put_in_place(&temp, name));
         if let Err(error) = built {
-            // Best effort: otherwise the next holder of the lock of this run removes the folder.
+            // Best effort: if this fails, the next holder of the lock of this run removes the folder.
             let _ = remove_folder(self.disk.as_ref(), &temp);
             return Err(error);
         }
