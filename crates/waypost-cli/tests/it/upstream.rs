@@ -20,7 +20,7 @@ fn resumed_to_a_sound_end(rig: &Rig) {
 }
 
 // Bug: `c` copied a file of `a`; the step `b` in between had an unchanged result, and the old copy was reused.
-// Fix: upstream changes count for all downstream steps (reopen.rs).
+// Fix: upstream changes count for all downstream steps.
 #[test]
 fn another_file_is_not_hidden_by_a_step_between_that_gives_the_same() {
     let rig = ran("steps:
@@ -46,7 +46,7 @@ fn where_all_comes_out_as_before_nothing_more_is_done() {
 }
 
 // Bug: a rerun item left another file, and steps downstream of all items were reused. Fix: a join that runs again
-// counts as changed (reopen.rs).
+// counts as changed.
 #[test]
 fn another_file_of_an_item_counts_for_what_comes_after_all_items() {
     for opens in [
@@ -147,7 +147,7 @@ fn plans_know_what_is_claimed_on_branches_that_have_ended() {
 }
 
 // Bug: a step with a tolerated evidence failure was rerun by each resume, forever. Fix: the evidence of a
-// tolerated failure is not checked (snapshot.rs).
+// tolerated failure is not checked (engine/inspect.rs).
 #[test]
 fn a_tolerated_step_is_not_done_again() {
     let rig = Rig::with(
@@ -186,7 +186,7 @@ fn what_a_step_that_is_done_again_leaves_running_lives_on() {
 }
 
 // Bug: a step that failed in its second pass continued with that pass, over first-pass results of a replaced
-// file. Fix: after an upstream change, a step begins with its first pass (reopen.rs).
+// file. Fix: after an upstream change, a step begins with its first pass.
 #[test]
 fn passes_over_another_file_begin_with_the_first() {
     for repeats in [
