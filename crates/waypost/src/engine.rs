@@ -1,7 +1,7 @@
 //! The engine: executes a plan and records the results.
 //!
 //! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
-//! (`engine/session.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
+//! (`engine/turn.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
 //! the functions of a Rust graph run through the same loop.
 //!
 //! ```text
@@ -35,6 +35,7 @@ mod commit;
 mod completion;
 mod definition;
 mod dry_run;
+mod early_cutoff;
 mod escalation;
 mod failure;
 mod fan_out;
@@ -70,6 +71,7 @@ mod signals;
 mod taken;
 mod trace;
 mod trust;
+mod turn;
 mod undo;
 
 pub use attempt::{

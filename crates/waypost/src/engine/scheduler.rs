@@ -13,7 +13,7 @@ use super::failure::upstream;
 use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
 use super::trace::{failed_digests, scope_pins, skipped_digests};
-use super::{Admission, Program, RunError, Settlement};
+use super::{Admission, Program, Settlement};
 
 /// The key of a hold before a step. A hold after step `a` has the key `after a`.
 pub(super) const BEFORE: &str = "before";
@@ -25,46 +25,12 @@ impl<'a, P: Program> Session<'a, P> {
         let _ = self.start_ready(MAIN, now);
     }
 
-    /// Decides the starts of the next commit, within the parallel limits.
-    pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
-        let now = self.now();
-        loop {
-            let Some(id) = self.touched.pop_first() else {
-                if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
-            };
-            if self.lines.find(id).is_none() {
-                continue;
-            }
-            // Found children are recorded even if nothing may start.
-            for found in std::mem::take(&mut self.lines.get_mut(id).found) {
-                self.open_found(id, found).await?;
-            }
-            self.pass_over(id);
-            if !self.is_stopping() {
-                self.reuse_ready(id).await?;
-                for place in self.start_ready(id, now) {
-                    self.open(id, place).await?;
-                }
-                self.fill_fans(id).await?;
-                if self.has_result_to_judge(id) {
-                    self.touched.insert(id);
-                }
-            }
-            if self.lines.get(id).position.frontier.is_empty() {
-                self.read_digests(id).await?;
-            }
-            self.close_if_done(id);
-            self.set_timer(id);
-        }
-        Ok(())
-    }
-
     pub(super) fn is_stopping(&self) -> bool {
         self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
     /// Marks the starts on a branch, and returns the openers that must open children first.
-    fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
+    pub(super) fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
         let mut openings = Vec::new();
         loop {
             let line = self.lines.get(id);
@@ -98,7 +64,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Takes capacity for a branch among its siblings, if available here and for its ancestors. Otherwise queues
     /// the branch.
-    fn has_room(&mut self, id: LineId) -> bool {
+    pub(super) fn has_room(&mut self, id: LineId) -> bool {
         let line = self.lines.get(id);
         let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
         if line.is_hungry {
@@ -246,85 +212,8 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
-    async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
-        let line = self.lines.get(id);
-        if line.end.is_some() || line.dying.is_some() {
-            return Ok(());
-        }
-        let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
-        for place in places {
-            let line = self.lines.get(id);
-            let waits = line.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
-            if !waits || line.caught.iter().any(|caught| caught.place == place) {
-                continue;
-            }
-            loop {
-                let line = self.lines.get_mut(id);
-                let parallel_max = children_of(line, place).parallel_max;
-                let fan = line.fan_mut(place);
-                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
-                    break;
-                }
-                let fan = self.lines.get_mut(id).fan_mut(place);
-                if let Some(hungry) = fan.hungry.pop_front() {
-                    if self.feeds(id, place, hungry) {
-                        self.touched.insert(hungry);
-                    }
-                } else if let Some(queued) = fan.queue.pop_front() {
-                    self.begin_child(id, place, queued).await?;
-                } else if let Some(parked) = fan.parked.pop_front() {
-                    self.unpark(id, place, parked);
-                } else if fan.opened == fan.total
-                    && let Some(cut) = fan.cut.pop_front()
-                {
-                    if self.feeds(id, place, cut) {
-                        self.touched.insert(cut);
-                    }
-                } else {
-                    self.open_page(id, place).await?;
-                    if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
-                        // The child could not be opened, and the step has failed.
-                        return Ok(());
-                    }
-                }
-            }
-            if self.lines.get_mut(id).fan_mut(place).is_complete() {
-                self.join(id, place).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the join of ended children ready.
-    async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
-        if !self.gather(id, place).await? {
-            self.touched.insert(id);
-            return Ok(());
-        }
-        let keeps_apart = self.program.keeps_apart();
-        let line = self.lines.get_mut(id);
-        let failed = line.fan_mut(place).failed;
-        let comes_after = children_of(line, place).afterwards;
-        // Hooks do not affect the result of the step's work.
-        let failures = if comes_after { 0 } else { failed };
-        let entry = line.entry_mut(place);
-        entry.status = Status::Ready;
-        entry.waits.clear();
-        let step = entry.step.clone();
-        if let Some(fan) = &mut entry.fan {
-            fan.failures = failures;
-            if keeps_apart && !comes_after {
-                let fan = fan.clone();
-                line.position.joined.insert(step, fan);
-            }
-        }
-        self.touched.insert(id);
-        Ok(())
-    }
-
     /// Ends a child branch without remaining work, and updates the fan-out of its opener.
-    fn close_if_done(&mut self, id: LineId) {
+    pub(super) fn close_if_done(&mut self, id: LineId) {
         let keeps_traces = self.keeps_traces;
         let line = self.lines.get_mut(id);
         if id == MAIN || line.is_counted_out {
@@ -407,7 +296,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Gives capacity to a queued branch. Returns whether the branch still needed capacity.
-    fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
+    pub(super) fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
         let Some(line) = self.lines.find(child) else { return false };
         let ours = line.opener.is_some_and(|opener| opener.line == id && opener.place == place);
         if ours {
@@ -422,14 +311,14 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Gives capacity to a branch before its opening is written: its start is written together with the opening.
-    fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
+    pub(super) fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
         let line = self.lines.get_mut(child);
         (line.parked, line.has_room) = (false, true);
         self.lines.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
     }
 
-    fn set_timer(&mut self, id: LineId) {
+    pub(super) fn set_timer(&mut self, id: LineId) {
         let Some(line) = self.lines.find(id) else { return };
         let due = line.next_due();
         let before = std::mem::replace(&mut line.timer, due);

@@ -6,41 +6,37 @@
 //! ends their processes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::future::{Future, pending};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::{AbortHandle, Abortable};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
 
 use crate::clock::SteadyClock;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
 use crate::lock::Holder;
-use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
+use crate::record::{Definition, Phase, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Signal, StoreError};
 
-use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
+use super::attempt::Memos;
 use super::failure::{failed_upstream, upstream};
 use super::fan_out::{Joined, JoinedDigests, unread};
 use super::pending_wait::{PendingWait, WaitEnd};
-use super::request::{Asked, REQUESTS_MAX, Request};
+use super::request::{REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::scheduler::children_of;
 use super::scope::{Flight, Line, LineId, MAIN};
 use super::scopes::Lines;
-use super::signals::{StopHandle, StopLevel, Suspended};
+use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
-    StepFailure, Told,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure, Told,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
@@ -331,148 +327,13 @@ impl<'a, P: Program> Session<'a, P> {
         Err(error.into())
     }
 
-    /// Runs turn by turn. Returns the status of the run, or `None` if another session continues.
-    async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
-        let mut renewal = tokio::time::interval(RENEW_INTERVAL);
-        renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stop = self.options.stop.clone();
-        let mut stopped = pin!(stop.stopped());
-        let mut stopping = false;
-        // The first batch could not do work that needs the lease.
-        if let Some(status) = self.turn().await? {
-            return Ok(Some(status));
-        }
-        loop {
-            self.launch().await?;
-            let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
-            let now = self.now();
-            tokio::select! {
-                biased;
-                // First, because steps that end at once could starve the renewal.
-                _ = renewal.tick() => self.renew().await?,
-                Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
-                Some(request) = self.requests.recv() => self.hear_all(request),
-                _ = &mut stopped, if !stopping => {
-                    stopping = true;
-                    self.touched.insert(MAIN);
-                }
-                () = sleep_until(due, now), if due.is_some() => self.wake(),
-            }
-            // Steps and stores that never wait must not block timers and other work of the thread.
-            tokio::task::coop::consume_budget().await;
-            if std::mem::take(&mut self.asks_anew) {
-                self.deliver_all().await?;
-            }
-            if let Some(status) = self.turn().await? {
-                return Ok(Some(status));
-            }
-            let looks_again = self.is_pausing || self.is_to_look();
-            if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Schedules and commits the changes. Returns the status of the run if nothing can progress.
-    async fn turn(&mut self) -> Result<Option<RunStatus>, RunError> {
-        loop {
-            self.schedule().await?;
-            if let Some(status) = self.commit_turn().await? {
-                return Ok(Some(status));
-            }
-            if !self.is_leaving() {
-                return Ok(None);
-            }
-            if !self.dirty.is_empty() {
-                // Deferred failures apply only to written branches.
-                self.commit_surely().await?;
-            }
-        }
-    }
-
-    /// Commits the changes of a turn. Returns the status of the run if nothing can progress.
-    async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
-        let status = self.standstill();
-        // The last record has the status; a requested checkpoint is then written by the caller, after that
-        // record.
-        if status.is_none() {
-            self.take_marks();
-        }
-        if !self.dirty.is_empty() || status.is_some() {
-            self.trim(status.is_some()).await?;
-            self.commit(status).await?;
-        }
-        Ok(status)
-    }
-
-    /// Applies an ended step, and all other ended steps, for a shared commit.
-    fn land_all(&mut self, first: Landed<P::Output>) {
-        self.land(first);
-        while let Some(Some(landed)) = self.jobs.next().now_or_never() {
-            self.land(landed);
-        }
-    }
-
-    fn land(&mut self, landed: Landed<P::Output>) {
-        self.touched.append(&mut self.crowded);
-        let Landed { line: id, job, place, performed, root } = landed;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
-        let Flight { waits, was_given, .. } = line.flights.remove(at);
-        match performed {
-            Some(performed) => self.take(id, place, performed, root),
-            None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
-            None => self.suspend(id, place, Suspended { waits, was_given }),
-        }
-    }
-
-    /// Applies a request of a running step, and all other pending requests, for a shared commit.
-    fn hear_all(&mut self, first: Request) {
-        self.hear(first);
-        for _ in 0..REQUESTS_MAX {
-            let Ok(request) = self.requests.try_recv() else { return };
-            self.hear(request);
-        }
-    }
-
-    fn hear(&mut self, request: Request) {
-        let Request { line: id, job, what } = request;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
-        match what {
-            Asked::Keep { key, value, told, kept } => {
-                let place = flight.place;
-                let entry = line.entry_mut(place);
-                entry.memos += 1;
-                if key == EXITED_KEY {
-                    entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
-                }
-                let (step, at) = (entry.step.clone(), entry.at.clone());
-                line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
-                self.kept.push(kept);
-                self.mark_dirty(id);
-            }
-            Asked::Tell { value, told } => {
-                let place = flight.place;
-                let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
-                line.draft_of(place, phase, Reason::Interval).told = told;
-                self.mark_dirty(id);
-            }
-            Asked::Listen(pending) => self.listen(id, job, pending),
-            Asked::Suspend(waits) => {
-                flight.waits = waits;
-                flight.abort.abort();
-            }
-        }
-    }
-
     pub(super) fn mark_dirty(&mut self, id: LineId) {
         let depth = self.lines.get(id).chain.branch.depth();
         self.dirty.insert((depth, id));
     }
 
     /// Starts the steps of the last commit, and then the steps with a separate commit, one by one.
-    async fn launch(&mut self) -> Result<(), RunError> {
+    pub(super) async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
                 if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
@@ -569,14 +430,5 @@ impl<'a, P: Program> Session<'a, P> {
             };
             Landed { line: id, job, place, performed, root }
         }));
-    }
-}
-
-async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {
-    match due {
-        None => pending().await,
-        Some(due) => {
-            tokio::time::sleep(Duration::try_from(due.duration_since(now)).unwrap_or_default()).await
-        }
     }
 }
