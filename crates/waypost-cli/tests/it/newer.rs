@@ -91,7 +91,7 @@ const NEWER: &str = "has format 3, this version reads up to 2";
 // Bug: `resume --all` silently skipped a run of a newer version with exit 0, `verify --all` reported damage,
 // `list` reported the run as resumable, and `delete` removed the run. Cause: the reason of an unlistable run was
 // dropped, and the two stores detect the version at different places. Fix: each command checks the run itself
-// (standing.rs, delete.rs).
+// (standing.rs, commands/delete.rs).
 #[test]
 fn newer_is_refused() {
     for (url, part) in STORES.into_iter().flat_map(|url| PARTS.map(|part| (url, part))) {
