@@ -259,7 +259,6 @@ fn nested(stage: &Stage, collects: bool) -> Graph<Notes> {
 // Bug: in a collecting fork, an edit of a branch that ended with its failed join was refused, with a wrong
 // reason: failed children. Cause: every branch that ended with open children was refused. Fix: refused only if
 // the children cannot be joined.
-// What stops it now: it is only where those have not all ended well enough to be joined.
 #[tokio::test]
 async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
     for collects in [false, true] {
