@@ -1,4 +1,4 @@
-//! Damaged and missing records of items are told by every command that tells of those of the main scope.
+//! Commands report damaged and missing records of items like those of the main scope.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::rig::{Rig, code_of};
 
-/// Two items of two steps, the second of which fails on `y` until there is a file `go`.
+/// Two items of two steps; the second step fails on `y` until the file `go` exists.
 const ITEMS: &str = r#"steps:
   - id: f
     foreach:
@@ -28,7 +28,7 @@ enum Harm {
     Missing,
 }
 
-/// Makes a run that has failed on item `y`, and harms one of its records.
+/// Makes a run that has failed on item `y`, and damages one of its records.
 fn harmed(url: &str, item: &str, seq: u64, harm: Harm) -> Rig {
     let rig = Rig::with(ITEMS).at(url);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
@@ -66,7 +66,7 @@ fn harm_file(rig: &Rig, item: &str, seq: u64, harm: Harm) {
     }
 }
 
-/// Checks that a command ends so and says this.
+/// Asserts the exit code and the text of a command.
 fn expect(rig: &Rig, args: &[&str], code: i32, words: &str) {
     let output = rig.call(args);
     let told = rig.told(&output);
@@ -97,8 +97,8 @@ fn list_doctor_and_check_see_the_newest_record_of_an_item() {
     });
 }
 
-// What happened: `show`, `why` and `plan` named a damaged record of the main branch, and not one of an item that had ended.
-// Why: only the history of branches that were open was read. What stops it now: they read the records of all items.
+// Bug: `show`, `why` and `plan` named a damaged record of the main branch, and not a damaged record of an ended
+// item. Cause: only the history of open branches was read. Fix: the commands read the records of all items.
 #[test]
 fn show_why_and_plan_name_any_damaged_record_of_an_item() {
     every_harm(|url, harm| {

@@ -1,4 +1,4 @@
-//! Early cutoff: reads what the comparison of reusable results needs, and makes equal results current.
+//! Early cutoff: reads the input for the comparison of reusable results, and makes equal results current.
 //!
 //! Input: ready steps with reusable results. Each step is settled with the result, or the result is dropped and the step
 //! starts. This module reads digests and ended records, and verifies the evidence of the results. The decision is in
@@ -29,7 +29,7 @@ use super::trust::verify;
 use super::{Admission, Program, RunError};
 
 impl<P: Program> Session<'_, P> {
-    /// Reads the digests of the ends that ready steps need, in graphs with traces.
+    /// Reads the digests of ends required by ready steps, in graphs with traces.
     pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
         if !self.keeps_traces {
             return Ok(());
@@ -38,7 +38,7 @@ impl<P: Program> Session<'_, P> {
         read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
     }
 
-    /// Settles ready steps with their reusable results, and drops the results that cannot be reused.
+    /// Settles ready steps with their reusable results, and drops results that cannot be reused.
     pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
         loop {
             self.read_digests(id).await?;
@@ -83,7 +83,8 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Makes an end current again if the recorded trace equals the current one and the evidence holds. Returns the mismatch.
+    /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns
+    /// the mismatch otherwise.
     async fn reuse(
         &mut self,
         id: LineId,
@@ -125,7 +126,7 @@ impl<P: Program> Session<'_, P> {
         Ok(None)
     }
 
-    /// Restores the result of an end into the state. Returns false if retention dropped the state.
+    /// Restores the output of an end into the state. Returns false if retention dropped the recorded state.
     async fn restore_state(
         &mut self,
         id: LineId,
@@ -157,7 +158,7 @@ impl<P: Program> Session<'_, P> {
         let line = self.lines.get(id);
         let (run, branch, mut position) =
             (line.chain.run.clone(), line.branch().clone(), line.position.clone());
-        // Ends that are not committed yet are upstream of all that may be reused.
+        // Uncommitted ends are upstream of all reuse candidates.
         position.ledger.retain(|_, settled| settled.seq < line.chain.next);
         let AsIfInForce { effective, incomplete } =
             as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
@@ -189,7 +190,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Reads the missing digests of the ends that unfinished steps of a scope need.
+/// Reads the missing digests of ends required by unfinished steps of a scope.
 pub(super) async fn read_digests<P: Program>(
     store: &dyn Store,
     program: &P,
@@ -227,11 +228,11 @@ pub(super) async fn read_digests<P: Program>(
 /// A scope and the children of its openers, as if reusable results were current.
 struct AsIfInForce {
     effective: Vec<Effective>,
-    /// Openers whose children differ from the joined ones.
+    /// Openers with children that differ from the joined children.
     incomplete: Vec<(BranchPath, StepId)>,
 }
 
-/// Returns a scope and the children of its openers as the plan sees them, as if reusable results were current.
+/// Returns a scope and the children of its openers for the plan, as if reusable results were current.
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
@@ -279,17 +280,17 @@ async fn as_if_in_force(
     Ok(AsIfInForce { effective, incomplete })
 }
 
-/// Says whether a branch is of a hook of a step.
+/// Returns whether a branch belongs to a hook of a step.
 fn is_hook(step: &Step, name: &BranchPath) -> bool {
     let opener = name.opened_by().map(|(opener, _)| opener);
     step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
 }
 
-/// Says whether a child with this origin belongs to the current end of its opener.
+/// Returns whether a child with this origin belongs to the current end of its opener.
 fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
     let Some((_, key)) = name.opened_by() else { return false };
     if is_hook(step, name) {
-        // Hooks were opened before the end, and no later ones belong to it.
+        // Hooks open before the end; later hooks do not belong to the end.
         let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
         return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
     }

@@ -1,7 +1,8 @@
 //! Reuse: a reusable result becomes current if the input of the step is equal.
 //!
-//! Input: ready steps with a reusable result, and their ended records. Output: the first difference between the traces of
-//! then and now, and a settled step or a dropped result. Pure; [`early_cutoff`](super::early_cutoff) reads and verifies.
+//! Input: ready steps with a reusable result, and the records of their ends. Output: the first difference between
+//! the recorded trace and the current trace, and a settled step or a dropped result. Pure;
+//! [`early_cutoff`](super::early_cutoff) reads and verifies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,13 +40,13 @@ pub(super) struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Says whether a step belongs to the requested part of the run.
+    /// Returns whether a step belongs to the requested part of the run.
     fn is_wanted(&self, id: LineId, place: usize) -> bool {
         let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         wanted.is_none_or(|wanted| wanted[place])
     }
 
-    /// Says whether reuse of a ready step is still undecided.
+    /// Returns whether the reuse of a ready step is still undecided.
     pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
         let has_result = |entry: &FrontierEntry| {
@@ -109,7 +110,8 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result has none.
+    /// Returns the first difference between the trace of a reusable end and the current trace; `None` for a kept
+    /// result.
     pub(super) fn difference(
         &self,
         id: LineId,
@@ -133,24 +135,24 @@ impl<P: Program> Session<'_, P> {
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
-    /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
-    /// others gave in the pass before.
+    /// Returns whether the state of a line lacks the outputs of ends out of force. In passes, steps read outputs
+    /// of other steps from the pass before.
     fn lost_state(&self, id: LineId) -> bool {
         let line = self.lines.get(id);
         line.position.entered_again || !line.around.is_empty()
     }
 
-    /// Says whether the result of an end is read from the record of the end.
+    /// Returns whether the output of an end must be restored from the record of the end.
     pub(super) fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
-        // A skip removed the result of the step from the state.
+        // A skip removed the output of the step from the state.
         let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
-    /// Says whether the state has the results of earlier passes of an unfinished step.
+    /// Returns whether the state has the outputs of earlier passes of an unfinished step.
     pub(super) fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
         let line = self.lines.get(id);
         let step = line.shape.step(entry.step.as_str());
@@ -216,7 +218,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Returns the step of a line that an end belongs to: the step of the end, or an opener of its scope.
+    /// Returns the step of a line for an end: the step itself, or the opener of its scope.
     pub(super) fn result_of(
         &self,
         id: LineId,
@@ -248,7 +250,7 @@ pub(super) fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) ->
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
-/// Writes one record for all results that one turn reuses.
+/// Writes a single record for all results reused in a turn.
 fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
     let at = line.chain.branch.clone();
     let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });

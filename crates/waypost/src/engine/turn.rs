@@ -4,9 +4,9 @@
 //!   launch --> [ a step ends | a request | a timer | a stop | renewal ] --> schedule --> commit --> launch ...
 //! ```
 //!
-//! Input: the ends of steps, requests of steps in flight, timers and stops. Output: one commit per turn, and the status of the
-//! run at rest. The [`scheduler`](super::scheduler) decides without I/O; this module opens children, reads digests and verifies
-//! reusable results for the scheduler.
+//! Input: the ends of steps, requests of running steps, timers and stops. Output: a commit per turn, and the
+//! status of the run at rest. The [`scheduler`](super::scheduler) decides without I/O; this module opens
+//! children, reads digests and verifies reusable results for the scheduler.
 
 use std::future::pending;
 use std::pin::pin;
@@ -28,14 +28,14 @@ use super::signals::Suspended;
 use super::{Performed, Program, RENEW_INTERVAL, RunError};
 
 impl<P: Program> Session<'_, P> {
-    /// Works turn by turn; returns how the run stands, or nothing if another session is to go on.
+    /// Runs turn by turn. Returns the status of the run, or `None` if another session continues.
     pub(super) async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.options.stop.clone();
         let mut stopped = pin!(stop.stopped());
         let mut stopping = false;
-        // What needs the lease, the first batch could not do.
+        // The first batch could not do work that needs the lease.
         if let Some(status) = self.turn().await? {
             return Ok(Some(status));
         }
@@ -45,7 +45,7 @@ impl<P: Program> Session<'_, P> {
             let now = self.now();
             tokio::select! {
                 biased;
-                // First, as steps that end at once would keep it from its turn for ever.
+                // First, because steps that end at once could starve the renewal.
                 _ = renewal.tick() => self.renew().await?,
                 Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
                 Some(request) = self.requests.recv() => self.hear_all(request),
@@ -55,7 +55,7 @@ impl<P: Program> Session<'_, P> {
                 }
                 () = sleep_until(due, now), if due.is_some() => self.wake(),
             }
-            // Steps and stores that never wait must not keep the thread from its other work, timers among it.
+            // Steps and stores that never wait must not block timers and other work of the thread.
             tokio::task::coop::consume_budget().await;
             if std::mem::take(&mut self.asks_anew) {
                 self.deliver_all().await?;
@@ -70,7 +70,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Decides what comes of what happened, and commits both; returns how the run stands if nothing goes on by itself after it.
+    /// Schedules and commits the changes. Returns the status of the run if nothing can progress.
     async fn turn(&mut self) -> Result<Option<RunStatus>, RunError> {
         loop {
             self.schedule().await?;
@@ -81,16 +81,17 @@ impl<P: Program> Session<'_, P> {
                 return Ok(None);
             }
             if !self.dirty.is_empty() {
-                // Only what is written is let go.
+                // Deferred failures apply only to written branches.
                 self.commit_surely().await?;
             }
         }
     }
 
-    /// Commits what happened in a turn; returns how the run stands if nothing goes on by itself after it.
+    /// Commits the changes of a turn. Returns the status of the run if nothing can progress.
     async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
         let status = self.standstill();
-        // The last record says how the run stands; whoever asked then writes it behind that.
+        // The last record has the status; a requested checkpoint is then written by the caller, after that
+        // record.
         if status.is_none() {
             self.take_marks();
         }
@@ -101,7 +102,7 @@ impl<P: Program> Session<'_, P> {
         Ok(status)
     }
 
-    /// Takes in a step that ended, and what else has ended meanwhile: it shares the commit.
+    /// Applies an ended step, and all other ended steps, for a shared commit.
     fn land_all(&mut self, first: Landed<P::Output>) {
         self.land(first);
         while let Some(Some(landed)) = self.jobs.next().now_or_never() {
@@ -122,7 +123,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Takes in what a step under way asks for, and what others ask for meanwhile: it shares the commit.
+    /// Applies a request of a running step, and all other pending requests, for a shared commit.
     fn hear_all(&mut self, first: Request) {
         self.hear(first);
         for _ in 0..REQUESTS_MAX {
@@ -162,7 +163,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Decides what starts with the next commit: as much as may run at once.
+    /// Decides the starts of the next commit, within the parallel limits.
     pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
         let now = self.now();
         loop {
@@ -172,7 +173,7 @@ impl<P: Program> Session<'_, P> {
             if self.lines.find(id).is_none() {
                 continue;
             }
-            // What was found is written down also when nothing is started any more.
+            // Found children are recorded even if nothing may start.
             for found in std::mem::take(&mut self.lines.get_mut(id).found) {
                 self.open_found(id, found).await?;
             }
@@ -196,7 +197,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Starts as many children of a branch's fan-outs as may be at work; joins those that have all ended.
+    /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
     async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
         let line = self.lines.get(id);
         if line.end.is_some() || line.dying.is_some() {
@@ -234,7 +235,7 @@ impl<P: Program> Session<'_, P> {
                 } else {
                     self.open_page(id, place).await?;
                     if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
-                        // It could not be opened, and the step has failed.
+                        // The child could not be opened, and the step has failed.
                         return Ok(());
                     }
                 }
@@ -246,7 +247,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Readies the step that joins children which have all ended.
+    /// Makes the join of ended children ready.
     async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
         if !self.gather(id, place).await? {
             self.touched.insert(id);
@@ -256,7 +257,7 @@ impl<P: Program> Session<'_, P> {
         let line = self.lines.get_mut(id);
         let failed = line.fan_mut(place).failed;
         let comes_after = children_of(line, place).afterwards;
-        // What comes after the work of a step does not make its result another.
+        // Hooks do not affect the result of the step's work.
         let failures = if comes_after { 0 } else { failed };
         let entry = line.entry_mut(place);
         entry.status = Status::Ready;
