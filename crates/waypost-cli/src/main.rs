@@ -68,7 +68,7 @@ fn check_runtime_descriptors() -> std::io::Result<()> {
 /// Returns a runtime with one thread for blocking work. Without a thread, the runtime panics if the system refuses one
 /// later; with one, the work waits for the thread.
 fn runtime() -> std::io::Result<Runtime> {
-    room_for_runtime()?;
+    check_runtime_descriptors()?;
     let refused = |_| std::io::Error::from_raw_os_error(libc::EAGAIN);
     std::thread::Builder::new().spawn(|| ())?.join().map_err(refused)?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -104,9 +104,7 @@ fn main() -> ExitCode {
     {
         return context.tell(&error).into();
     }
-    let runtime = check_runtime_descriptors()
-        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
-    let result = runtime
+    let result = runtime()
         .map_err(Error::Runtime)
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
     let exit = match result {

@@ -143,7 +143,8 @@ impl<P: Program> Session<'_, P> {
         let then = decode_state(program, line.shape.level(), &then)?;
         let Line { chain, shape, state, .. } = line;
         let step = &shape.steps()[candidate.place];
-        let spot = super::Spot { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
+        let spot =
+            super::StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
         program.restore(spot, state, &then);
         Ok(true)
     }

@@ -36,7 +36,8 @@ use super::scopes::Lines;
 use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure, Told,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure,
+    StepReport,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;

@@ -26,7 +26,7 @@ use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX};
 use super::list::unknown;
-use super::near::{IndexSource, Remembered};
+use super::lookup::{IndexSource, LookupCache};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
 use super::read::{End, RunReader};
 use super::replay::NewestFirst;
