@@ -582,16 +582,26 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store::scan`].
     async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
-        let mut names = BTreeSet::new();
+        let (mut names, mut damaged) = (BTreeSet::new(), BTreeSet::new());
         let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
         loop {
             let page = self.scan(&scan).await?;
             names.extend(page.records.iter().map(|record| record.header().branch.clone()));
+            damaged.extend(page.damaged.into_iter().map(|damage| damage.branch));
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(names),
+                None => break,
             }
         }
+        // A branch is there also if its first record is damaged or missing.
+        for branch in damaged.difference(&names).cloned().collect::<Vec<_>>() {
+            let order = ScanOrder::NewestFirst;
+            let scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
+            if !self.scan(&scan).await?.records.is_empty() {
+                names.insert(branch);
+            }
+        }
+        Ok(names)
     }
 }
 
