@@ -16,6 +16,7 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Header, Record, SealedRun};
 
 mod batch;
+mod branches;
 mod error;
 mod query;
 pub mod retention;
@@ -582,26 +583,7 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store::scan`].
     async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
-        let (mut names, mut damaged) = (BTreeSet::new(), BTreeSet::new());
-        let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
-        loop {
-            let page = self.scan(&scan).await?;
-            names.extend(page.records.iter().map(|record| record.header().branch.clone()));
-            damaged.extend(page.damaged.into_iter().map(|damage| damage.branch));
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => break,
-            }
-        }
-        // A branch is there also if its first record is damaged or missing.
-        for branch in damaged.difference(&names).cloned().collect::<Vec<_>>() {
-            let order = ScanOrder::NewestFirst;
-            let scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
-            if !self.scan(&scan).await?.records.is_empty() {
-                names.insert(branch);
-            }
-        }
-        Ok(names)
+        branches::names(self, run).await
     }
 }
 
