@@ -16,6 +16,7 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Header, Record, SealedRun};
 
 mod batch;
+mod branches;
 mod error;
 mod query;
 pub mod retention;
@@ -598,16 +599,7 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store::scan`].
     async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
-        let mut names = BTreeSet::new();
-        let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
-        loop {
-            let page = self.scan(&scan).await?;
-            names.extend(page.records.iter().map(|record| record.header().branch.clone()));
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(names),
-            }
-        }
+        branches::names(self, run).await
     }
 }
 

@@ -172,10 +172,9 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
         ..Scan::of(run)
     };
     let page = store.scan(&scan).await?;
-    let workflow = super::show::workflow_in_force(snapshot);
-    let is_defined = workflow.is_some_and(|workflow| step_of(&workflow, &branch, step.as_str()).is_some());
     let Some(last) = page.records.first() else {
-        if !is_defined {
+        let shape = super::show::shape_in_force(snapshot);
+        if shape.as_ref().and_then(|shape| shape.of_branch(&branch)?.step(step.as_str())).is_none() {
             return Err(no_step(store, run, named).await?);
         }
         // Its records are damaged or missing.

@@ -1,6 +1,7 @@
 //! Messages, exit codes and next commands for errors of the engine.
 
 use waypost::engine::RunError;
+use waypost::plan::Decision;
 use waypost::record::Flaw;
 use waypost::{BranchPath, RunId, StepId};
 
@@ -29,11 +30,9 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         }
         RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
-        RunError::InDoubt { run, questions } if are_of_evidence(questions) => (
-            "evidence",
-            Exit::Evidence,
-            Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
-        ),
+        RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
+            ("evidence", Exit::Evidence, Some(put_right(run, questions)))
+        }
         RunError::InDoubt { run, questions } => (
             "in_doubt",
             Exit::InDoubt,
@@ -111,6 +110,15 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         ),
         RunError::Begin(_) => ("cannot_begin", Exit::Internal, None),
     }
+}
+
+/// Returns the ways on from evidence that cannot be checked.
+fn put_right(run: &RunId, questions: &[Decision]) -> String {
+    let accept = questions.first().map_or_else(String::new, |Decision { branch, step, .. }| {
+        let step = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
+        format!("; or take what is there now: `waypost evidence accept {run} {}`", quoted(&step))
+    });
+    format!("put right what stands in the way, then: `waypost resume {run}`{accept}")
 }
 
 /// Returns the command to rerun a step of the main branch, or the opener of the step's branch.

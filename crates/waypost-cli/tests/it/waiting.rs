@@ -1,6 +1,7 @@
 //! Steps that wait for a person, a signal or a time, and the commands that end these waits.
 
 use serde_json::json;
+use waypost::store::{Signal, SignalKind, Store as _};
 
 use crate::rig::{Rig, check, code_of, wait_until};
 
@@ -382,4 +383,43 @@ fn an_answer_counts_only_for_the_question_that_was_asked() {
     assert_eq!(rig.json(&["show", "r", "--json"])["waiting"][0]["question"], "Delete evil corp?");
     assert_eq!(rig.call(&["answer", "r", "yes"]).status.code(), Some(0));
     assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+}
+
+// What happened: the file store kept a message in plain text if the run was killed between its last commit and the mark of
+// the message. Why: only a commit marked messages, and an ended run has no other. What stops it now: a resume marks them too.
+#[test]
+fn a_resume_drops_messages_that_a_killed_session_had_taken_in() {
+    let rig = Rig::with("steps:\n  - {id: go, wait: go}\n").at("file:kept");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["signal", "r", "unused", "word"]), Some(0));
+    let folder = rig.path("kept/runs/r/signals");
+    let names = || std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let message = names().remove(0);
+    let text = std::fs::read(&message).unwrap();
+    assert_eq!(code_of(&rig, &["signal", "r", "go"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert!(!message.exists(), "dropped at the end");
+
+    std::fs::write(&message, text).unwrap();
+    std::fs::remove_file(message.with_extension("done")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert!(names().iter().all(|path| path.extension().is_some_and(|end| end == "done")), "{:?}", names());
+}
+
+// What happened: after the clock was set back, a resume that waited ended with exit 130 at once.
+// Why: a stop request that a waiting process had obeyed stays, and its time was then later than the begin of the resume.
+// What stops it now: a request with a time ahead of the clock is not for this process.
+#[test]
+fn a_stop_request_ahead_of_the_clock_stops_no_later_resume() {
+    let rig = Rig::with("steps:\n  - {id: go, wait: go}\n").at("file:kept");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    let created_at = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
+    let (id, kind, sender) = ("stop-1".to_owned(), SignalKind::Stop, String::new());
+    let stop = Signal { id, kind, branch: None, sender, created_at };
+    let store = waypost::FileStore::open(rig.path("kept")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(store.signal(&"r".parse().unwrap(), &stop)).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "1s"]), Some(75));
 }

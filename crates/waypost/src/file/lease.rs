@@ -258,6 +258,8 @@ impl Writer {
             None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,
         }
         self.write_lease(wake_at)?;
+        // The last writer may have died between its commit and the marks.
+        self.mark_consumed();
         self.plan_rotation();
         self.mend_run_record()?;
         if let Some((_, Ok(record))) = run_record::read_run(disk.as_ref(), &self.run, &self.paths)? {

@@ -252,13 +252,18 @@ impl Writer {
             // The writer is now poisoned; the next append returns the error.
             return;
         }
-        let consumed: Vec<String> = self.consumed.iter().cloned().collect();
-        if signals::mark(self.disk.as_ref(), &self.paths, &consumed).is_ok() {
-            self.consumed.clear();
-        }
+        self.mark_consumed();
         let due = self.files >= self.rotate_at || release;
         if let Some(keep) = self.retention.filter(|_| due) {
             let _ = self.rotate(keep);
+        }
+    }
+
+    /// Marks the signals of acknowledged commits as taken in. What fails is marked by the next commit or session.
+    pub(super) fn mark_consumed(&mut self) {
+        let consumed: Vec<String> = self.consumed.iter().cloned().collect();
+        if signals::mark(self.disk.as_ref(), &self.paths, &consumed).is_ok() {
+            self.consumed.clear();
         }
     }
 

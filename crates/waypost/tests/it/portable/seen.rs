@@ -76,7 +76,7 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
     let newer = rehashed(&text.replace("\"format\":3", "\"format\":99"));
     let incompatible = load("newer", Some(&newer));
     assert!(
-        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 2, .. }),
+        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 3, .. }),
         "{incompatible:?}"
     );
     assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 3"));

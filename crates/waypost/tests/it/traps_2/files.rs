@@ -46,7 +46,7 @@ async fn a_file_has_the_state_the_step_the_config_the_time_and_the_version() {
     let portable = saved(&world, &stage.line(), Notes::default()).await;
 
     let text: Value = serde_json::from_slice(&portable.to_text()).unwrap();
-    assert_eq!(text["format"], 2);
+    assert_eq!(text["format"], 3);
     assert_eq!(text["checkpoint"]["state"], json!({ "done": ["a"] }));
     assert_eq!(text["checkpoint"]["position"]["frontier"][0]["step"], "b");
     assert_eq!(text["config"], json!({ "model": "m" }));
@@ -228,19 +228,19 @@ async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let load = |to: &str| {
         let path = folder.path().join("r.json");
-        std::fs::write(&path, rewritten(&text, "\"format\":2,", to)).unwrap();
+        std::fs::write(&path, rewritten(&text, "\"format\":3,", to)).unwrap();
         Portable::load(&path).unwrap_err()
     };
 
     for newer in ["\"format\":99,", "\"format\":99.0,"] {
         let refused = load(newer);
-        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 2, .. }), "{refused}");
-        assert!(refused.to_string().ends_with("has format 99, this version reads up to 2"), "{refused}");
+        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 3, .. }), "{refused}");
+        assert!(refused.to_string().ends_with("has format 99, this version reads up to 3"), "{refused}");
     }
-    for older in ["\"format\":0,", "\"format\":1,"] {
+    for older in ["\"format\":0,", "\"format\":1,", "\"format\":2,"] {
         let refused = load(older);
         assert!(
-            refused.to_string().ends_with("of before the first release, this version reads 2"),
+            refused.to_string().ends_with("of before the first release, this version reads 3"),
             "{refused}"
         );
     }
@@ -284,7 +284,7 @@ async fn not_found_corrupt_and_incompatible_are_three_errors() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("half"), &text[..text.len() / 2]).unwrap();
-    std::fs::write(path("newer"), rewritten(&text, "\"format\":2,", "\"format\":3,")).unwrap();
+    std::fs::write(path("newer"), rewritten(&text, "\"format\":3,", "\"format\":4,")).unwrap();
 
     let errors = ["none", "half", "newer"].map(|name| Portable::load(&path(name)).unwrap_err());
 
