@@ -13,15 +13,19 @@ use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
-use crate::commands::OnceError;
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
 mod causes;
 mod diagnosis;
+mod once;
 mod run;
 mod store;
 mod words;
+
+pub(crate) use once::OnceError;
+pub(crate) use store::log_with_record;
+pub(crate) use words::undo_command;
 
 use causes::is_without_descriptors;
 pub(crate) use diagnosis::{Diagnosis, Rendered};
@@ -455,7 +459,7 @@ impl Error {
                 Exit::NotTrusted,
                 Some(format!(
                     "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
-                    crate::store_location::quoted(&file.display().to_string())
+                    crate::text::quoted(&file.display().to_string())
                 )),
             ),
             Self::NotOwned { .. } => (

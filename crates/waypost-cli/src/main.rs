@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::cli::{Cli, Command};
-use crate::commands::Context;
+use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
@@ -18,6 +18,7 @@ mod cli;
 mod commands;
 mod completion;
 mod config;
+mod context;
 mod current_evidence;
 mod dead_letters;
 mod definition;
@@ -38,6 +39,7 @@ mod run_status;
 mod session;
 mod size;
 mod store_location;
+mod text;
 mod time;
 mod view;
 

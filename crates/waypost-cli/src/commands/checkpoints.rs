@@ -3,7 +3,6 @@
 use waypost::engine::MARK;
 use waypost::record::Record;
 use waypost::store::{Damage, Scan, Store, StoreError};
-use waypost::{CheckpointRef, RunId};
 
 use super::Context;
 use crate::cli::CheckpointsArgs;
@@ -11,6 +10,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::reference;
+use crate::reference::damaged_reference;
 use crate::time;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
@@ -98,7 +98,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
 
 fn of_damage(damage: &Damage) -> CheckpointView {
     CheckpointView {
-        reference: reference_of(&damage.run, damage).to_string(),
+        reference: damaged_reference(&damage.run, damage).to_string(),
         branch: damage.branch.to_string(),
         seq: damage.seq,
         phase: None,
@@ -118,11 +118,6 @@ fn of_damage(damage: &Damage) -> CheckpointView {
         label: None,
         error: Some(damage.flaw.to_string()),
     }
-}
-
-/// Returns the reference of a damaged record.
-pub(crate) fn reference_of(run: &RunId, damage: &Damage) -> CheckpointRef {
-    CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
 }
 
 /// Inserts damaged records by branch and seq.

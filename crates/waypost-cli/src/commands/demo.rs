@@ -47,7 +47,7 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
         Err(Ended::Stopped(by)) => {
             context.output.note(&format!("Stopped by {by}; nothing of the demo is left."));
             interrupt::die_of(by);
-            Ok(interrupt::exit_of(by))
+            Ok(crate::exit::exit_of(by))
         }
         Err(Ended::Error(error)) => Err(error),
     }

@@ -16,7 +16,7 @@ use waypost_sqlite::{SCHEMA_VERSION, schema_of};
 use waypost_workflow::program::processes_of;
 
 use super::Context;
-use crate::config::{Config, Origin};
+use crate::config::Config;
 use crate::environment::Local;
 use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
@@ -25,6 +25,7 @@ use crate::run_status::{self, Corrected};
 use crate::size;
 use crate::store_location::{Access, StoreUrl};
 use crate::time;
+use crate::view::Origin;
 use crate::view::{CheckupView, DoctorView, VERSION};
 
 /// Free bytes below which a run is soon stopped: a large state with its log and SQLite's.

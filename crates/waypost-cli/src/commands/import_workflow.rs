@@ -13,7 +13,8 @@ use crate::cli::ImportWorkflowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::store_location::{self, quoted};
+use crate::store_location::{self};
+use crate::text::quoted;
 use crate::view::{ImportedView, NoteView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]

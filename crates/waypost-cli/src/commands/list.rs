@@ -141,7 +141,7 @@ async fn found(
                 );
                 context.output.warn(&match of {
                     Some(of) => {
-                        store_location::with_words(&text, &format!(" --store {}", store_location::quoted(of)))
+                        store_location::with_words(&text, &format!(" --store {}", crate::text::quoted(of)))
                     }
                     None => context.with_store(&text),
                 });

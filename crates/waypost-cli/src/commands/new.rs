@@ -11,7 +11,8 @@ use crate::cli::NewArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::store_location::{self, quoted};
+use crate::store_location::{self};
+use crate::text::quoted;
 use crate::view::{NewView, VERSION};
 
 /// Most commands in the dialogue; more can be added to the file.

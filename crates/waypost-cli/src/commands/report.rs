@@ -110,7 +110,7 @@ async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> 
             told.take(record);
         }
         for damage in &page.damaged {
-            told.damaged.push(super::checkpoints::reference_of(run, damage).to_string());
+            told.damaged.push(crate::reference::damaged_reference(run, damage).to_string());
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),

@@ -15,7 +15,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::resume::Prepared;
-use super::{check, detach, relative_to_here, resume};
+use super::{check, detach, resume};
 use crate::cli::{ResumeArgs, RunArgs};
 use crate::definition::path_in_force;
 use crate::environment::{self, Local};
@@ -25,6 +25,7 @@ use crate::params::current;
 use crate::reference::{self, resumable_statuses};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
+use crate::text::relative_to_here;
 
 /// Most attempts at a free id: each collides once in a million runs of one name.
 const IDS_MAX: usize = 8;

@@ -8,8 +8,9 @@ use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
-use super::{Context, SCRIPT};
+use super::Context;
 use crate::cli::StopArgs;
+use crate::definition::SCRIPT;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::keepalive::keepalive_holder;

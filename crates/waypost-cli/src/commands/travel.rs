@@ -280,7 +280,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let file = record.path.as_deref().map(|path| store_location::from_home(store.home(), path));
     let told = SessionReport {
         run: run.clone(),
-        file: file.as_deref().map(super::relative_to_here),
+        file: file.as_deref().map(crate::text::relative_to_here),
         store_words: context.lasting_store_words(),
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),

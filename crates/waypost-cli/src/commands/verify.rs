@@ -11,7 +11,7 @@ use waypost::record::{Claim, Flaw, Header, Occasion, Pack, Reason, Record, Verdi
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
-use super::{Context, checkpoints};
+use super::Context;
 use crate::cli::VerifyArgs;
 use crate::current_evidence;
 use crate::definition::Chosen;
@@ -388,7 +388,7 @@ impl Chain {
     async fn take(&mut self, store: &dyn Store, root: Option<Digest>, link: Link) -> Result<(), Error> {
         match link {
             Link::Damage(damage) => {
-                let at = checkpoints::reference_of(&damage.run, &damage);
+                let at = crate::reference::damaged_reference(&damage.run, &damage);
                 self.broken = true;
                 let error = match damage.flaw {
                     // A record missing in the middle is not named by others.

@@ -19,10 +19,10 @@ use waypost_workflow::program::shape_of;
 
 use super::{Choice, Chosen, shown};
 use crate::cli::ResumeArgs;
-use crate::commands::relative_to_here;
 use crate::environment;
 use crate::error::Error;
 use crate::output::shown as shown_text;
+use crate::text::relative_to_here;
 use crate::time;
 
 /// Most items that a change of a list names.

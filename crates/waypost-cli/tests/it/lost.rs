@@ -406,7 +406,7 @@ fn a_database_that_is_none_is_damage() {
 #[test]
 fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written() {
     // What happened: `list` and `show` said `completed` of a run that a resume goes on with. Why: the store keeps a
-    // summary, which the damaged record had written. What stops it: the newest sound record is asked (standing.rs).
+    // summary, which the damaged record had written. What stops it: the newest sound record is asked (run_status.rs).
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = failed(url);
         assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0));

@@ -90,7 +90,7 @@ const NEWER: &str = "has format 3, this version reads up to 2";
 
 // What happened: `resume --all` passed a run of a newer version over with exit 0 and no word, `verify --all` called it
 // damaged, `list` called it resumable, and `delete` removed it. Why: of what cannot be listed nobody asked why, and the two
-// stores know of it at different places. What stops it now: each of these asks the run itself (standing.rs, delete.rs).
+// stores know of it at different places. What stops it now: each of these asks the run itself (run_status.rs, delete.rs).
 #[test]
 fn newer_is_refused() {
     for (url, part) in STORES.into_iter().flat_map(|url| PARTS.map(|part| (url, part))) {
@@ -145,7 +145,7 @@ fn newer_is_refused() {
 
 // What happened: `list` told of a run whose both records are damaged as of any other, without its workflow, begun in 1970
 // and resumable, which it is not. Why: its newest checkpoint has a summary, and nobody asked for the rest. What stops it
-// now: a run whose record cannot be read is named as that, and no more is said of it (standing.rs).
+// now: a run whose record cannot be read is named as that, and no more is said of it (run_status.rs).
 #[test]
 fn a_run_whose_record_is_damaged_is_not_listed_as_if_it_were_sound() {
     for url in STORES {

@@ -12,7 +12,7 @@ use waypost::store::Store;
 use waypost::{RunId, StepId};
 
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::commands::Context;
+use crate::context::Context;
 use crate::current_evidence;
 use crate::definition::Chosen;
 use crate::environment;

@@ -14,10 +14,10 @@ use waypost::store::Store;
 use waypost::{RunId, StepId};
 
 use super::{Going, Prepared, choice};
+use crate::cli::DeadLetter;
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::commands::{Context, dead_letters};
+use crate::context::Context;
 use crate::current_evidence;
-use crate::dead_letters::DeadLetter;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
@@ -34,7 +34,7 @@ pub(super) async fn dry_run(
     let asked = args.treat_as;
     let mut notes = Vec::new();
     if args.retry_failed {
-        let letters = dead_letters::letters(store, run).await?;
+        let letters = crate::dead_letters::letters_of(store, run).await?;
         notes.extend(told_of(&letters));
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
