@@ -20,10 +20,11 @@ use waypost_workflow::file::{ParamKind, Workflow};
 use crate::cli::Cli;
 use crate::cli::DeadLetter;
 use crate::config::Config;
-use crate::definition::Chosen;
-use crate::reference::{Default, Reference, find};
+use crate::format::time;
+use crate::output;
+use crate::run::definition::Chosen;
+use crate::run::reference::{Default, Reference, find};
 use crate::store_location::{self, Access};
-use crate::{output, time};
 
 /// The variable that requests completion, and names the shell.
 pub(crate) const VARIABLE: &str = "WAYPOST_COMPLETE";
@@ -151,7 +152,7 @@ fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
         // The command and subcommand come first.
         let run = Reference::parse(line.words.get(2)?).ok()?.run;
         let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
-        let found = crate::dead_letters::letters_of(store.as_ref(), &run).await.ok()?;
+        let found = crate::run::dead_letters::letters_of(store.as_ref(), &run).await.ok()?;
         let is_new =
             |key: &str| key.starts_with(current) && !line.words.iter().skip(3).any(|word| word == key);
         let fits = found.iter().filter(|letter| is_new(&letter.key)).take(OFFERED_MAX).enumerate();

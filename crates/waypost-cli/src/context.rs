@@ -2,15 +2,15 @@
 
 use crate::cli::{Cli, Color, Command, DeadLetters};
 use crate::config::Config;
-use crate::definition::Chosen;
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time::now;
 use crate::output::Output;
-use crate::reference::{self, Default};
-use crate::registry;
+use crate::run::definition::Chosen;
+use crate::run::environment;
+use crate::run::reference::{self, Default};
+use crate::store_location::registry;
 use crate::store_location::{self, Access};
-use crate::time::now;
 use crate::view::Origin;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -134,7 +134,7 @@ impl Context {
     pub(crate) fn store_words(&self) -> String {
         let near = self.near.get().map(PathBuf::as_path);
         let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
-        let named = |store: &str| format!(" --store {}", crate::text::quoted(store));
+        let named = |store: &str| format!(" --store {}", crate::format::text::quoted(store));
         match (&self.store, self.store_origin) {
             (Some(store), Origin::Workflow | Origin::Project | Origin::User) => match here() {
                 Some(found) if found.value == *store => String::new(),

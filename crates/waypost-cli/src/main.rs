@@ -19,28 +19,13 @@ mod commands;
 mod completion;
 mod config;
 mod context;
-mod current_evidence;
-mod dead_letters;
-mod definition;
-mod environment;
 mod error;
 mod exit;
-mod failed_item;
-mod failed_step;
-mod hooks;
-mod interrupt;
-mod keepalive;
-mod limits;
+mod format;
 mod output;
-mod params;
-mod reference;
-mod registry;
-mod run_status;
+mod run;
 mod session;
-mod size;
 mod store_location;
-mod text;
-mod time;
 mod view;
 
 /// Most descriptor pairs of a new runtime: a poll with a copy, a waker, a signal pair with a copy (tokio
@@ -84,7 +69,7 @@ fn main() -> ExitCode {
         return waypost_workflow::supervisor::main();
     }
     ignore_file_size_signal();
-    let descriptors = limits::raise_descriptors();
+    let descriptors = run::limits::raise_descriptors();
     waypost_workflow::supervisor::give_steps_descriptors(descriptors);
     let mut context = Context::new(&cli);
     if let Err(error) = context.configure(&mut cli, &matches)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::OneRun;
-use crate::time;
+use crate::format::time;
 use serde_json::Value;
 use waypost::record::Failure;
 use waypost::{BranchPath, StepId};

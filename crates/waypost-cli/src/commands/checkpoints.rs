@@ -8,10 +8,10 @@ use super::Context;
 use crate::cli::CheckpointsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time;
 use crate::output::Output;
-use crate::reference;
-use crate::reference::damaged_reference;
-use crate::time;
+use crate::run::reference;
+use crate::run::reference::damaged_reference;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {

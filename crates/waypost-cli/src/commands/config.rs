@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use super::Context;
 use crate::cli::Color;
 use crate::config::{Config, Sourced};
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time;
+use crate::run::environment;
 use crate::store_location;
-use crate::time;
 use crate::view::Origin;
 use crate::view::{ConfigFileView, ConfigView, SettingView, VERSION};
 

@@ -14,13 +14,13 @@ use super::Context;
 use super::answer::refuse_secret;
 use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
-use crate::dead_letters::letters_of;
-use crate::dead_letters::{self};
-use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::reference::{Default, find, find_to_decide, unfinished_statuses};
+use crate::run::dead_letters::letters_of;
+use crate::run::dead_letters::{self};
+use crate::run::definition::Chosen;
+use crate::run::reference::{Default, find, find_to_decide, unfinished_statuses};
 use crate::store_location::Access;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 

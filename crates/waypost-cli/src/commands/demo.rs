@@ -14,7 +14,7 @@ use super::Context;
 use crate::cli::DemoArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::interrupt;
+use crate::session::interrupt;
 use crate::view::{DemoCommandView, DemoStepView, DemoView, VERSION};
 
 /// The workflow file and its run.

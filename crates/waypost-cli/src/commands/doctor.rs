@@ -17,14 +17,14 @@ use waypost_workflow::program::processes_of;
 
 use super::Context;
 use crate::config::Config;
-use crate::environment::Local;
 use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
-use crate::keepalive;
-use crate::run_status::{self, Corrected};
-use crate::size;
+use crate::format::size;
+use crate::format::time;
+use crate::run::environment::Local;
+use crate::run::keepalive;
+use crate::run::run_status::{self, Corrected};
 use crate::store_location::{Access, StoreUrl};
-use crate::time;
 use crate::view::Origin;
 use crate::view::{CheckupView, DoctorView, VERSION};
 

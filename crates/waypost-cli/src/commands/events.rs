@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
 
     /// Warns once of a checkpoint without printable events.
     fn tell_of_gap(&mut self, context: &Context, damage: &Damage) {
-        let at = crate::reference::damaged_reference(self.run, damage);
+        let at = crate::run::reference::damaged_reference(self.run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!(
             "checkpoint {at} is {what}, so its events are not told; `waypost verify {}` says more",

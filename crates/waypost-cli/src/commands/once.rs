@@ -26,17 +26,17 @@ use waypost_workflow::supervisor::{Exit as Ended, Supervisor, kill_leftovers};
 
 use super::Context;
 use crate::cli::OnceArgs;
-use crate::definition::SCRIPT;
-use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::error::OnceError;
 use crate::exit::Exit;
-use crate::interrupt;
-use crate::keepalive;
-use crate::keepalive::SCRIPT_WORKFLOW;
-use crate::reference;
-use crate::run_status;
+use crate::run::definition::SCRIPT;
+use crate::run::environment::{self, Local};
+use crate::run::keepalive;
+use crate::run::keepalive::SCRIPT_WORKFLOW;
+use crate::run::reference;
+use crate::run::run_status;
 use crate::session::Session;
+use crate::session::interrupt;
 use crate::store_location::{self, Access};
 use crate::view::{FinishedView, OnceView, VERSION};
 
@@ -465,7 +465,7 @@ fn failure(
 /// Says a command as a shell would take it, as far as a person reads it.
 fn clipped(command: &[std::ffi::OsString]) -> String {
     let words: Vec<String> =
-        command.iter().map(|word| crate::text::quoted(&word.to_string_lossy())).collect();
+        command.iter().map(|word| crate::format::text::quoted(&word.to_string_lossy())).collect();
     let mut text = words.join(" ");
     if text.len() > COMMAND_BYTES_MAX {
         let end = (0..=COMMAND_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);

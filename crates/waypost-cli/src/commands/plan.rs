@@ -14,17 +14,17 @@ use super::undo;
 use super::{Context, checkpoints, executions};
 use crate::cli::DeadLetter;
 use crate::cli::{OneRun, WhyArgs};
-use crate::current_evidence;
-use crate::dead_letters::letters_of;
-use crate::dead_letters::{self};
-use crate::definition::{Choice, choose};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::quoted;
+use crate::format::time;
 use crate::output::shown;
-use crate::reference::{StepRef, encode, no_step};
-use crate::run_status;
-use crate::text::quoted;
-use crate::time;
+use crate::run::current_evidence;
+use crate::run::dead_letters::letters_of;
+use crate::run::dead_letters::{self};
+use crate::run::definition::{Choice, choose};
+use crate::run::reference::{StepRef, encode, no_step};
+use crate::run::run_status;
 use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
@@ -247,7 +247,7 @@ pub(crate) async fn stops(
     workflow: &Workflow,
 ) -> Result<Vec<String>, Error> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
-        let at = crate::reference::damaged_reference(&damage.run, damage);
+        let at = crate::run::reference::damaged_reference(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
     });
     let told = run_status::logged_and_lost(store, snapshot).await.map(|told| {
@@ -276,7 +276,7 @@ pub(super) async fn planned(
     let chosen = choose(store, snapshot, &Choice::to_look()).await?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
-        let at = crate::reference::damaged_reference(&damage.run, damage);
+        let at = crate::run::reference::damaged_reference(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
     for damage in run_status::damaged_items(store, snapshot).await? {

@@ -17,16 +17,16 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, sp
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::definition::{Choice, Chosen, choose};
-use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params::{BegunWork, Setting};
-use crate::reference::{Default as Meant, StepRef, encode, find};
-use crate::run_status;
+use crate::format::text::relative_to_here;
+use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::environment::{self, Local};
+use crate::run::params::{BegunWork, Setting};
+use crate::run::reference::{Default as Meant, StepRef, encode, find};
+use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
 use crate::store_location::{self, Access};
-use crate::text::relative_to_here;
 
 use choice::{Asked, decide, nothing_to_decide, refuse_broken};
 use dry::dry_run;
@@ -69,7 +69,7 @@ pub(crate) async fn resume_in(
         return dry_run(context, &store, &run, &args).await;
     }
     if args.retry_failed {
-        let letters = crate::dead_letters::letters_of(store.as_ref(), &run).await?;
+        let letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
     let mut prepared = Prepared::of(context, &store, &run, &args).await?;
@@ -174,7 +174,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
 /// Returns whether a run was created by `once`: only the script continues the run.
 async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     let entry = store.run(run).await;
-    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::definition::SCRIPT))
+    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::run::definition::SCRIPT))
 }
 
 /// Prints that a run in doubt is not resumed, and that a person must decide.

@@ -15,18 +15,18 @@ use waypost_workflow::program::{shape_of, spent};
 
 use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
-use crate::definition::SCRIPT;
-use crate::definition::path_in_force;
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::hooks;
+use crate::format::time;
 use crate::output::{Output, shown, shown_lines};
-use crate::params;
-use crate::reference::{Default, Reference, StepRef, encode, find, no_step};
-use crate::run_status;
+use crate::run::definition::SCRIPT;
+use crate::run::definition::path_in_force;
+use crate::run::environment;
+use crate::run::hooks;
+use crate::run::params;
+use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
+use crate::run::run_status;
 use crate::store_location;
-use crate::time;
 use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
@@ -72,7 +72,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.snapshot.damaged() {
-        let at = crate::reference::damaged_reference(&run, damage);
+        let at = crate::run::reference::damaged_reference(&run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!("checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more");
         context.output.warn(&context.with_store(&text));
@@ -101,7 +101,7 @@ pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, 
 
 /// Warns of a checkpoint missing from the shown history.
 pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
-    let at = crate::reference::damaged_reference(&damage.run, damage);
+    let at = crate::run::reference::damaged_reference(&damage.run, damage);
     let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
     let text = format!(
         "checkpoint {at} is {what}, and what it alone told is not shown; `waypost verify {}` says more",
@@ -348,7 +348,7 @@ impl Shown {
                 .snapshot
                 .damaged()
                 .chain(self.damaged_before())
-                .map(|damage| crate::reference::damaged_reference(&damage.run, damage).to_string())
+                .map(|damage| crate::run::reference::damaged_reference(&damage.run, damage).to_string())
                 .collect(),
         })
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use waypost::RunId;
 use waypost_workflow::file::FileError;
 
-use crate::text::quoted;
+use crate::format::text::quoted;
 
 /// Returns which runs left their logs.
 pub(super) fn left_by(runs: &[RunId]) -> String {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use waypost::events::Event;
 
 use super::shown;
-use crate::time;
+use crate::format::time;
 
 /// Formats an event as a line: time, place, name, and fields. With several runs, the place includes the run.
 pub(crate) fn line(event: &Event, of_many: bool) -> String {

@@ -14,7 +14,7 @@ use waypost::{BranchPath, StepId};
 use super::region::Region;
 use super::{Output, actions};
 
-use crate::time;
+use crate::format::time;
 
 /// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
 const HEARTBEAT: Duration = Duration::from_secs(60);

@@ -5,8 +5,8 @@ use waypost::record::WaitKind;
 use waypost_workflow::file::AnswerKind;
 
 use super::{shown, shown_lines};
-use crate::text::quoted;
-use crate::time;
+use crate::format::text::quoted;
+use crate::format::time;
 use crate::view::WaitView;
 
 /// Formats a wait of a step, with the command to fulfil it.

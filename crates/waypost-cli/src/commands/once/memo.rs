@@ -12,9 +12,9 @@ use waypost::id::Digester;
 use waypost::store::{BLOB_CHUNK_BYTES, Store, StoreError};
 use waypost::{Digest, RunId, StepId};
 
-use crate::definition::SCRIPT;
 use crate::error::Error;
 use crate::error::OnceError;
+use crate::run::definition::SCRIPT;
 
 /// The schema version of [`Memos`].
 pub(super) const SCHEMA: u32 = 1;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
-use crate::time;
-use crate::time::Since;
+use crate::format::time;
+use crate::format::time::Since;
 
 mod evidence;
 mod exchange;

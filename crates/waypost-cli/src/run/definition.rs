@@ -19,11 +19,11 @@ use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
-use crate::environment;
 use crate::error::Error;
-use crate::hooks;
+use crate::format::text::relative_to_here;
+use crate::run::environment;
+use crate::run::hooks;
 use crate::store_location::{self, kept};
-use crate::text::relative_to_here;
 use crate::view::gives;
 
 use adopt::{Changed, FinishedChoice, adopt};

@@ -132,6 +132,7 @@ pub(crate) fn now() -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use super::Since;
     use std::time::Duration;
 
     use super::{lasted, parse_duration, parse_since, utc};

@@ -1,5 +1,7 @@
 //! A session of a run on the command line: progress during the work, then the outcome.
 
+pub(crate) mod interrupt;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,18 +18,17 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
 use crate::context::Context;
-use crate::dead_letters;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::failed_item::SHOWN_MAX;
-use crate::failed_step::FailedAt;
-use crate::interrupt;
-use crate::keepalive::Keepalive;
+use crate::format::time::now;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
-use crate::reference::damaged_reference;
-use crate::time::now;
+use crate::run::dead_letters;
+use crate::run::failed_item::SHOWN_MAX;
+use crate::run::failed_step::FailedAt;
+use crate::run::keepalive::Keepalive;
+use crate::run::reference::damaged_reference;
 use crate::view::FailedItem;
 use crate::view::{VERSION, WaitView};
 

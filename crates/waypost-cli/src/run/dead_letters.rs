@@ -9,9 +9,9 @@ use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
 
 use crate::cli::DeadLetter;
-use crate::definition::Chosen;
 use crate::error::Error;
-use crate::reference::plain;
+use crate::run::definition::Chosen;
+use crate::run::reference::plain;
 use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.

@@ -7,9 +7,9 @@ use waypost::store::{Scan, Scanned, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use crate::dead_letters;
 use crate::error::Error;
 use crate::output::{Paint, shown};
+use crate::run::dead_letters;
 use crate::view::FailedItem;
 
 /// Most failed items on a screen: enough to compare their errors.

@@ -11,9 +11,10 @@ use waypost::shape::Unfinished;
 use waypost::store::{Damage, Heads, Page, RunSummary, Scan, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
 
-use crate::definition::Chosen;
 use crate::error::Error;
-use crate::{keepalive, reference};
+use crate::run::definition::Chosen;
+use crate::run::keepalive;
+use crate::run::reference;
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;

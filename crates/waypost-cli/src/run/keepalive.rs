@@ -9,7 +9,7 @@ use waypost::record::RunStatus;
 use waypost::store::{RunSummary, Store};
 use waypost::{RunId, StepId};
 
-use crate::time::now;
+use crate::format::time::now;
 
 /// The workflow name of the runs of scripts.
 pub(crate) const SCRIPT_WORKFLOW: &str = "script";

@@ -1,6 +1,8 @@
 //! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository, else the
 //! newest of the user's list that was used from here.
 
+pub(crate) mod registry;
+
 use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -15,8 +17,7 @@ use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
 
 use crate::atomic_file::open_regular;
 use crate::error::Error;
-use crate::registry;
-use crate::text::quoted;
+use crate::format::text::quoted;
 
 mod search;
 

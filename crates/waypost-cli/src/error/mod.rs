@@ -459,7 +459,7 @@ impl Error {
                 Exit::NotTrusted,
                 Some(format!(
                     "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
-                    crate::text::quoted(&file.display().to_string())
+                    crate::format::text::quoted(&file.display().to_string())
                 )),
             ),
             Self::NotOwned { .. } => (
