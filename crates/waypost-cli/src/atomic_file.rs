@@ -14,6 +14,8 @@ use tempfile::NamedTempFile;
 use waypost::store::StoreError;
 
 use crate::error::Error;
+use std::os::unix::fs::OpenOptionsExt as _;
+use waypost::disk::check_regular;
 
 /// The name prefix of unfinished files in a foreign folder; unique to this program.
 const PREFIX: &str = ".waypost-unfinished-";
@@ -134,4 +136,11 @@ fn remove_unlocked(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     fs::remove_file(path)
+}
+
+/// Opens a regular file to read it, without waiting for the other end of a pipe in its place.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
 }

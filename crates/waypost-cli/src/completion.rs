@@ -18,12 +18,13 @@ use waypost::store::{RunQuery, Scan, ScanOrder};
 use waypost_workflow::file::{ParamKind, Workflow};
 
 use crate::cli::Cli;
+use crate::cli::DeadLetter;
 use crate::config::Config;
-use crate::dead_letters::DeadLetter;
-use crate::definition::Chosen;
-use crate::reference::{Default, Reference, find};
+use crate::format::time;
+use crate::output;
+use crate::run::definition::Chosen;
+use crate::run::reference::{Default, Reference, find};
 use crate::store_location::{self, Access};
-use crate::{output, time};
 
 /// The variable that requests completion, and names the shell.
 pub(crate) const VARIABLE: &str = "WAYPOST_COMPLETE";
@@ -126,7 +127,7 @@ fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
         let branch = Some(BranchPath::new(branch).ok()?);
         let newest = Scan { branch, order: ScanOrder::NewestFirst, limit: OFFERED_MAX, ..Scan::of(&run) };
         let found = store.scan(&newest).await.ok()?;
-        let now = crate::commands::now();
+        let now = time::now();
         let mut offers = Vec::new();
         for header in found.records.iter().map(Record::header) {
             let step = header.step.as_ref().map(|step| format!(" {step}")).unwrap_or_default();
@@ -151,7 +152,7 @@ fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
         // The command and subcommand come first.
         let run = Reference::parse(line.words.get(2)?).ok()?.run;
         let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
-        let found = crate::commands::dead_letters_of(store.as_ref(), &run).await.ok()?;
+        let found = crate::run::dead_letters::letters_of(store.as_ref(), &run).await.ok()?;
         let is_new =
             |key: &str| key.starts_with(current) && !line.words.iter().skip(3).any(|word| word == key);
         let fits = found.iter().filter(|letter| is_new(&letter.key)).take(OFFERED_MAX).enumerate();
@@ -192,7 +193,7 @@ fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
         let store = Line::read().store()?;
         let prefix = Some(current.to_owned()).filter(|prefix| !prefix.is_empty());
         let found = store.runs(&RunQuery { prefix, limit: OFFERED_MAX, ..RunQuery::default() }).await.ok()?;
-        let now = crate::commands::now();
+        let now = time::now();
         let offer = |(index, run): (usize, waypost::store::RunSummary)| {
             let told = format!("{}, {}", run.status.name(), time::ago(run.updated_at, now));
             CompletionCandidate::new(run.run.as_str()).help(Some(told.into())).display_order(Some(index))

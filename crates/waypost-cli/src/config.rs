@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use serde::Serialize;
 use waypost_workflow::file::{
     AgentCommand, ColorChoice, ConfigFile, FileError, NamedStore, ReadError, Setting,
 };
@@ -15,29 +14,12 @@ use waypost_workflow::file::{
 use crate::cli::{Cli, Color, Command};
 use crate::error::Error;
 use crate::store_location::{self, StoreUrl};
+use crate::view::Origin;
 
 /// The name of a configuration file in its folder.
 const FILE: &str = "config.yaml";
 /// The workflow file if none is named.
 const WORKFLOW: &str = "waypost.yaml";
-
-/// The source of a value, by descending precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Origin {
-    /// The command line.
-    Flag,
-    /// The caller's environment.
-    Environment,
-    /// The workflow file.
-    Workflow,
-    /// The nearest `.waypost/config.yaml`.
-    Project,
-    /// The configuration file of the user.
-    User,
-    /// Built-in default.
-    Default,
-}
 
 /// The configuration files in effect, nearest first.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use waypost_workflow::program::{BUDGET, LOSS, NO_RESOURCES, NO_ROOM};
 
 /// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -137,6 +138,24 @@ impl Exit {
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())
+    }
+}
+
+/// The requester name for a stop by timeout.
+pub(crate) const TIMEOUT: &str = "its own timeout";
+
+/// Returns the exit code of a run stopped by this requester. Possible requesters are a signal, the timeout,
+/// the budget, a remote request, a lost supervisor and a full disk.
+pub(crate) fn exit_of(by: &str) -> Exit {
+    match by {
+        by if by.starts_with(LOSS) => Exit::StepFailed,
+        by if by.starts_with(NO_ROOM) => Exit::CannotWrite,
+        by if by.starts_with(NO_RESOURCES) => Exit::NoResources,
+        "SIGTERM" => Exit::Terminate,
+        "SIGHUP" => Exit::Hangup,
+        TIMEOUT => Exit::Timeout,
+        by if by.starts_with(BUDGET) => Exit::Timeout,
+        _ => Exit::Interrupt,
     }
 }
 

@@ -11,7 +11,7 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use tokio::runtime::Runtime;
 
 use crate::cli::{Cli, Command};
-use crate::commands::Context;
+use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
@@ -20,27 +20,14 @@ mod cli;
 mod commands;
 mod completion;
 mod config;
-mod current_evidence;
-mod dead_letters;
-mod definition;
-mod environment;
+mod context;
 mod error;
 mod exit;
-mod failed_item;
-mod failed_step;
-mod hooks;
-mod interrupt;
-mod keepalive;
-mod limits;
+mod format;
 mod output;
-mod params;
-mod reference;
-mod registry;
-mod run_status;
+mod run;
 mod session;
-mod size;
 mod store_location;
-mod time;
 mod view;
 
 /// Most descriptor pairs of a new runtime: a poll with a copy, a waker, a signal pair with a copy (tokio
@@ -96,7 +83,7 @@ fn main() -> ExitCode {
         return waypost_workflow::supervisor::main();
     }
     ignore_file_size_signal();
-    let descriptors = limits::raise_descriptors();
+    let descriptors = run::limits::raise_descriptors();
     waypost_workflow::supervisor::give_steps_descriptors(descriptors);
     let mut context = Context::new(&cli);
     if let Err(error) = context.configure(&mut cli, &matches)

@@ -89,8 +89,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-cli", Kind::Tuple, 4),
     ("crates/waypost-cli", Kind::FlagPair, 2),
     ("crates/waypost-cli", Kind::SharedName, 8),
-    ("crates/waypost-cli", Kind::CyclicRoom, 23),
-    ("crates/waypost-cli", Kind::Entry, 35),
     ("crates/waypost-evidence", Kind::SharedName, 3),
     ("crates/waypost-import", Kind::SharedName, 1),
     ("crates/waypost-import", Kind::CyclicRoom, 5),

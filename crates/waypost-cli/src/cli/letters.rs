@@ -5,7 +5,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::OneRun;
-use crate::time;
+use crate::format::time;
+use serde_json::Value;
+use waypost::record::Failure;
+use waypost::{BranchPath, StepId};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadLetters {
@@ -51,4 +54,23 @@ pub(crate) struct DropArgs {
     /// All of them
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+/// A finally failed item.
+#[derive(Debug, Clone)]
+pub(crate) struct DeadLetter {
+    pub(crate) branch: BranchPath,
+    /// The failed branch: the item's own, or a nested branch with steps of the item's group.
+    pub(crate) failed_on: BranchPath,
+    /// The `foreach` step, and the item's key there.
+    pub(crate) each: StepId,
+    pub(crate) key: String,
+    pub(crate) index: u64,
+    pub(crate) item: Value,
+    /// The failed step.
+    pub(crate) step: Option<StepId>,
+    pub(crate) failure: Failure,
+    pub(crate) attempts: u32,
+    /// The blob with the log of the last attempt.
+    pub(crate) log: Option<String>,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::time;
+use crate::format::time;
 
 #[derive(Debug, Args)]
 #[command(

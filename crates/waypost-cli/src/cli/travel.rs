@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::key_value;
-use crate::time;
+use crate::format::time;
 
 #[derive(Debug, Args)]
 pub(crate) struct RollbackArgs {

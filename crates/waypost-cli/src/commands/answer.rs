@@ -13,14 +13,15 @@ use waypost_workflow::program::ProgramError;
 
 use super::Context;
 use crate::cli::{AnswerArgs, SignalArgs};
-use crate::definition::{Chosen, step_of};
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
-use crate::reference::{Default, find, here_first, only, step_on};
+use crate::run::definition::Chosen;
+use crate::run::environment;
+use crate::run::reference::{Default, find, here_first, only, step_on};
 use crate::store_location::Access;
-use crate::store_location::quoted;
+use crate::view::step_of;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
 /// Most commands in a hint.

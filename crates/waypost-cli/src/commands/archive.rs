@@ -31,15 +31,15 @@ use waypost::store::{Scan, Store, StoreError};
 
 use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, SIGNALS, Writer};
 use self::named::{Files, NamedFiles};
+use super::Context;
 use super::branched::pending;
 use super::verify::verify_run;
-use super::{Context, once};
 use crate::atomic_file;
 use crate::cli::ArchiveArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::{Default, find};
-use crate::size;
+use crate::format::size;
+use crate::run::reference::{Default, find};
 use crate::store_location::Access;
 use crate::view::{ArchivedView, MissingView, VERSION};
 
@@ -127,7 +127,7 @@ async fn pack(
     writer.put("run.json", frozen.bytes(), time).map_err(failed)?;
     let mut named = NamedFiles::default();
     let checkpoints = pack_checkpoints(store, run, &mut writer, (time, file), &mut named).await?;
-    if frozen.record().settings.contains_key(once::SCRIPT) {
+    if frozen.record().settings.contains_key(crate::run::definition::SCRIPT) {
         named.take_memos(store, run).await?;
     }
     let newest = snapshot.newest().header().reference();

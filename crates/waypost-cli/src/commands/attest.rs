@@ -24,7 +24,7 @@ use crate::atomic_file;
 use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::size;
+use crate::format::size;
 use crate::store_location;
 use crate::view::{ExportedView, StepView, VERSION};
 

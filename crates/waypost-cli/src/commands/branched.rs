@@ -12,7 +12,9 @@ use super::Context;
 use super::run::{free_id, refuse_secrets};
 use crate::error::Error;
 use crate::output::shown;
-use crate::{environment, params, reference};
+use crate::run::environment;
+use crate::run::params;
+use crate::run::reference;
 
 /// The params of the new run: the params of the other run, and the changes.
 pub(super) struct Params {

@@ -15,13 +15,12 @@ use super::stop::{first_upper, freed, message};
 use crate::cli::CancelArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::keepalive::keepalive_holder;
-use crate::reference::{find_unasked, unfinished_statuses};
+use crate::run::keepalive::keepalive_holder;
+use crate::run::reference::{find_unasked, unfinished_statuses};
+use crate::session::CANCEL;
 use crate::store_location::Access;
 use crate::view::{CancelledView, UndoneView, VERSION};
 
-/// The requester name in records and messages.
-pub(crate) const BY: &str = "waypost cancel";
 /// Pause before the next stop request to a run taken by another process meanwhile.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -54,7 +53,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
         lease = stopped_lease(context, &store, &run, args.wait).await?.0;
     }
     let engine = Engine::new(Arc::clone(&store));
-    let cancelled = engine.cancel_under(lease, BY).await?;
+    let cancelled = engine.cancel_under(lease, CANCEL).await?;
     // The messages that the run drops may hold a secret: the close removes their bytes from the database.
     store.close().await?;
     told(context, &run, (cancelled, stopped), undone)
@@ -75,7 +74,7 @@ async fn stopped_lease(
                 let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
                 context.output.note(&first_upper(&note));
             } else {
-                store.signal(run, &message(context, BY)).await?;
+                store.signal(run, &message(context, CANCEL)).await?;
                 context.output.note(&format!("Asked {holder} to stop."));
                 stopped = true;
             }

@@ -4,10 +4,10 @@ use waypost_workflow::file::{Mode, Step, Warning, Workflow};
 
 use super::Context;
 use crate::cli::CheckArgs;
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::run::environment;
 use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]

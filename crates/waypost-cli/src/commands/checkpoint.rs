@@ -7,7 +7,7 @@ use super::answer::refuse_secret;
 use crate::cli::CheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::{Default, find};
+use crate::run::reference::{Default, find};
 use crate::store_location::Access;
 use crate::view::{MarkedView, VERSION};
 

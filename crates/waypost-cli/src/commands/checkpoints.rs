@@ -3,15 +3,15 @@
 use waypost::engine::MARK;
 use waypost::record::Record;
 use waypost::store::{Damage, Scan, Store, StoreError};
-use waypost::{CheckpointRef, RunId};
 
 use super::Context;
 use crate::cli::CheckpointsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time;
 use crate::output::Output;
-use crate::reference;
-use crate::time;
+use crate::run::reference;
+use crate::run::reference::damaged_reference;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {
@@ -98,7 +98,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
 
 fn of_damage(damage: &Damage) -> CheckpointView {
     CheckpointView {
-        reference: reference_of(&damage.run, damage).to_string(),
+        reference: damaged_reference(&damage.run, damage).to_string(),
         branch: damage.branch.to_string(),
         seq: damage.seq,
         phase: None,
@@ -118,11 +118,6 @@ fn of_damage(damage: &Damage) -> CheckpointView {
         label: None,
         error: Some(damage.flaw.to_string()),
     }
-}
-
-/// Returns the reference of a damaged record.
-pub(crate) fn reference_of(run: &RunId, damage: &Damage) -> CheckpointRef {
-    CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
 }
 
 /// Inserts damaged records by branch and seq.

@@ -4,12 +4,13 @@ use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::Color;
-use crate::config::{Config, Origin, Sourced};
-use crate::environment;
+use crate::config::{Config, Sourced};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time;
+use crate::run::environment;
 use crate::store_location;
-use crate::time;
+use crate::view::Origin;
 use crate::view::{ConfigFileView, ConfigView, SettingView, VERSION};
 
 /// Default wait of `run` and `resume`, as in their options.

@@ -8,18 +8,19 @@ use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
 use waypost::record::{Record, RunStatus};
 use waypost::store::Store;
-use waypost_workflow::file::Workflow;
 use waypost_workflow::program::WorkflowState;
 
 use super::Context;
 use super::answer::refuse_secret;
+use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
-use crate::dead_letters::{self, DeadLetter};
-use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::reference::{Default, find, find_to_decide, unfinished_statuses};
+use crate::run::dead_letters::letters_of;
+use crate::run::dead_letters::{self};
+use crate::run::definition::Chosen;
+use crate::run::reference::{Default, find, find_to_decide, unfinished_statuses};
 use crate::store_location::Access;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 
@@ -30,16 +31,6 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
         DeadLetters::Retry(args) => retry(context, args).await,
         DeadLetters::Drop(args) => drop_them(context, args).await,
     }
-}
-
-/// Returns the dead letters of a run.
-pub(crate) async fn letters(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
-    dead_letters::letters(store, run, &workflow_of(store, run).await?).await
-}
-
-async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> {
-    let snapshot = Snapshot::read(store, run).await?;
-    Ok(Chosen::in_force(store, &snapshot)?.workflow)
 }
 
 /// Returns why a run has no dead letters.
@@ -99,7 +90,7 @@ fn failed_before(snapshot: &Snapshot) -> Option<String> {
 
 async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let letters = letters(store.as_ref(), &run).await?;
+    let letters = letters_of(store.as_ref(), &run).await?;
     if context.output.json {
         let items = letters.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
         context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
@@ -136,7 +127,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
 
 async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
     let (store, run) = context.find(Some(&args.run)).await?;
-    let letters = letters(store.as_ref(), &run).await?;
+    let letters = letters_of(store.as_ref(), &run).await?;
     let found = dead_letters::chosen(&run, letters, std::slice::from_ref(&args.key))?;
     if context.output.json {
         let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
@@ -170,7 +161,7 @@ async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
 async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
-    let found = dead_letters::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
         (Some(_), [letter]) if letter.failed_on != letter.branch => {
@@ -210,7 +201,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter is named".to_owned(), "name their keys, or say `--all`"));
     }
-    let found = dead_letters::chosen(&run, letters(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
     if found.is_empty() {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }

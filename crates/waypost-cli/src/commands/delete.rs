@@ -12,8 +12,8 @@ use super::clear::Deleting;
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::keepalive::keepalive_holder;
-use crate::reference::{find_to_decide, find_unasked};
+use crate::run::keepalive::keepalive_holder;
+use crate::run::reference::{find_to_decide, find_unasked};
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {

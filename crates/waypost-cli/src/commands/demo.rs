@@ -14,7 +14,7 @@ use super::Context;
 use crate::cli::DemoArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::interrupt;
+use crate::session::interrupt;
 use crate::view::{DemoCommandView, DemoStepView, DemoView, VERSION};
 
 /// The workflow file and its run.
@@ -47,7 +47,7 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
         Err(Ended::Stopped(by)) => {
             context.output.note(&format!("Stopped by {by}; nothing of the demo is left."));
             interrupt::die_of(by);
-            Ok(interrupt::exit_of(by))
+            Ok(crate::exit::exit_of(by))
         }
         Err(Ended::Error(error)) => Err(error),
     }

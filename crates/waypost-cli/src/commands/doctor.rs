@@ -16,15 +16,16 @@ use waypost_sqlite::{SCHEMA_VERSION, schema_of};
 use waypost_workflow::program::processes_of;
 
 use super::Context;
-use crate::config::{Config, Origin};
-use crate::environment::Local;
+use crate::config::Config;
 use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
-use crate::keepalive;
-use crate::run_status::{self, Corrected};
-use crate::size;
+use crate::format::size;
+use crate::format::time;
+use crate::run::environment::Local;
+use crate::run::keepalive;
+use crate::run::run_status::{self, Corrected};
 use crate::store_location::{Access, StoreUrl};
-use crate::time;
+use crate::view::Origin;
 use crate::view::{CheckupView, DoctorView, VERSION};
 
 /// Free bytes below which a run is soon stopped: a large state with its log and SQLite's.

@@ -1,22 +1,20 @@
 //! `waypost events`: the events of a run, a line each, derived from the records.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value};
 use waypost::events::{self, Cursor, Event};
 use waypost::record::{Flaw, Record, RunStatus};
 use waypost::store::{Damage, Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 
-use super::{Context, checkpoints};
+use super::Context;
 use crate::cli::EventsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::{Output, shown};
-use crate::time;
+use crate::output::Output;
+use crate::output::event_line::line;
 
 /// Poll interval of a followed run: fast for a person, and cheap.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
@@ -195,7 +193,7 @@ impl<'a> Reader<'a> {
 
     /// Warns once of a checkpoint without printable events.
     fn tell_of_gap(&mut self, context: &Context, damage: &Damage) {
-        let at = checkpoints::reference_of(self.run, damage);
+        let at = crate::run::reference::damaged_reference(self.run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!(
             "checkpoint {at} is {what}, so its events are not told; `waypost verify {}` says more",
@@ -238,59 +236,4 @@ fn print(output: &Output, event: &Event) -> Result<(), Error> {
         output.answer(&line(event, false))?;
     }
     Ok(())
-}
-
-/// Formats an event as a line: time, place, name, and fields. With several runs, the place includes the run.
-pub(crate) fn line(event: &Event, of_many: bool) -> String {
-    let run = if of_many { event.run.as_str() } else { "" };
-    let at = if of_many && !event.branch.is_main() { "/" } else { "" };
-    let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
-    let mut rest = match serde_json::to_value(&event.what) {
-        Ok(Value::Object(rest)) => rest,
-        _ => Map::new(),
-    };
-    let name = rest.remove("event");
-    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
-    let _ = write!(text, " {name}");
-    if let Some(step) = &event.step {
-        let _ = write!(text, " {step}");
-    }
-    if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
-        let _ = write!(text, " attempt={attempt}");
-    }
-    for (key, value) in &rest {
-        match value {
-            // Names chosen by users stay unchanged.
-            Value::Object(members) if key == "outputs" => {
-                members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
-            }
-            value => tell(&mut text, key, value),
-        }
-    }
-    text
-}
-
-/// Appends an output to a line: text as is, other values as JSON.
-fn tell_output(text: &mut String, name: &str, value: &Value) {
-    let told = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-    let _ = write!(text, " {}={}", shown(name), shown(&told));
-}
-
-/// Appends a member as `key=value`; false and missing values are omitted.
-fn tell(text: &mut String, key: &str, value: &Value) {
-    let told = match value {
-        Value::Null | Value::Bool(false) => return,
-        Value::String(told) => told.clone(),
-        Value::Array(items) if items.iter().all(Value::is_string) => {
-            items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")
-        }
-        // The members of a map are appended without a prefix.
-        Value::Object(members) => return members.iter().for_each(|(key, value)| tell(text, key, value)),
-        value => value.to_string(),
-    };
-    let _ = write!(text, " {}={}", shown(key), shown(&told));
-}
-
-fn place(event: &Event) -> String {
-    if event.branch.is_main() { format!("@{}", event.seq) } else { format!("{}@{}", event.branch, event.seq) }
 }

@@ -14,12 +14,12 @@ use waypost::{BranchPath, RunId, StepId};
 
 use super::Context;
 use crate::cli::{Evidence, EvidenceArgs};
-use crate::current_evidence;
-use crate::definition::{Choice, Chosen, choose};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::{Default, StepRef, encoded, find, step_on};
-use crate::size;
+use crate::format::size;
+use crate::run::current_evidence;
+use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::reference::{Default, StepRef, encoded, find, step_on};
 use crate::store_location::{self, Access, StoreUrl};
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 

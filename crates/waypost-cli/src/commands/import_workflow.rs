@@ -12,8 +12,9 @@ use super::new::write_new;
 use crate::cli::ImportWorkflowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use crate::output::shown;
-use crate::store_location::{self, quoted};
+use crate::store_location::{self};
 use crate::view::{ImportedView, NoteView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]

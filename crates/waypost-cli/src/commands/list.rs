@@ -9,13 +9,13 @@ use super::Context;
 use crate::cli::{ListArgs, StatusName};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::size;
+use crate::format::time;
 use crate::output::shown;
-use crate::reference::resumable_statuses;
-use crate::registry;
-use crate::run_status::{self, Corrected};
-use crate::size;
+use crate::run::reference::resumable_statuses;
+use crate::run::run_status::{self, Corrected};
+use crate::store_location::registry;
 use crate::store_location::{self, Access};
-use crate::time;
 use crate::view::{ListView, RunView, UnreadableRunView, VERSION};
 
 pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Error> {
@@ -140,9 +140,10 @@ async fn found(
                     run.run
                 );
                 context.output.warn(&match of {
-                    Some(of) => {
-                        store_location::with_words(&text, &format!(" --store {}", store_location::quoted(of)))
-                    }
+                    Some(of) => store_location::with_words(
+                        &text,
+                        &format!(" --store {}", crate::format::text::quoted(of)),
+                    ),
                     None => context.with_store(&text),
                 });
             }

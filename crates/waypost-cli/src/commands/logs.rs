@@ -14,12 +14,12 @@ use waypost_workflow::program::log_name;
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
-use crate::definition::Chosen;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::size;
 use crate::output::{shown, whole};
-use crate::reference::{StepRef, encode};
-use crate::size;
+use crate::run::definition::Chosen;
+use crate::run::reference::{StepRef, encode};
 use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 
 /// Most missing logs named in a warning.

@@ -10,8 +10,9 @@ use super::Context;
 use crate::cli::NewArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use crate::output::shown;
-use crate::store_location::{self, quoted};
+use crate::store_location::{self};
 use crate::view::{NewView, VERSION};
 
 /// Most commands in the dialogue; more can be added to the file.

@@ -26,32 +26,30 @@ use waypost_workflow::supervisor::{Exit as Ended, Supervisor, kill_leftovers};
 
 use super::Context;
 use crate::cli::OnceArgs;
-use crate::environment::{self, Local};
 use crate::error::Error;
+use crate::error::OnceError;
 use crate::exit::Exit;
-use crate::interrupt;
-use crate::keepalive;
-use crate::reference;
-use crate::run_status;
+use crate::run::definition::SCRIPT;
+use crate::run::environment::{self, Local};
+use crate::run::keepalive;
+use crate::run::keepalive::SCRIPT_WORKFLOW;
+use crate::run::reference;
+use crate::run::run_status;
 use crate::session::Session;
+use crate::session::interrupt;
 use crate::store_location::{self, Access};
 use crate::view::{FinishedView, OnceView, VERSION};
 
-mod error;
 mod memo;
 mod work;
 
-pub(crate) use error::OnceError;
-pub(crate) use memo::SETTING as SCRIPT;
-use memo::{Kept, Key, MEMOS_MAX, Memo, Memos, SCHEMA, SETTING};
+use memo::{Kept, Key, MEMOS_MAX, Memo, Memos, SCHEMA};
 use work::{Came, Life, Work};
 
 /// What names the run of a script.
 const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
 /// What has all commands of a script done again that failed.
 const RETRY_FAILED: &str = "WAYPOST_RETRY_FAILED";
-/// What such runs are called where workflows are named.
-pub(crate) const SCRIPT_WORKFLOW: &str = "script";
 /// What tells a command which step it is.
 const STEP_VARIABLE: &str = "WAYPOST_STEP";
 /// How often is looked whether the key has become free.
@@ -320,7 +318,7 @@ impl Call<'_> {
             std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source })?;
         Ok(RunRecord {
             base: store.home().and_then(|home| store_location::relative_to(home, &here)),
-            settings: environment::settings(serde_json::json!({ SETTING: SCHEMA })),
+            settings: environment::settings(serde_json::json!({ SCRIPT: SCHEMA })),
             actor: Local::look()?.actor(),
             created_at: self.context.now(),
             ..run_record(self.run.clone(), SCRIPT_WORKFLOW)
@@ -449,7 +447,7 @@ impl Call<'_> {
         let said = format!("Stopped by {by}: {} is not done, and will be begun anew.", self.key.text);
         self.context.output.note(&said);
         interrupt::die_of(&by);
-        interrupt::exit_of(&by)
+        crate::exit::exit_of(&by)
     }
 }
 
@@ -467,7 +465,7 @@ fn failure(
 /// Says a command as a shell would take it, as far as a person reads it.
 fn clipped(command: &[std::ffi::OsString]) -> String {
     let words: Vec<String> =
-        command.iter().map(|word| store_location::quoted(&word.to_string_lossy())).collect();
+        command.iter().map(|word| crate::format::text::quoted(&word.to_string_lossy())).collect();
     let mut text = words.join(" ");
     if text.len() > COMMAND_BYTES_MAX {
         let end = (0..=COMMAND_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);

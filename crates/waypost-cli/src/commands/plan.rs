@@ -10,21 +10,23 @@ use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use super::dead_letters::letters;
 use super::undo;
 use super::{Context, checkpoints, executions};
+use crate::cli::DeadLetter;
 use crate::cli::{OneRun, WhyArgs};
-use crate::current_evidence;
-use crate::dead_letters::{self, DeadLetter};
-use crate::definition::{Choice, choose, step_of};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::failed_item::FailedItem;
+use crate::format::text::quoted;
+use crate::format::time;
 use crate::output::shown;
-use crate::reference::{StepRef, encode, no_step};
-use crate::run_status;
-use crate::store_location::quoted;
-use crate::time;
+use crate::run::current_evidence;
+use crate::run::dead_letters::letters_of;
+use crate::run::dead_letters::{self};
+use crate::run::definition::{Choice, choose};
+use crate::run::reference::{StepRef, encode, no_step};
+use crate::run::run_status;
+use crate::view::FailedItem;
+use crate::view::step_of;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
@@ -145,7 +147,7 @@ async fn dead_letter(
     if branch.is_main() {
         return Ok(None);
     }
-    let letters = letters(store, run).await?;
+    let letters = letters_of(store, run).await?;
     Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
 }
 
@@ -256,7 +258,7 @@ pub(crate) async fn stops(
     workflow: &Workflow,
 ) -> Result<Vec<String>, Error> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
-        let at = checkpoints::reference_of(&damage.run, damage);
+        let at = crate::run::reference::damaged_reference(&damage.run, damage);
         format!("checkpoint {at} is missing; a resume stops until it is back")
     });
     let told = run_status::logged_and_lost(store, snapshot).await.map(|told| {
@@ -285,7 +287,7 @@ pub(super) async fn planned(
     let chosen = choose(store, snapshot, &Choice::to_look()).await?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
-        let at = checkpoints::reference_of(&damage.run, damage);
+        let at = crate::run::reference::damaged_reference(&damage.run, damage);
         context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
     }
     for damage in run_status::damaged_items(store, snapshot).await? {

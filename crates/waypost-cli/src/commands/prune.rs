@@ -20,8 +20,8 @@ use super::delete::{agreed, refuse_newer};
 use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::reference::find_to_decide;
-use crate::size;
+use crate::format::size;
+use crate::run::reference::find_to_decide;
 use crate::store_location::{self, Access};
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 

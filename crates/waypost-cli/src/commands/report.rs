@@ -15,10 +15,10 @@ use waypost_workflow::file::Workflow;
 
 use super::{Context, show};
 use crate::cli::ReportArgs;
-use crate::definition::path_in_force;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::run_status;
+use crate::run::definition::path_in_force;
+use crate::run::run_status;
 use crate::store_location;
 use crate::view::{ReportView, ShowView, VERSION};
 
@@ -110,7 +110,7 @@ async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> 
             told.take(record);
         }
         for damage in &page.damaged {
-            told.damaged.push(super::checkpoints::reference_of(run, damage).to_string());
+            told.damaged.push(crate::run::reference::damaged_reference(run, damage).to_string());
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),

@@ -1,7 +1,6 @@
 //! `waypost resume`: continues a run from its newest checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -18,13 +17,14 @@ use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, sp
 
 use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::definition::{Choice, Chosen, choose};
-use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params::{BegunWork, Setting};
-use crate::reference::{Default as Meant, StepRef, encode, find};
-use crate::run_status;
+use crate::format::text::relative_to_here;
+use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::environment::{self, Local};
+use crate::run::params::{BegunWork, Setting};
+use crate::run::reference::{Default as Meant, StepRef, encode, find};
+use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
 use crate::store_location::{self, Access};
 
@@ -69,7 +69,7 @@ pub(crate) async fn resume_in(
         return dry_run(context, &store, &run, &args).await;
     }
     if args.retry_failed {
-        let letters = super::dead_letters::letters(store.as_ref(), &run).await?;
+        let letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
     let mut prepared = Prepared::of(context, &store, &run, &args).await?;
@@ -174,7 +174,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
 /// Returns whether a run was created by `once`: only the script continues the run.
 async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     let entry = store.run(run).await;
-    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(super::SCRIPT))
+    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::run::definition::SCRIPT))
 }
 
 /// Prints that a run in doubt is not resumed, and that a person must decide.
@@ -520,12 +520,6 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
             .output
             .warn(&format!("the environment differs from when the run was made: {}", names.join(", ")));
     }
-}
-
-/// Returns a path relative to the current folder, if below it.
-pub(crate) fn relative_to_here(path: &Path) -> std::path::PathBuf {
-    let here = std::env::current_dir().ok();
-    here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
 }
 
 /// Parses the start of a resume: `STEP` of the main branch, or `BRANCH/STEP`.

@@ -15,14 +15,15 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::resume::Prepared;
-use super::{check, detach, relative_to_here, resume};
+use super::{check, detach, resume};
 use crate::cli::{ResumeArgs, RunArgs};
-use crate::definition::path_in_force;
-use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params::current;
-use crate::reference::{self, resumable_statuses};
+use crate::format::text::relative_to_here;
+use crate::run::definition::path_in_force;
+use crate::run::environment::{self, Local};
+use crate::run::params::current;
+use crate::run::reference::{self, resumable_statuses};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
 

@@ -13,20 +13,22 @@ use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{shape_of, spent};
 
-use super::{Context, SCRIPT, checkpoints, undo};
+use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
-use crate::definition::{path_in_force, step_of};
-use crate::environment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::failed_item::FailedItem;
-use crate::hooks;
+use crate::format::time;
 use crate::output::{Output, shown, shown_lines};
-use crate::params;
-use crate::reference::{Default, Reference, StepRef, encode, find, no_step};
-use crate::run_status;
+use crate::run::definition::SCRIPT;
+use crate::run::definition::path_in_force;
+use crate::run::environment;
+use crate::run::hooks;
+use crate::run::params;
+use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
+use crate::run::run_status;
 use crate::store_location;
-use crate::time;
+use crate::view::FailedItem;
+use crate::view::step_of;
 use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
 use steps::Branch;
@@ -70,7 +72,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.snapshot.damaged() {
-        let at = checkpoints::reference_of(&run, damage);
+        let at = crate::run::reference::damaged_reference(&run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!("checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more");
         context.output.warn(&context.with_store(&text));
@@ -99,7 +101,7 @@ pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, 
 
 /// Warns of a checkpoint missing from the shown history.
 pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
-    let at = checkpoints::reference_of(&damage.run, damage);
+    let at = crate::run::reference::damaged_reference(&damage.run, damage);
     let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
     let text = format!(
         "checkpoint {at} is {what}, and what it alone told is not shown; `waypost verify {}` says more",
@@ -346,7 +348,7 @@ impl Shown {
                 .snapshot
                 .damaged()
                 .chain(self.damaged_before())
-                .map(|damage| checkpoints::reference_of(&damage.run, damage).to_string())
+                .map(|damage| crate::run::reference::damaged_reference(&damage.run, damage).to_string())
                 .collect(),
         })
     }
@@ -433,7 +435,11 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         text.push('\n');
         let words = context.store_words();
         for wait in &view.waiting {
-            let _ = writeln!(text, "{}", waits::told(&view.run, wait, facts.is_given(wait), &words));
+            let _ = writeln!(
+                text,
+                "{}",
+                crate::output::waits::wait_text(&view.run, wait, facts.is_given(wait), &words)
+            );
         }
     }
     let undoing = undo::to_finish(&facts.snapshot).filter(|_| facts.at.is_none());

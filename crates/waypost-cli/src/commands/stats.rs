@@ -12,9 +12,9 @@ use super::Context;
 use crate::cli::StatsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::size;
+use crate::format::size;
+use crate::format::time;
 use crate::store_location::{Access, StoreUrl};
-use crate::time;
 use crate::view::{StatsView, UnreadableRunView, VERSION, WorkflowStatsView};
 
 pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Error> {

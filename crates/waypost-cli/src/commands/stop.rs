@@ -8,14 +8,15 @@ use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
-use super::{Context, SCRIPT};
+use super::Context;
 use crate::cli::StopArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::keepalive::keepalive_holder;
-use crate::reference::find_to_decide;
+use crate::format::time;
+use crate::run::definition::SCRIPT;
+use crate::run::keepalive::keepalive_holder;
+use crate::run::reference::find_to_decide;
 use crate::store_location::Access;
-use crate::time;
 use crate::view::{StoppedView, VERSION};
 
 /// The poll interval.

@@ -9,7 +9,7 @@ use super::Context;
 use crate::cli::StoreCommand;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::run_status::{self, Corrected};
+use crate::run::run_status::{self, Corrected};
 use crate::store_location::{self, Access, StoreUrl};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 

@@ -18,13 +18,13 @@ use super::branched::{Params, id_of, tell_of_pending};
 use super::checkpoints::has_lost_state;
 use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
-use crate::current_evidence;
-use crate::definition::{Chosen, of_fork};
-use crate::environment::{self, Local};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::params::{Begin, BegunWork, ReadParam};
-use crate::reference::{Default as Meant, Reference, StepRef};
+use crate::run::current_evidence;
+use crate::run::definition::{Chosen, of_fork};
+use crate::run::environment::{self, Local};
+use crate::run::params::{Begin, BegunWork, ReadParam};
+use crate::run::reference::{Default as Meant, Reference, StepRef};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
 use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
@@ -280,7 +280,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let file = record.path.as_deref().map(|path| store_location::from_home(store.home(), path));
     let told = SessionReport {
         run: run.clone(),
-        file: file.as_deref().map(super::relative_to_here),
+        file: file.as_deref().map(crate::format::text::relative_to_here),
         store_words: context.lasting_store_words(),
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),

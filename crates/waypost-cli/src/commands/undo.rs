@@ -11,37 +11,23 @@ use super::Context;
 use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
+use crate::error::undo_command;
 use crate::output::shown;
 use crate::session::Session;
 use crate::view::UndoneView;
-
-/// Returns the command that finishes a begun undo.
-pub(crate) fn line(run: &RunId, to: u64) -> String {
-    match to {
-        0 => format!("waypost cancel {run} --undo-steps"),
-        to => format!("waypost rollback {run}@{to} --undo-steps"),
-    }
-}
 
 /// Returns the command that finishes a begun undo; `None` if no undo is in progress.
 pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
     let newest = snapshot.newest();
     let is_cancelled = newest.header().end == Some(End::Cancelled);
     let to = newest.position().ok().filter(|_| !is_cancelled)?.undoing?;
-    Some(line(&snapshot.entry.summary.run, to))
+    Some(undo_command(&snapshot.entry.summary.run, to))
 }
 
 /// Returns a message about an undo in progress, with the command to finish it; `None` without one.
 pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
     let line = to_finish(snapshot)?;
     Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
-}
-
-/// Returns the options if a step cannot be undone.
-pub(crate) fn way_out(run: &RunId, to: u64) -> String {
-    let line = line(run, to);
-    let plain = line.strip_suffix(" --undo-steps").unwrap_or(&line);
-    format!("mend that, then: `{line}`; `{plain}` leaves the rest as it is")
 }
 
 /// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and

@@ -11,21 +11,22 @@ use waypost::record::{Claim, Flaw, Header, Occasion, Pack, Reason, Record, Verdi
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest, RunId};
 
-use super::{Context, checkpoints};
+use super::Context;
 use crate::cli::VerifyArgs;
-use crate::current_evidence;
-use crate::definition::Chosen;
-use crate::environment::refuse_missing_secrets;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time;
 use crate::output::{Output, shown};
-use crate::reference::{Default, Reference, find};
+use crate::run::current_evidence;
+use crate::run::definition::Chosen;
+use crate::run::environment::refuse_missing_secrets;
+use crate::run::reference::{Default, Reference, find};
+use crate::run::run_status;
 use crate::store_location::Access;
 use crate::view::{
     ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
     VerifyView,
 };
-use crate::{run_status, time};
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, if args.record { Access::Write } else { Access::Read });
@@ -388,7 +389,7 @@ impl Chain {
     async fn take(&mut self, store: &dyn Store, root: Option<Digest>, link: Link) -> Result<(), Error> {
         match link {
             Link::Damage(damage) => {
-                let at = checkpoints::reference_of(&damage.run, &damage);
+                let at = crate::run::reference::damaged_reference(&damage.run, &damage);
                 self.broken = true;
                 let error = match damage.flaw {
                     // A record missing in the middle is not named by others.

@@ -8,9 +8,8 @@ use waypost::{BranchPath, RunId, StepId};
 use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch, lacking_resource};
 use super::store::of_store;
 use super::words::other_states;
-use crate::commands::undo;
+use super::words::{undo_choices, undo_command};
 use crate::exit::Exit;
-use crate::interrupt;
 
 /// The engine's part of the one `match`.
 pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
@@ -47,14 +46,14 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         ),
         RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),
         RunError::Undoing { run, to } => {
-            ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo::line(run, *to))))
+            ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo_command(run, *to))))
         }
         RunError::NotUndone { run, to, stopped_by, .. } => {
-            let exit = stopped_by.as_deref().map_or(Exit::StepFailed, interrupt::exit_of);
-            ("not_undone", exit, Some(undo::way_out(run, *to)))
+            let exit = stopped_by.as_deref().map_or(Exit::StepFailed, crate::exit::exit_of);
+            ("not_undone", exit, Some(undo_choices(run, *to)))
         }
         RunError::NotBegun { run, by } => {
-            ("not_begun", interrupt::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
+            ("not_begun", crate::exit::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
         }
         RunError::NotMarked { .. } => ("not_marked", Exit::Usage, None),
         RunError::NotEdited { .. } => ("not_edited", Exit::Usage, None),

@@ -6,7 +6,7 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 
 use crate::exit::Exit;
-use crate::reference::log_with_record;
+use waypost::store::Damage;
 
 /// The store's part of the one `match`.
 pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
@@ -139,4 +139,9 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         }
         StoreError::Closed(_) => ("internal", Exit::Internal, None),
     }
+}
+
+/// Returns the log that proves a missing record, if this is how the loss is known.
+pub(crate) fn log_with_record(damage: &Damage) -> Option<&str> {
+    damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use waypost::RunId;
 use waypost_workflow::file::FileError;
 
-use crate::store_location::quoted;
+use crate::format::text::quoted;
 
 /// Returns which runs left their logs.
 pub(super) fn left_by(runs: &[RunId]) -> String {
@@ -77,4 +77,19 @@ pub(super) fn by_hand(place: &Path) -> String {
     format!(
         "make room and try again: what steps printed can be removed by hand, `rm -r {runs}/*/logs`; no record is in it"
     )
+}
+
+/// Returns the command that finishes a begun undo.
+pub(crate) fn undo_command(run: &RunId, to: u64) -> String {
+    match to {
+        0 => format!("waypost cancel {run} --undo-steps"),
+        to => format!("waypost rollback {run}@{to} --undo-steps"),
+    }
+}
+
+/// Returns the options if a step cannot be undone.
+pub(crate) fn undo_choices(run: &RunId, to: u64) -> String {
+    let line = undo_command(run, to);
+    let plain = line.strip_suffix(" --undo-steps").unwrap_or(&line);
+    format!("mend that, then: `{line}`; `{plain}` leaves the rest as it is")
 }

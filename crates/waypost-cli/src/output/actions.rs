@@ -11,7 +11,6 @@ use waypost::record::{Header, Phase};
 use waypost_workflow::program::log_name;
 
 use super::{shown, shown_lines};
-use crate::store_location;
 
 /// Most bytes of a report in a job's summary: GitHub accepts at most 1 MiB per step, and drops a larger
 /// summary.
@@ -69,7 +68,7 @@ pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<
 
 /// Reads the end of a log, up to the size of a group; the first line names the omitted part and its file.
 fn end_of(log: &Path) -> io::Result<String> {
-    let mut file = store_location::open_regular(log)?;
+    let mut file = crate::atomic_file::open_regular(log)?;
     let bytes = file.metadata()?.len();
     let start = bytes.saturating_sub(GROUP_BYTES_MAX);
     file.seek(SeekFrom::Start(start))?;
@@ -98,7 +97,7 @@ pub(crate) fn summarise(report: &Path) -> io::Result<()> {
     let Some(summary) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else {
         return Ok(());
     };
-    let mut text = io::read_to_string(store_location::open_regular(report)?)?;
+    let mut text = io::read_to_string(crate::atomic_file::open_regular(report)?)?;
     if text.len() > SUMMARY_BYTES_MAX {
         let end = (0..=SUMMARY_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
         text.truncate(end);

@@ -13,8 +13,8 @@ use waypost::{BranchPath, StepId};
 
 use super::region::Region;
 use super::{Output, actions};
-use crate::commands::event_line;
-use crate::time;
+
+use crate::format::time;
 
 /// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
 const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -100,7 +100,7 @@ impl Progress {
                 && let Some(text) = seen.heartbeat(Instant::now())
             {
                 drop(seen);
-                self.output.note(&format!("{}  {text}", time::utc(crate::commands::now())));
+                self.output.note(&format!("{}  {text}", time::utc(time::now())));
             }
         }
     }
@@ -148,7 +148,7 @@ impl Progress {
                 live.draw(&text, seen);
             }
         } else if !noisy || self.output.verbose {
-            let line = event_line(event, self.of_many);
+            let line = crate::output::event_line::line(event, self.of_many);
             let is_end = matches!(
                 event.what,
                 EventKind::StepCompleted(_) | EventKind::StepFailed(_) | EventKind::StepRetried(_)

@@ -24,7 +24,7 @@ pub(crate) struct ConfigView {
 pub(crate) struct SettingView {
     pub(crate) key: String,
     pub(crate) value: Value,
-    pub(crate) source: crate::config::Origin,
+    pub(crate) source: Origin,
     /// The file, if the value comes from a file.
     pub(crate) path: Option<String>,
     pub(crate) line: Option<usize>,
@@ -33,7 +33,7 @@ pub(crate) struct SettingView {
 /// A configuration file.
 #[derive(Debug, Serialize)]
 pub(crate) struct ConfigFileView {
-    pub(crate) source: crate::config::Origin,
+    pub(crate) source: Origin,
     pub(crate) path: String,
     pub(crate) exists: bool,
 }
@@ -217,4 +217,22 @@ pub(crate) struct ImportShownView {
     pub(crate) steps: Vec<String>,
     /// The workflow file.
     pub(crate) text: String,
+}
+
+/// The source of a value, by descending precedence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Origin {
+    /// The command line.
+    Flag,
+    /// The caller's environment.
+    Environment,
+    /// The workflow file.
+    Workflow,
+    /// The nearest `.waypost/config.yaml`.
+    Project,
+    /// The configuration file of the user.
+    User,
+    /// Built-in default.
+    Default,
 }

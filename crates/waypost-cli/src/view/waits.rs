@@ -3,10 +3,9 @@
 use serde::Serialize;
 use serde_json::Value;
 use waypost::record::{FrontierEntry, Wait, WaitKind};
+use waypost::store::{Signal, SignalKind};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{AnswerKind, Step, Work, Workflow};
-
-use crate::definition::step_of;
+use waypost_workflow::file::{AnswerKind, Child, Step, Work, Workflow};
 
 /// An open wait.
 #[derive(Debug, Serialize)]
@@ -80,5 +79,27 @@ impl WaitView {
             on: wait.on.clone(),
             wanted,
         }
+    }
+}
+
+/// Returns a step of a branch, possibly from an included file.
+pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
+    let mut around: Vec<BranchPath> =
+        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+    around.reverse();
+    let openers = around.iter().filter_map(BranchPath::opened_by);
+    let within = openers.fold(workflow, |within, (opener, _)| {
+        let opener = within.step(opener.as_str());
+        opener.and_then(|opener| opener.work.child()).map_or(within, Child::workflow)
+    });
+    within.step(id)
+}
+
+/// Returns whether a signal fulfils the wait with this id.
+pub(crate) fn gives(signal: &Signal, id: &str, on: &WaitKind) -> bool {
+    match (&signal.kind, on) {
+        (SignalKind::Answer { wait, .. }, WaitKind::Answer) => wait == id,
+        (SignalKind::Named { name, .. }, WaitKind::Signal(wanted)) => name == wanted,
+        _ => false,
     }
 }

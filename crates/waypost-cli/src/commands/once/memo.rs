@@ -12,13 +12,12 @@ use waypost::id::Digester;
 use waypost::store::{BLOB_CHUNK_BYTES, Store, StoreError};
 use waypost::{Digest, RunId, StepId};
 
-use super::OnceError;
 use crate::error::Error;
+use crate::error::OnceError;
+use crate::run::definition::SCRIPT;
 
 /// The schema version of [`Memos`].
 pub(super) const SCHEMA: u32 = 1;
-/// The setting by which a run of a script is known.
-pub(crate) const SETTING: &str = "once";
 /// Longest key: it stands among the labels of records, which are no longer.
 const KEY_BYTES_MAX: usize = waypost::recorder::LABEL_BYTES_MAX;
 /// Most commands of one script: their state stays far below what a record may carry, even if all print as much as is kept
@@ -105,7 +104,7 @@ pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<Option<Memos>
         Err(StoreError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    if !snapshot.entry.record.record().settings.contains_key(SETTING) {
+    if !snapshot.entry.record.record().settings.contains_key(SCRIPT) {
         return Err(OnceError::OfAnother(run.clone()).into());
     }
     let newest = snapshot.newest();

@@ -9,7 +9,7 @@ use waypost::record::{Note, Usage};
 
 use super::picture::{graph, sign, timeline};
 use super::{RunHistory, StepEnd, status_of};
-use crate::time;
+use crate::format::time;
 use crate::view::{ClaimView, ShowView, StepView};
 
 /// Most rows of ended branches; `waypost show` and `events` have the rest.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::page::escaped;
 use super::{Bar, RunHistory};
-use crate::time;
+use crate::format::time;
 
 /// Most steps in a picture of the graph: larger pictures are not readable, and the list has the same content.
 const NODES_MAX: usize = 300;

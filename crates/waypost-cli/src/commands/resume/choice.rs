@@ -12,11 +12,11 @@ use waypost::store::Store;
 use waypost::{RunId, StepId};
 
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::commands::Context;
-use crate::current_evidence;
-use crate::definition::Chosen;
-use crate::environment;
+use crate::context::Context;
 use crate::error::Error;
+use crate::run::current_evidence;
+use crate::run::definition::Chosen;
+use crate::run::environment;
 
 /// Reads the choices from the options of `resume`. `failed_step`: the run with the failed steps for `--treat-as
 /// done`; `None` if `--treat-as` answers a question about a step in doubt.

@@ -14,13 +14,13 @@ use waypost::store::Store;
 use waypost::{RunId, StepId};
 
 use super::{Going, Prepared, choice};
+use crate::cli::DeadLetter;
 use crate::cli::{ResumeArgs, TreatAs};
-use crate::commands::{Context, dead_letters};
-use crate::current_evidence;
-use crate::dead_letters::DeadLetter;
+use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::run::current_evidence;
 
 pub(super) async fn dry_run(
     context: &Context,
@@ -34,7 +34,7 @@ pub(super) async fn dry_run(
     let asked = args.treat_as;
     let mut notes = Vec::new();
     if args.retry_failed {
-        let letters = dead_letters::letters(store, run).await?;
+        let letters = crate::run::dead_letters::letters_of(store, run).await?;
         notes.extend(told_of(&letters));
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
@@ -155,7 +155,7 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
     let is_later = |decision: &Decision| {
         let on_main = match decision.branch.is_main() {
             true => Some(decision.step.clone()),
-            false => crate::definition::opener_on_main(&decision.branch),
+            false => crate::run::definition::opener_on_main(&decision.branch),
         };
         !matches!(decision.action, Action::Reuse | Action::Skip)
             && on_main.is_some_and(|step| !needed.contains(&step))
@@ -170,5 +170,5 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
 }
 
 fn named(decision: &Decision) -> String {
-    crate::reference::step_on(&decision.branch, decision.step.as_str())
+    crate::run::reference::step_on(&decision.branch, decision.step.as_str())
 }

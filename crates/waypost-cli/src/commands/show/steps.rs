@@ -16,7 +16,7 @@ use waypost::store::{History, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 
 use crate::error::Error;
-use crate::hooks;
+use crate::run::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
 
 /// A shown branch.

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use waypost::store::Store;
 
-use crate::store_location::{StoreUrl, open_regular};
+use crate::atomic_file::open_regular;
+use crate::store_location::StoreUrl;
 
 /// Most stores that are remembered: a listing opens each of them.
 const STORES_MAX: usize = 200;

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use jiff::Timestamp;
 
 use crate::exit::Exit;
-use crate::time;
+use crate::format::time;
+use crate::format::time::Since;
 
 mod evidence;
 mod exchange;
@@ -20,7 +20,7 @@ pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
     ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
 };
-pub(crate) use letters::{DeadLetters, DropArgs, OneLetter, RetryArgs};
+pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, OneLetter, RetryArgs};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
@@ -253,7 +253,7 @@ pub(crate) struct ResumeArgs {
     pub(crate) retry_failed: bool,
     /// Those that are tried again, with another item where one is given
     #[arg(skip)]
-    pub(crate) retry: Vec<(crate::dead_letters::DeadLetter, Option<serde_json::Value>)>,
+    pub(crate) retry: Vec<(DeadLetter, Option<serde_json::Value>)>,
     /// Stay so long while nothing is to be done but to wait for a time or a signal; with `--all`, for no run
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
@@ -315,15 +315,6 @@ pub(crate) struct ListArgs {
     /// List the runs of all stores that this user has worked with, the last begun first
     #[arg(long, conflicts_with = "after")]
     pub(crate) everywhere: bool,
-}
-
-/// A moment: given as such, or as an age.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Since {
-    /// So long ago.
-    Ago(Duration),
-    /// At this time.
-    At(Timestamp),
 }
 
 /// The statuses of a run, as they are written.

@@ -11,8 +11,6 @@ use serde_json::{Map, Value};
 use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
-use crate::failed_item::FailedItem;
-
 mod checked;
 mod decisions;
 mod logs;
@@ -30,11 +28,11 @@ pub(crate) use scripts::{
 };
 pub(crate) use upkeep::{
     ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,
-    ExportedView, ImportShownView, ManFilesView, ManPageView, MissingView, ScriptView, SettingView,
+    ExportedView, ImportShownView, ManFilesView, ManPageView, MissingView, Origin, ScriptView, SettingView,
     StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
-pub(crate) use waits::{AnsweredView, SignalledView, WaitView};
+pub(crate) use waits::{AnsweredView, SignalledView, WaitView, gives, step_of};
 
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;
@@ -550,4 +548,22 @@ fn place_in_loops<S: serde::Serializer>(iteration: &[u32], serializer: S) -> Res
         [count] => serializer.serialize_u32(*count),
         nested => nested.serialize(serializer),
     }
+}
+
+/// A failed item.
+#[derive(Debug, Serialize)]
+pub(crate) struct FailedItem {
+    /// The key and branch of the item.
+    pub(crate) key: String,
+    #[serde(rename = "scope")]
+    pub(crate) branch: String,
+    /// The failed step, with the error and its causes.
+    pub(crate) step: Option<String>,
+    pub(crate) error: Vec<String>,
+    /// The last lines of the log.
+    #[serde(skip)]
+    pub(crate) tail: String,
+    /// The item is a dead letter.
+    #[serde(skip)]
+    pub(crate) is_letter: bool,
 }

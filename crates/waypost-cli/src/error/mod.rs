@@ -13,12 +13,12 @@ use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
-use crate::commands::OnceError;
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
 mod causes;
 mod diagnosis;
+mod once;
 mod run;
 mod store;
 mod words;
@@ -455,7 +455,7 @@ impl Error {
                 Exit::NotTrusted,
                 Some(format!(
                     "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
-                    crate::store_location::quoted(&file.display().to_string())
+                    crate::format::text::quoted(&file.display().to_string())
                 )),
             ),
             Self::NotOwned { .. } => (

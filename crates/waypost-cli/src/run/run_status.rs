@@ -11,9 +11,10 @@ use waypost::shape::Unfinished;
 use waypost::store::{Damage, Heads, Page, RunSummary, Scan, Store, StoreError};
 use waypost::{CheckpointRef, RunId};
 
-use crate::definition::Chosen;
 use crate::error::Error;
-use crate::{keepalive, reference, store_location};
+use crate::run::definition::Chosen;
+use crate::run::keepalive;
+use crate::run::reference;
 
 /// How much of the end of a log is read to find its last line: far more than one line has.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -205,7 +206,7 @@ fn last_event(folder: &Path) -> Option<Cursor> {
     struct Line {
         cursor: Cursor,
     }
-    let mut file = store_location::open_regular(&folder.join("events.jsonl")).ok()?;
+    let mut file = crate::atomic_file::open_regular(&folder.join("events.jsonl")).ok()?;
     let len = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES))).ok()?;
     let mut tail = Vec::new();

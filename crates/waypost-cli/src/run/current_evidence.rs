@@ -12,9 +12,9 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
-use crate::definition::Chosen;
-use crate::environment::{BASH, Local};
 use crate::error::Error;
+use crate::run::definition::Chosen;
+use crate::run::environment::{BASH, Local};
 use crate::store_location;
 
 /// Checks the evidence of a run; does nothing for a workflow without evidence.

@@ -15,17 +15,21 @@ use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdi
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Child, ReadError, Step, Workflow};
+use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
-use crate::commands::{Context, SCRIPT, gives, relative_to_here};
-use crate::environment;
 use crate::error::Error;
-use crate::hooks;
+use crate::format::text::relative_to_here;
+use crate::run::environment;
+use crate::run::hooks;
 use crate::store_location::{self, kept};
+use crate::view::gives;
 
 use adopt::{Changed, FinishedChoice, adopt};
+
+/// The setting that marks the run of a script.
+pub(crate) const SCRIPT: &str = "once";
 
 mod adopt;
 
@@ -74,7 +78,7 @@ pub(crate) struct Chosen {
     /// The workflow file, as records name it.
     pub(crate) path: Option<String>,
     /// Notes for the user.
-    notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Chosen {
@@ -152,11 +156,6 @@ impl Chosen {
             }
         }
         Ok(plan)
-    }
-
-    /// Prints the notes for the user.
-    pub(crate) fn tell(&self, context: &Context) {
-        self.notes.iter().for_each(|note| context.output.note(&context.with_store(note)));
     }
 
     fn with_note(mut self, note: String) -> Self {
@@ -373,17 +372,4 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
 
 fn shown(path: &Path) -> String {
     relative_to_here(path).display().to_string()
-}
-
-/// Returns a step of a branch, possibly from an included file.
-pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
-    let mut around: Vec<BranchPath> =
-        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
-    around.reverse();
-    let openers = around.iter().filter_map(BranchPath::opened_by);
-    let within = openers.fold(workflow, |within, (opener, _)| {
-        let opener = within.step(opener.as_str());
-        opener.and_then(|opener| opener.work.child()).map_or(within, Child::workflow)
-    });
-    within.step(id)
 }

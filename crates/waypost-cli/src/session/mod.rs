@@ -1,5 +1,7 @@
 //! A session of a run on the command line: progress during the work, then the outcome.
 
+pub(crate) mod interrupt;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,17 +17,19 @@ use waypost::store::{Signal, SignalKind, Store};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
-use crate::commands::{CANCEL, Context, damaged_reference, now, waits};
-use crate::dead_letters;
+use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::failed_item::{FailedItem, SHOWN_MAX};
-use crate::failed_step::FailedAt;
-use crate::interrupt;
-use crate::keepalive::Keepalive;
+use crate::format::time::now;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
+use crate::run::dead_letters;
+use crate::run::failed_item::SHOWN_MAX;
+use crate::run::failed_step::FailedAt;
+use crate::run::keepalive::Keepalive;
+use crate::run::reference::damaged_reference;
+use crate::view::FailedItem;
 use crate::view::{VERSION, WaitView};
 
 /// A session, before its start.
@@ -40,6 +44,9 @@ pub(crate) struct Session<'a> {
     /// Stop requests since this time are for this session.
     began: Timestamp,
 }
+
+/// The requester name of a cancel, in records and messages.
+pub(crate) const CANCEL: &str = "waypost cancel";
 
 /// Most failures printed in full at the end of a run: each may have a tail of its log.
 const FAILURES_SHOWN_MAX: usize = 10;
@@ -226,8 +233,8 @@ impl<'a> Session<'a> {
     async fn run_out(&self) {
         if let Some(deadline) = self.deadline {
             tokio::time::sleep_until(deadline.into()).await;
-            self.stop.stop(StopLevel::Graceful, interrupt::TIMEOUT);
-            self.progress.stopping(StopLevel::Graceful, interrupt::TIMEOUT);
+            self.stop.stop(StopLevel::Graceful, crate::exit::TIMEOUT);
+            self.progress.stopping(StopLevel::Graceful, crate::exit::TIMEOUT);
         }
         std::future::pending().await
     }
@@ -505,7 +512,7 @@ fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &SessionRe
         .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
     let line = |waiting: &Waiting| {
         let view = WaitView::of(&waiting.branch, &waiting.step, &waiting.wait, Some(workflow));
-        format!("\n{}", waits::told(told.run.as_str(), &view, false, words))
+        format!("\n{}", crate::output::waits::wait_text(told.run.as_str(), &view, false, words))
     };
     open.map(line).collect()
 }
@@ -521,11 +528,11 @@ fn exit(outcome: &Outcome<WorkflowState>, told: &SessionReport) -> Exit {
             _ => Exit::StepFailed,
         },
         RunStatus::Interrupted => match &outcome.stopped_by {
-            Some(by) => interrupt::exit_of(by),
+            Some(by) => crate::exit::exit_of(by),
             None if told.until.is_some() => Exit::Done,
             None => Exit::Interrupt,
         },
-        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, interrupt::exit_of),
+        RunStatus::Waiting => outcome.stopped_by.as_deref().map_or(Exit::Waiting, crate::exit::exit_of),
         RunStatus::Queued => Exit::Waiting,
         RunStatus::InDoubt => Exit::InDoubt,
         RunStatus::Cancelled => Exit::Usage,

@@ -1,12 +1,11 @@
 //! Times and durations: parsing and display.
 
 use std::time::Duration;
+use waypost::{Clock as _, SystemClock};
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
-
-use crate::cli::Since;
 
 const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
@@ -117,12 +116,26 @@ pub(crate) fn between(start: Timestamp, end: Timestamp) -> String {
     lasted(Duration::try_from(end.duration_since(start)).unwrap_or_default())
 }
 
+/// A moment: given as such, or as an age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// So long ago.
+    Ago(Duration),
+    /// At this time.
+    At(Timestamp),
+}
+
+/// Returns the current time.
+pub(crate) fn now() -> Timestamp {
+    SystemClock.now()
+}
+
 #[cfg(test)]
 mod tests {
+    use super::Since;
     use std::time::Duration;
 
     use super::{lasted, parse_duration, parse_since, utc};
-    use crate::cli::Since;
 
     #[test]
     fn durations_have_units() {

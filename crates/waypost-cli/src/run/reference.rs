@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use waypost::engine::labelled;
-use waypost::record::{Flaw, Record, RunStatus};
+use waypost::record::{Record, RunStatus};
 use waypost::store::{Damage, PAGE_ITEMS_MAX, RunQuery, RunSummary, Scan, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
+use crate::error::log_with_record;
 use crate::output::shown;
 use crate::store_location;
+use waypost::id::CheckpointRef;
 
 /// Most runs listed for an ambiguous prefix.
 const CANDIDATES_MAX: usize = 10;
@@ -386,11 +388,6 @@ pub(crate) async fn is_there(store: &dyn Store, run: &RunId) -> Result<bool, Sto
     }
 }
 
-/// Returns the log that proves a missing record, if this is how the loss is known.
-pub(crate) fn log_with_record(damage: &Damage) -> Option<&str> {
-    damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
-}
-
 /// Returns the error for a lost run, if its log remains and the store does not know the run.
 ///
 /// The store is queried after the log: a run being created gets its log last.
@@ -404,6 +401,11 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
 /// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
     Error::not_found(format!("run `{name}`"), "`waypost list` shows the runs that there are")
+}
+
+/// Returns the reference of a damaged record.
+pub(crate) fn damaged_reference(run: &RunId, damage: &Damage) -> CheckpointRef {
+    CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
 }
 
 #[cfg(test)]

@@ -1,76 +1,23 @@
-//! The commands, one file each, and their common context.
+//! The context of a command: output, store and configuration.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-
-use clap::ArgMatches;
-use clap::parser::ValueSource;
-
-use waypost::store::{Store, StoreError};
-use waypost::{Clock as _, RunId, SystemClock};
-
-use crate::cli::{Cli, Color, Command, DeadLetters, ImportWhat};
-use crate::config::{Config, Origin};
-use crate::environment;
+use crate::cli::{Cli, Color, Command, DeadLetters};
+use crate::config::Config;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::time::now;
 use crate::output::Output;
-use crate::reference::{self, Default};
-use crate::registry;
+use crate::run::definition::Chosen;
+use crate::run::environment;
+use crate::run::reference::{self, Default};
+use crate::store_location::registry;
 use crate::store_location::{self, Access};
-
-mod answer;
-mod archive;
-mod attest;
-mod branched;
-mod cancel;
-mod check;
-mod checkpoint;
-mod checkpoints;
-mod clear;
-mod config;
-mod dead_letters;
-mod delete;
-mod demo;
-mod detach;
-mod doctor;
-mod event;
-mod events;
-mod evidence;
-mod executions;
-mod export;
-mod import;
-mod import_workflow;
-mod list;
-mod logs;
-mod new;
-mod once;
-mod paper;
-mod plan;
-mod prune;
-mod report;
-mod resume;
-mod run;
-mod show;
-mod stats;
-mod stop;
-mod store;
-mod travel;
-pub(crate) mod undo;
-mod verify;
-
-pub(crate) use cancel::BY as CANCEL;
-pub(crate) use checkpoints::reference_of as damaged_reference;
-pub(crate) use dead_letters::letters as dead_letters_of;
-pub(crate) use events::line as event_line;
-pub(crate) use once::{OnceError, SCRIPT, SCRIPT_WORKFLOW};
-pub(crate) use resume::relative_to_here;
-pub(crate) use show::waits::{self, gives};
-
-/// Returns the current time.
-pub(crate) fn now() -> jiff::Timestamp {
-    SystemClock.now()
-}
+use crate::view::Origin;
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use waypost::RunId;
+use waypost::store::{Store, StoreError};
 
 /// The context of every command.
 #[derive(Debug, Clone)]
@@ -187,7 +134,7 @@ impl Context {
     pub(crate) fn store_words(&self) -> String {
         let near = self.near.get().map(PathBuf::as_path);
         let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
-        let named = |store: &str| format!(" --store {}", store_location::quoted(store));
+        let named = |store: &str| format!(" --store {}", crate::format::text::quoted(store));
         match (&self.store, self.store_origin) {
             (Some(store), Origin::Workflow | Origin::Project | Origin::User) => match here() {
                 Some(found) if found.value == *store => String::new(),
@@ -236,50 +183,9 @@ impl Context {
     }
 }
 
-/// Executes a command.
-pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
-    match command {
-        Command::Check(args) => check::check(context, args).await,
-        Command::Schema => check::print_schema(context),
-        Command::List(args) => list::list(context, args).await,
-        Command::Show(args) => show::show(context, args).await,
-        Command::Checkpoints(args) => checkpoints::checkpoints(context, args).await,
-        Command::Event(args) => event::event(context, args).await,
-        Command::Events(args) => events::events(context, args).await,
-        Command::Logs(args) => logs::logs(context, args).await,
-        Command::Verify(args) => verify::verify(context, args).await,
-        Command::Delete(args) => delete::delete(context, args).await,
-        Command::Prune(args) => prune::prune(context, args).await,
-        Command::DeadLetters(command) => dead_letters::dead_letters(context, command).await,
-        Command::Evidence(command) => evidence::evidence(context, command).await,
-        Command::Answer(args) => answer::answer(context, args).await,
-        Command::Signal(args) => answer::signal(context, args).await,
-        Command::Rollback(args) => travel::rollback(context, args).await,
-        Command::Fork(args) => travel::fork(context, args).await,
-        Command::Diff(args) => travel::diff(context, args).await,
-        Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
-        Command::Stop(args) => stop::stop(context, args).await,
-        Command::Run(args) => run::run(context, args).await,
-        Command::Resume(args) => resume::resume(context, args).await,
-        Command::Plan(args) => plan::plan(context, args).await,
-        Command::Why(args) => plan::why(context, args).await,
-        Command::Cancel(args) => cancel::cancel(context, args).await,
-        Command::Completions(args) => paper::completions(context, args).await,
-        Command::Man(args) => paper::man(context, args).await,
-        Command::Stats(args) => stats::stats(context, args).await,
-        Command::Doctor => doctor::doctor(context).await,
-        Command::Store(command) => store::store(context, command).await,
-        Command::Archive(args) => archive::archive(context, args).await,
-        Command::Export(args) => export::export(context, args).await,
-        Command::Import(args) => match args.what {
-            Some(ImportWhat::Workflow(args)) => import_workflow::import_workflow(context, &args).await,
-            None => import::import(context, args.checkpoint).await,
-        },
-        Command::Config => config::config(context).await,
-        Command::Once(args) => once::once(context, args).await,
-        Command::New(args) => new::new(context, args).await,
-        Command::Demo(args) => demo::demo(context, args).await,
-        Command::Report(args) => report::report(context, args).await,
-        Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
+impl Chosen {
+    /// Prints the notes for the user.
+    pub(crate) fn tell(&self, context: &Context) {
+        self.notes.iter().for_each(|note| context.output.note(&context.with_store(note)));
     }
 }

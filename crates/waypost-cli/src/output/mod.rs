@@ -18,8 +18,10 @@ use crate::exit::Exit;
 use crate::view::ProblemView;
 
 pub(crate) mod actions;
+pub(crate) mod event_line;
 pub(crate) mod progress;
 mod region;
+pub(crate) mod waits;
 
 /// Below this width a table is not readable: each row is printed as separate lines.
 const TABLE_COLUMNS_MIN: usize = 72;

@@ -2,33 +2,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
 use waypost::record::{End, Failure, FailureKind, Fan, Header, Phase, Reason, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
 
+use crate::cli::DeadLetter;
 use crate::error::Error;
-use crate::reference::plain;
+use crate::run::definition::Chosen;
+use crate::run::reference::plain;
+use waypost::engine::Snapshot;
 
-/// A finally failed item.
-#[derive(Debug, Clone)]
-pub(crate) struct DeadLetter {
-    pub(crate) branch: BranchPath,
-    /// The failed branch: the item's own, or a nested branch with steps of the item's group.
-    pub(crate) failed_on: BranchPath,
-    /// The `foreach` step, and the item's key there.
-    pub(crate) each: StepId,
-    pub(crate) key: String,
-    pub(crate) index: u64,
-    pub(crate) item: Value,
-    /// The failed step.
-    pub(crate) step: Option<StepId>,
-    pub(crate) failure: Failure,
-    pub(crate) attempts: u32,
-    /// The blob with the log of the last attempt.
-    pub(crate) log: Option<String>,
+/// Returns the dead letters of a run.
+pub(crate) async fn letters_of(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
+    letters(store, run, &workflow_of(store, run).await?).await
+}
+
+pub(crate) async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    Ok(Chosen::in_force(store, &snapshot)?.workflow)
 }
 
 /// Returns the dead letters of a run, in order of branch.

@@ -19,11 +19,11 @@ use waypost_workflow::program::shape_of;
 
 use super::{Choice, Chosen, shown};
 use crate::cli::ResumeArgs;
-use crate::commands::relative_to_here;
-use crate::environment;
 use crate::error::Error;
+use crate::format::text::relative_to_here;
+use crate::format::time;
 use crate::output::shown as shown_text;
-use crate::time;
+use crate::run::environment;
 
 /// Most items that a change of a list names.
 const ITEMS_NAMED_MAX: usize = 5;

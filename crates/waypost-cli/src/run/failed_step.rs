@@ -7,7 +7,7 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 
 use crate::output::shown;
-use crate::reference::step_on;
+use crate::run::reference::step_on;
 
 /// A failed step.
 #[derive(Debug)]

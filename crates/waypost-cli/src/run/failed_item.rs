@@ -2,36 +2,18 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
 use waypost::record::{End, Failure, FailureKind, Header, Record};
 use waypost::store::{Scan, Scanned, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use crate::dead_letters;
 use crate::error::Error;
 use crate::output::{Paint, shown};
+use crate::run::dead_letters;
+use crate::view::FailedItem;
 
 /// Most failed items on a screen: enough to compare their errors.
 pub(crate) const SHOWN_MAX: usize = 3;
-
-/// A failed item.
-#[derive(Debug, Serialize)]
-pub(crate) struct FailedItem {
-    /// The key and branch of the item.
-    key: String,
-    #[serde(rename = "scope")]
-    branch: String,
-    /// The failed step, with the error and its causes.
-    step: Option<String>,
-    error: Vec<String>,
-    /// The last lines of the log.
-    #[serde(skip)]
-    tail: String,
-    /// The item is a dead letter.
-    #[serde(skip)]
-    is_letter: bool,
-}
 
 impl FailedItem {
     /// Returns the first failed item of a step beyond its failure limits, as [`few`](Self::few).

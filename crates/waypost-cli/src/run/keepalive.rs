@@ -9,7 +9,10 @@ use waypost::record::RunStatus;
 use waypost::store::{RunSummary, Store};
 use waypost::{RunId, StepId};
 
-use crate::commands::{SCRIPT_WORKFLOW, now};
+use crate::format::time::now;
+
+/// The workflow name of the runs of scripts.
+pub(crate) const SCRIPT_WORKFLOW: &str = "script";
 
 /// The end of the name of the folder with the locks of the keys of a script.
 const KEYS: &str = ".once";

@@ -8,13 +8,9 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
-use waypost_workflow::program::{BUDGET, LOSS, NO_RESOURCES, NO_ROOM};
 
-use crate::exit::Exit;
+use crate::exit::exit_of;
 use crate::output::progress::Progress;
-
-/// The requester name for a stop by timeout.
-pub(crate) const TIMEOUT: &str = "its own timeout";
 
 /// Listens for signals from now on, until the process ends.
 pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
@@ -79,21 +75,6 @@ async fn escalate(mut signals: Signals, stop: &StopHandle, progress: &Progress) 
         progress.stopping(level, by);
     }
     std::process::exit(i32::from(exit_of(signals.next().await).code()));
-}
-
-/// Returns the exit code of a run stopped by this requester. Possible requesters are a signal, the timeout,
-/// the budget, a remote request, a lost supervisor and a full disk.
-pub(crate) fn exit_of(by: &str) -> Exit {
-    match by {
-        by if by.starts_with(LOSS) => Exit::StepFailed,
-        by if by.starts_with(NO_ROOM) => Exit::CannotWrite,
-        by if by.starts_with(NO_RESOURCES) => Exit::NoResources,
-        "SIGTERM" => Exit::Terminate,
-        "SIGHUP" => Exit::Hangup,
-        TIMEOUT => Exit::Timeout,
-        by if by.starts_with(BUDGET) => Exit::Timeout,
-        _ => Exit::Interrupt,
-    }
 }
 
 /// Ends this process by the signal of this name, if handled here; else returns.

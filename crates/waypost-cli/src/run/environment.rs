@@ -166,7 +166,7 @@ pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
         },
         retention: workflow.checkpoints().retention,
         interval: workflow.checkpoints().interval,
-        parallel_max: crate::limits::parallel_max(workflow.parallel_max()),
+        parallel_max: crate::run::limits::parallel_max(workflow.parallel_max()),
         ..SessionOptions::default()
     }
 }

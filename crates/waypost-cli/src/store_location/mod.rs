@@ -1,21 +1,23 @@
 //! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository, else the
 //! newest of the user's list that was used from here.
 
+pub(crate) mod registry;
+
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use waypost::RunId;
-use waypost::disk::check_regular;
 use waypost::file::FileStore;
 use waypost::memory::MemoryStore;
 use waypost::store::{Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore, ignored_by_git};
 
+use crate::atomic_file::open_regular;
 use crate::error::Error;
-use crate::registry;
+use crate::format::text::quoted;
 
 mod search;
 
@@ -245,13 +247,6 @@ fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
     }
 }
 
-/// Opens a regular file to read it, without waiting for the other end of a pipe in its place.
-pub(crate) fn open_regular(path: &Path) -> io::Result<fs::File> {
-    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    check_regular(&file.metadata()?)?;
-    Ok(file)
-}
-
 /// Reads a regular file, but no more of it than one byte above `bytes_max`.
 pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
     let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
@@ -353,16 +348,6 @@ pub(crate) fn with_words(text: &str, words: &str) -> String {
         }
     }
     told
-}
-
-/// Quotes a word for a shell, if it must be.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
-    if !word.is_empty() && word.bytes().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 /// Returns the folder from which the nearest store is looked for.

@@ -1,0 +1,14 @@
+//! A run as a command reads it: references, definition in force, params, status, evidence, and failed items.
+
+pub(crate) mod current_evidence;
+pub(crate) mod dead_letters;
+pub(crate) mod definition;
+pub(crate) mod environment;
+pub(crate) mod failed_item;
+pub(crate) mod failed_step;
+pub(crate) mod hooks;
+pub(crate) mod keepalive;
+pub(crate) mod limits;
+pub(crate) mod params;
+pub(crate) mod reference;
+pub(crate) mod run_status;
