@@ -15,8 +15,8 @@ use crate::atomic_file;
 use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::size;
 use crate::output::shown;
-use crate::size;
 use crate::store_location::Access;
 use crate::view::{ExportedView, VERSION};
 

@@ -23,6 +23,10 @@ mod run;
 mod store;
 mod words;
 
+pub(crate) use once::OnceError;
+pub(crate) use store::log_with_record;
+pub(crate) use words::undo_command;
+
 use causes::{is_without_descriptors, lacking_resource};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use run::of_run;

@@ -10,6 +10,7 @@ use super::store::of_store;
 use super::words::other_states;
 use super::words::{undo_choices, undo_command};
 use crate::exit::Exit;
+use crate::format::text::quoted;
 
 /// The engine's part of the one `match`.
 pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {

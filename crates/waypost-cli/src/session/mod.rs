@@ -214,7 +214,7 @@ impl<'a> Session<'a> {
             };
             let said = engine.store().signals(&outcome.run).await?;
             // An older stop request was meant for a process that ended before reading it, also if the clock was set back.
-            let times = self.began..=crate::commands::now();
+            let times = self.began..=crate::format::time::now();
             let stops =
                 |signal: &&Signal| signal.kind == SignalKind::Stop && times.contains(&signal.created_at);
             if let Some(stop) = said.iter().find(stops) {
