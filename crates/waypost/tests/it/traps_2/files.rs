@@ -290,7 +290,7 @@ async fn not_found_corrupt_and_incompatible_are_three_errors() {
 
     assert!(matches!(errors[0], LoadError::NotFound { .. }), "{}", errors[0]);
     assert!(matches!(errors[1], LoadError::Corrupt { .. }), "{}", errors[1]);
-    assert!(matches!(errors[2], LoadError::Incompatible { found: 3, supported: 2, .. }), "{}", errors[2]);
+    assert!(matches!(errors[2], LoadError::Incompatible { found: 4, supported: 3, .. }), "{}", errors[2]);
     // Each error names its file, so that a person can act.
     for (error, name) in errors.iter().zip(["none", "half", "newer"]) {
         assert!(error.to_string().contains(path(name).to_str().unwrap()), "{error}");
