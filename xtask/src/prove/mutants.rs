@@ -24,8 +24,8 @@ const RULES: [Rule; 11] = [
     Rule {
         name: "a changed file upstream counts for a step that needs it",
         file: "trace.rs",
-        on: "needs.insert(need.clone(), line.digests.get(need)?.both());",
-        off: "needs.insert(need.clone(), line.digests.get(need)?.output);",
+        on: "needs.insert(need.clone(), scope.digests.get(need)?.both());",
+        off: "needs.insert(need.clone(), scope.digests.get(need)?.output);",
         level: "leaves",
     },
     Rule {
@@ -59,7 +59,7 @@ const RULES: [Rule; 11] = [
     Rule {
         name: "the pass before is part of the input of a pass",
         file: "trace.rs",
-        on: "        true => Some(line.digests.get(&step.id)?.both()),",
+        on: "        true => Some(scope.digests.get(&step.id)?.both()),",
         off: "        true => None,",
         level: "passes",
     },

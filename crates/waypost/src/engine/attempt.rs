@@ -19,7 +19,7 @@ use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 
 use super::pending_wait::PendingWait;
 use super::request::{Asked, Request};
-use super::scope::{LineId, MAIN};
+use super::scope::{MAIN, ScopeId};
 use super::signals::{Stop, StopHandle, StopLevel};
 use super::{Engine, StepRef, StepReport};
 
@@ -83,7 +83,7 @@ pub struct Attempt {
     pub(super) interval: Option<Duration>,
     pub(super) stop: StopHandle,
     pub(super) cancel: StopHandle,
-    pub(super) line: LineId,
+    pub(super) scope: ScopeId,
     pub(super) job: u64,
     pub(super) requests: mpsc::Sender<Request>,
     pub(super) memos: Arc<Memos>,
@@ -111,7 +111,7 @@ impl Attempt {
             interval: None,
             stop: stop.clone(),
             cancel: StopHandle::default(),
-            line: MAIN,
+            scope: MAIN,
             job: 0,
             requests: mpsc::channel(1).0,
             memos: Arc::new(Memos::new(Arc::clone(&engine.store), 0)),
@@ -312,7 +312,7 @@ impl Attempt {
     }
 
     async fn ask(&self, what: Asked) -> Result<(), ()> {
-        let request = Request { line: self.line, job: self.job, what };
+        let request = Request { scope: self.scope, job: self.job, what };
         self.requests.send(request).await.map_err(drop)
     }
 }

@@ -32,7 +32,7 @@ use super::restart::{refuse_from, restarted};
 use super::resume::{Reopening, reopen, was_killed};
 use super::resume_point::{self, ResumePoint, ResumeQuery};
 use super::rollback::go_back;
-use super::scope::{Line, MAIN};
+use super::scope::{MAIN, Scope};
 use super::session::{Carried, Session};
 use super::trust::PendingClaims;
 use super::trust::Trust;
@@ -52,7 +52,7 @@ pub(super) async fn first<P: Program>(
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
     let chain = Chain::first(run);
-    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), 0), state);
+    let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), 0), state);
     main.reason = Reason::Start;
     let mut session = Session::new(engine, program, main, options)?;
     session.config = Arc::new(run.record().config.clone());
@@ -393,7 +393,7 @@ async fn main_line<'a, P: Program>(
     base: &mut Base,
     begin: &mut Begin,
     options: &mut ResumeOptions<P::State>,
-) -> Result<(Line<'a, P::State>, Map<String, Value>), RunError> {
+) -> Result<(Scope<'a, P::State>, Map<String, Value>), RunError> {
     let Begin { resume_point, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
@@ -405,7 +405,7 @@ async fn main_line<'a, P: Program>(
     let config_over = config_over(engine, base, &options.config).await?;
     let config_so_far = engine.config_of(&base.snapshot.entry, &base.position).await?;
     let is_repeated = chain.basis.is_some();
-    let mut main = Line::new(chain, program.shape(), std::mem::take(&mut base.position), state);
+    let mut main = Scope::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     let site = engine.site(base.snapshot.entry.record.record());
     if !program.shape().is_routed() && program.shape().has_evidence() {
         read_digests(engine.store.as_ref(), program, &mut main).await?;

@@ -9,7 +9,7 @@ use crate::store::{StoreError, StoreExt as _};
 
 use super::fan_out::{Item, Items};
 use super::scheduler::children_of;
-use super::scope::LineId;
+use super::scope::ScopeId;
 use super::session::Session;
 use super::{Program, RunError};
 
@@ -18,7 +18,7 @@ impl<P: Program> Session<'_, P> {
     /// is too small. A branch that continues an existing chain needs no quota.
     pub(super) async fn take_room(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         name: &StepId,
         items: &[Item],
     ) -> Result<Result<(), Failure>, RunError> {
@@ -52,23 +52,23 @@ impl<P: Program> Session<'_, P> {
         let (store, run) = (Arc::clone(&self.engine.store), self.main().chain.run.clone());
         let named = store.branches(&run).await?;
         let mut known: HashSet<_> = named.into_iter().filter(|name| !name.is_main()).collect();
-        let open: Vec<(LineId, usize, Items)> = self
-            .lines
+        let open: Vec<(ScopeId, usize, Items)> = self
+            .scopes
             .iter()
-            .flat_map(|(id, line)| line.fans.iter().map(move |fan| (id, fan.place, fan.source.clone())))
+            .flat_map(|(id, scope)| scope.fans.iter().map(move |fan| (id, fan.place, fan.source.clone())))
             .collect();
         for (id, place, source) in open {
             let mut reader = source.reader(Arc::clone(&store), 0).await?;
             while let Some(item) = reader.next().await? {
-                let name = &children_of(self.lines.get(id), place).name;
+                let name = &children_of(self.scopes.get(id), place).name;
                 known.insert(self.child_of(id, name, &item)?);
             }
         }
         Ok(known)
     }
 
-    fn child_of(&self, id: LineId, name: &StepId, item: &Item) -> Result<BranchPath, StoreError> {
-        let child = self.lines.get(id).branch().child(name, &item.key);
+    fn child_of(&self, id: ScopeId, name: &StepId, item: &Item) -> Result<BranchPath, StoreError> {
+        let child = self.scopes.get(id).branch().child(name, &item.key);
         child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 }

@@ -23,7 +23,7 @@ use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
 use super::scheduler::{children_of, for_children, for_what_comes_after};
-use super::scope::{Found, Line, LineId, Opener};
+use super::scope::{Found, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{child_input, trace_of, work_pins};
 use super::{Performed, Program, RunError, StepReport};
@@ -32,13 +32,13 @@ mod earlier;
 
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: stores the items, and lets the step wait for its children.
-    pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+    pub(super) async fn open(&mut self, id: ScopeId, place: usize) -> Result<(), RunError> {
         self.note_input(id, place);
-        let line = self.lines.get(id);
-        let children = children_of(line, place);
-        let opened = match named_items(children, line.pass_of(place)) {
+        let scope = self.scopes.get(id);
+        let children = children_of(scope, place);
+        let opened = match named_items(children, scope.pass_of(place)) {
             Some(items) => Ok(Source::Named(items)),
-            None => self.program.open(line.spot(place), &line.state).map(Source::Items),
+            None => self.program.open(scope.spot(place), &scope.state).map(Source::Items),
         };
         match opened {
             Ok(items) => {
@@ -54,10 +54,10 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
-    pub(super) async fn open_found(&mut self, id: LineId, found: Found) -> Result<(), RunError> {
+    pub(super) async fn open_found(&mut self, id: ScopeId, found: Found) -> Result<(), RunError> {
         let Found { place, items, told, after, failure, joined } = found;
-        let line = self.lines.get(id);
-        if line.cancel.is_asked() || line.end.is_some() {
+        let scope = self.scopes.get(id);
+        if scope.cancel.is_asked() || scope.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
@@ -77,13 +77,13 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.
-    async fn open_as(&mut self, id: LineId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
+    async fn open_as(&mut self, id: ScopeId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
         let Opening { place, items, told, after, joined } = opening;
         let items = match items {
             Source::Items(list) => check_items(list).map(Source::Items),
             named @ Source::Named(_) => Ok(named),
         };
-        let step = &self.lines.get(id).shape.steps()[place];
+        let step = &self.scopes.get(id).shape.steps()[place];
         let children = if after { step.after.as_ref() } else { step.children.as_ref() };
         let children = children.expect("only a step with children fans out");
         let room = match &items {
@@ -99,7 +99,7 @@ impl<'a, P: Program> Session<'a, P> {
             Source::Items(list) => {
                 let (name, lease) = (self.blob_name(id, place), self.lease().clone());
                 let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
-                let run = self.lines.get(id).chain.run.clone();
+                let run = self.scopes.get(id).chain.run.clone();
                 let source = Items::Frozen { run, at: Arc::new(frozen.clone()) };
                 (source, list.len() as u64, Some(frozen))
             }
@@ -108,8 +108,8 @@ impl<'a, P: Program> Session<'a, P> {
                 (Items::Named(list), total, None)
             }
         };
-        let line = self.lines.get_mut(id);
-        let entry = line.entry_mut(place);
+        let scope = self.scopes.get_mut(id);
+        let entry = scope.entry_mut(place);
         let at = entry.at.clone();
         if !children.afterwards {
             // The attempts to find the items are over; the attempts to join start again from the first.
@@ -125,58 +125,58 @@ impl<'a, P: Program> Session<'a, P> {
         let work = entry.fan.take().filter(|_| after).map(Box::new);
         let step = entry.step.clone();
         let (pass, passes) = match children.passes {
-            true => (line.pass_of(place), line.position.passes_before(&step)),
+            true => (scope.pass_of(place), scope.position.passes_before(&step)),
             false => (0, Vec::new()),
         };
         let passes = if pass > 1 { passes } else { Vec::new() };
-        let relisted = line.entry_mut(place).relisted.take();
+        let relisted = scope.entry_mut(place).relisted.take();
         let since = relisted.unwrap_or_default();
         let comes_after = after || children.afterwards;
         let work_pins = (self.keeps_traces && comes_after).then(|| work_pins(told.evidence.as_ref(), joined));
         let fan = Fan { after, work, work_pins, pass, passes, since, ..Fan::new(items, total) };
-        line.entry_mut(place).fan = Some(fan);
-        let draft = line.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
+        scope.entry_mut(place).fan = Some(fan);
+        let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.told, draft.children) = (told, joined.map(|joined| joined.root));
-        let revisited = is_again || comes_after || relisted.is_some() || line.position.revisited;
-        line.fans.retain(|fan| fan.place != place);
+        let revisited = is_again || comes_after || relisted.is_some() || scope.position.revisited;
+        scope.fans.retain(|fan| fan.place != place);
         let is_relisted = relisted.is_some();
         let mut fan = FanOut::new(place, source, total, revisited);
         fan.is_relisted = is_relisted;
-        line.fans.push(fan);
+        scope.fans.push(fan);
         self.mark_dirty(id);
         Ok(Ok(()))
     }
 
     /// Fails a step that cannot open its branches; no branch is open yet.
-    fn refuse_to_open(&mut self, id: LineId, place: usize, failure: Failure) {
-        let line = self.lines.get_mut(id);
-        if line.entry(place).status != Status::Started {
-            line.mark_started(place);
+    fn refuse_to_open(&mut self, id: ScopeId, place: usize, failure: Failure) {
+        let scope = self.scopes.get_mut(id);
+        if scope.entry(place).status != Status::Started {
+            scope.mark_started(place);
         }
         self.fail(id, place, failure, StepReport::default());
     }
 
     /// Returns the name of the blob for the items, new for each opening.
-    fn blob_name(&self, id: LineId, place: usize) -> String {
-        let line = self.lines.get(id);
-        let (branch, seq) = (line.branch().file_name(), line.seq_of_next_draft());
-        format!("items/{branch}.{}.{}.{seq}.jsonl", line.step_id(place), self.lease().token())
+    fn blob_name(&self, id: ScopeId, place: usize) -> String {
+        let scope = self.scopes.get(id);
+        let (branch, seq) = (scope.branch().file_name(), scope.seq_of_next_draft());
+        format!("items/{branch}.{}.{}.{seq}.jsonl", scope.step_id(place), self.lease().token())
     }
 
     /// Looks up the ends of children that ended before this session. Returns whether all children have ended.
     ///
     /// If the branches existed before this fan-out, damage may leave a child with records of an earlier fan-out
     /// only. The child is then opened again.
-    pub(super) async fn gather(&mut self, id: LineId, place: usize) -> Result<bool, RunError> {
-        let line = self.lines.get(id);
-        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+    pub(super) async fn gather(&mut self, id: ScopeId, place: usize) -> Result<bool, RunError> {
+        let scope = self.scopes.get(id);
+        let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let unknown: u64 = fan.ended - fan.ended_here;
         if unknown == 0 {
             return Ok(true);
         }
         let revisited = fan.revisited;
-        let (branch, run) = (line.branch().clone(), line.chain.run.clone());
-        let children = children_of(line, place).clone();
+        let (branch, run) = (scope.branch().clone(), scope.chain.run.clone());
+        let children = children_of(scope, place).clone();
         let name = children.name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
@@ -202,10 +202,10 @@ impl<'a, P: Program> Session<'a, P> {
         }
         if !missing.is_empty() {
             for (item, begin) in missing {
-                let line = self.lines.get(id);
-                match self.program.child(line.spot(place), &line.state, &item) {
+                let scope = self.scopes.get(id);
+                match self.program.child(scope.spot(place), &scope.state, &item) {
                     Ok(state) => {
-                        let fan = self.lines.get_mut(id).fan_mut(place);
+                        let fan = self.scopes.get_mut(id).fan_mut(place);
                         (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
                         self.open_child(id, place, &item, state, *begin);
                     }
@@ -217,15 +217,15 @@ impl<'a, P: Program> Session<'a, P> {
             }
             return Ok(false);
         }
-        let fan = self.lines.get_mut(id).fan_mut(place);
+        let fan = self.scopes.get_mut(id).fan_mut(place);
         fan.failed += failed;
         ends.into_iter().for_each(|(index, last)| fan.keep_end(index, &last));
         Ok(true)
     }
 
     /// Opens the next page of children. Children start within the capacity; the others are only recorded.
-    pub(super) async fn open_page(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
-        let fan = self.lines.get_mut(id).fan_mut(place);
+    pub(super) async fn open_page(&mut self, id: ScopeId, place: usize) -> Result<(), RunError> {
+        let fan = self.scopes.get_mut(id).fan_mut(place);
         let page = (fan.total - fan.opened).min(CHILD_PAGE);
         let (source, opened) = (fan.source.clone(), fan.opened);
         let mut reader = match fan.reader.take() {
@@ -237,8 +237,8 @@ impl<'a, P: Program> Session<'a, P> {
         for _ in 0..page {
             let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
-            let line = self.lines.get(id);
-            match self.program.child(line.spot(place), &line.state, &item) {
+            let scope = self.scopes.get(id);
+            match self.program.child(scope.spot(place), &scope.state, &item) {
                 Ok(state) => children.push((item, state)),
                 Err(failure) => {
                     self.not_opened(id, place, failure);
@@ -249,23 +249,23 @@ impl<'a, P: Program> Session<'a, P> {
         for (item, state) in children {
             match self.earlier(id, place, &item).await? {
                 Earlier::Ended => {
-                    let fan = self.lines.get_mut(id).fan_mut(place);
+                    let fan = self.scopes.get_mut(id).fan_mut(place);
                     (fan.opened, fan.ended) = (fan.opened + 1, fan.ended + 1);
                 }
                 Earlier::Open(head) => {
-                    self.lines.get_mut(id).fan_mut(place).opened += 1;
-                    if is_amid(children_of(self.lines.get(id), place), &head, self.retries)? {
+                    self.scopes.get_mut(id).fan_mut(place).opened += 1;
+                    if is_amid(children_of(self.scopes.get(id), place), &head, self.retries)? {
                         self.is_pausing = true;
                         continue;
                     }
                     let lease = self.lease().clone();
-                    let opener = Opener { line: id, place, index: item.index };
+                    let opener = Opener { scope: id, place, index: item.index };
                     let has_ended = head.record.header().end.is_some();
                     let child =
                         open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                     if let Some(child) = child.filter(|_| has_ended) {
                         // The retried item has not ended: its old end is out of force.
-                        self.lines.get_mut(child).drafts.push(by_hand());
+                        self.scopes.get_mut(child).drafts.push(by_hand());
                         self.mark_dirty(child);
                     }
                 }
@@ -277,16 +277,16 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Fails a step with children that cannot be opened.
-    fn not_opened(&mut self, id: LineId, place: usize, failure: Failure) {
-        let line = self.lines.get_mut(id);
-        if line.comes_after(place) {
+    fn not_opened(&mut self, id: ScopeId, place: usize, failure: Failure) {
+        let scope = self.scopes.get_mut(id);
+        if scope.comes_after(place) {
             return self.fail_now(id, place, failure, StepReport::default());
         }
-        if line.fan_mut(place).opened == 0 {
-            line.entry_mut(place).fan = None;
-            line.fans.retain(|fan| fan.place != place);
+        if scope.fan_mut(place).opened == 0 {
+            scope.entry_mut(place).fan = None;
+            scope.fans.retain(|fan| fan.place != place);
         } else {
-            line.fan_mut(place).stopped = true;
+            scope.fan_mut(place).stopped = true;
             self.cancel_below(id, None, "no more branches can be opened");
         }
         self.fail(id, place, failure, StepReport::default());
@@ -294,17 +294,17 @@ impl<'a, P: Program> Session<'a, P> {
 
     pub(super) fn open_child(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         item: &Item,
         state: P::State,
         begin: Begin,
     ) {
         let Begin { chain, epoch, before } = begin;
-        let line = self.lines.get(id);
-        let around = line.entry(place).at.iteration.clone();
-        let parallel_max = children_of(line, place).parallel_max;
-        let shape: &'a Shape = &children_of(line, place).shape;
+        let scope = self.scopes.get(id);
+        let around = scope.entry(place).at.iteration.clone();
+        let parallel_max = children_of(scope, place).parallel_max;
+        let shape: &'a Shape = &children_of(scope, place).shape;
         let start = match &item.start {
             Some(step) => shape.place(step.as_str()).into_iter().collect(),
             None => shape.roots(),
@@ -350,66 +350,66 @@ impl<'a, P: Program> Session<'a, P> {
             entered_again: is_reentered,
             ..entered
         };
-        let mut child = Line::new(chain, shape, position, state);
-        child.opener = Some(Opener { line: id, place, index: item.index });
+        let mut child = Scope::new(chain, shape, position, state);
+        child.opener = Some(Opener { scope: id, place, index: item.index });
         child.around = around;
         child.draft(Phase::Started, Reason::Fork, step, at);
-        let fan = self.lines.get_mut(id).fan_mut(place);
+        let fan = self.scopes.get_mut(id).fan_mut(place);
         fan.opened += 1;
         child.parked = fan.active >= parallel_max;
         child.has_room = !child.parked;
         fan.active += usize::from(child.has_room);
         let parked = child.parked;
-        let child = self.lines.add(child);
+        let child = self.scopes.add(child);
         self.mark_dirty(child);
         if parked {
-            self.lines.get_mut(id).fan_mut(place).parked.push_back(child);
+            self.scopes.get_mut(id).fan_mut(place).parked.push_back(child);
         } else {
             self.touched.insert(child);
         }
     }
 
     /// Returns the digest of the input of a child, if ends have traces.
-    fn input_of_child(&self, id: LineId, place: usize, item: &Item) -> Option<Digest> {
-        let trace = self.keeps_traces.then(|| trace_of(self.program, self.lines.get(id), place));
+    fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
+        let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
-        let work_pins = self.lines.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_pins);
+        let work_pins = self.scopes.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_pins);
         match (input, work_pins) {
             (Some(input), Some(pins)) => Some(Digest::merkle(&[input, pins])),
             (input, _) => input,
         }
     }
 
-    fn record_page(&mut self, id: LineId, place: usize, reader: ItemReader) {
-        let line = self.lines.get_mut(id);
-        let fan = line.fan_mut(place);
+    fn record_page(&mut self, id: ScopeId, place: usize, reader: ItemReader) {
+        let scope = self.scopes.get_mut(id);
+        let fan = scope.fan_mut(place);
         let opened = fan.opened;
         fan.reader = (opened < fan.total).then_some(reader);
-        let entry = line.entry_mut(place);
+        let entry = scope.entry_mut(place);
         let (step, at) = (entry.step.clone(), entry.at.clone());
         if let Some(fan) = &mut entry.fan {
             fan.opened = opened;
         }
         // The record of the wait already covers the first page.
-        if line.drafts.is_empty() {
+        if scope.drafts.is_empty() {
             let value = serde_json::json!({ "opened": opened });
-            line.draft(Phase::Progress { key: "children".to_owned(), value }, Reason::Fork, step, at);
+            scope.draft(Phase::Progress { key: "children".to_owned(), value }, Reason::Fork, step, at);
         }
         self.mark_dirty(id);
     }
 
     /// Returns the epoch of a child that may have existed before: the epoch of its opener, or a new epoch if the
     /// child had reruns in this pass.
-    async fn epoch_anew(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u32, RunError> {
-        let line = self.lines.get(id);
-        let (run, at) = (line.chain.run.clone(), line.entry(place).at.clone());
+    async fn epoch_anew(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u32, RunError> {
+        let scope = self.scopes.get(id);
+        let (run, at) = (scope.chain.run.clone(), scope.entry(place).at.clone());
         let highest = epoch_in_pass(self.engine, &run, branch, &at.iteration).await?;
         Ok(highest.map_or(at.epoch, |highest| at.epoch.max(highest + 1)))
     }
 
     /// Returns the next seq of an open branch, as known to the store; 1 if the branch is not open.
-    async fn given(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
-        if self.lines.get_mut(id).fan_mut(place).given.is_none() {
+    async fn given(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
+        if self.scopes.get_mut(id).fan_mut(place).given.is_none() {
             let (store, run) = (&self.engine.store, self.main().chain.run.clone());
             let (mut given, mut page) = (HashMap::new(), Page::default());
             loop {
@@ -425,38 +425,38 @@ impl<'a, P: Program> Session<'a, P> {
                     None => break,
                 }
             }
-            self.lines.get_mut(id).fan_mut(place).given = Some(given);
+            self.scopes.get_mut(id).fan_mut(place).given = Some(given);
         }
-        let given = self.lines.get_mut(id).fan_mut(place).given.as_ref();
+        let given = self.scopes.get_mut(id).fan_mut(place).given.as_ref();
         Ok(given.and_then(|given| given.get(branch)).copied().unwrap_or(1))
     }
 
     /// Starts a child that is open and has not begun.
     pub(super) async fn begin_child(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         queued: Queued,
     ) -> Result<(), RunError> {
         let Queued { branch, index, seq } = queued;
-        let parent = self.lines.get(id);
+        let parent = self.scopes.get(id);
         let shape: &'a Shape = &children_of(parent, place).shape;
         let run = parent.chain.run.clone();
         let around = parent.entry(place).at.iteration.clone();
         let record = self.engine.store.load(&run, &branch, seq).await?;
         let position = position_of(&record)?;
         let mut state = decode_state(self.program, shape.level(), &record)?;
-        let parent = self.lines.get(id);
+        let parent = self.scopes.get(id);
         self.program.attach(parent.spot(place), &parent.state, &mut state);
         let mut chain = Chain::child(&parent.chain, branch);
         chain.next = seq + 1;
         chain.prev = Some(record.digest());
-        let mut child = Line::new(chain, shape, position, state);
-        child.opener = Some(Opener { line: id, place, index });
+        let mut child = Scope::new(chain, shape, position, state);
+        child.opener = Some(Opener { scope: id, place, index });
         child.around = around;
         child.has_room = true;
-        let child = self.lines.add(child);
-        self.lines.get_mut(id).fan_mut(place).active += 1;
+        let child = self.scopes.add(child);
+        self.scopes.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
         Ok(())
     }

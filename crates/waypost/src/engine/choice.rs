@@ -14,7 +14,7 @@ use crate::record::{Choice, Note, Position, SettleBy, SkipCause, Status};
 use crate::shape::{Shape, Unfinished};
 
 use super::in_doubt::{note_trace, traced};
-use super::scope::{Line, LineId};
+use super::scope::{Scope, ScopeId};
 use super::session::Session;
 use super::{KnownOutputs, Program, RunError, StepReport};
 
@@ -53,11 +53,11 @@ pub(super) fn answer(choices: &BTreeMap<StepId, Choice>, questions: &mut Vec<Dec
 
 impl<P: Program> Session<'_, P> {
     /// Settles a ready step by choice. Returns false if the step has no choice.
-    pub(super) fn settle_by_choice(&mut self, id: LineId, place: usize) -> bool {
+    pub(super) fn settle_by_choice(&mut self, id: ScopeId, place: usize) -> bool {
         let program = self.program;
-        let line = self.lines.get_mut(id);
-        let step = line.step_id(place).clone();
-        let Some(Choice { settle, by, at }) = line.position.choices.remove(&step) else { return false };
+        let scope = self.scopes.get_mut(id);
+        let step = scope.step_id(place).clone();
+        let Some(Choice { settle, by, at }) = scope.position.choices.remove(&step) else { return false };
         let how = if settle == SettleBy::Skip { "skipped" } else { "done" };
         let cause = json!({ "code": "settled", "by": by, "at": at });
         let data = json!({ "step": step, "how": how, "cause": cause });
@@ -65,12 +65,12 @@ impl<P: Program> Session<'_, P> {
         let outputs = match settle {
             SettleBy::Skip => {
                 self.skip(id, place, SkipCause::ByHand(by));
-                self.lines.get_mut(id).notes.push(note);
+                self.scopes.get_mut(id).notes.push(note);
                 return true;
             }
             SettleBy::Done(outputs) => outputs,
         };
-        let Line { chain, shape, state, .. } = &mut *line;
+        let Scope { chain, shape, state, .. } = &mut *scope;
         let spot = super::StepRef {
             branch: &chain.branch,
             level: shape.level(),
@@ -79,10 +79,10 @@ impl<P: Program> Session<'_, P> {
         };
         match program.settle_as_done(spot, state, KnownOutputs::Given(&outputs)) {
             Ok(settled) => {
-                let traced = traced(program, line, place, None);
-                line.settle_as_told(place, settled);
-                note_trace(line, place, traced);
-                line.notes.push(note);
+                let traced = traced(program, scope, place, None);
+                scope.settle_as_told(place, settled);
+                note_trace(scope, place, traced);
+                scope.notes.push(note);
                 self.mark_dirty(id);
             }
             Err(why) => {

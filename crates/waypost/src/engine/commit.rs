@@ -12,7 +12,7 @@ use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 
 use super::chain::{Chain, Draft};
 use super::fan_out::Queued;
-use super::scope::{Line, LineId, MAIN};
+use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::{OnLostCheckpoint, Program, RunError, StepFailure};
 
@@ -54,7 +54,7 @@ impl<P: Program> Session<'_, P> {
         let other = if status == Some(RunStatus::InDoubt) { "a step in doubt" } else { "--until" };
         let by = || by.clone().unwrap_or_else(|| other.to_owned());
         for id in &ids {
-            self.lines.get_mut(*id).complete_drafts(status, by);
+            self.scopes.get_mut(*id).complete_drafts(status, by);
         }
         self.mark_status(&ids, status);
         for id in &ids {
@@ -64,24 +64,24 @@ impl<P: Program> Session<'_, P> {
         let now = self.time();
         let mut records = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (program, line) = (self.program, self.lines.get_mut(*id));
-            let level = line.shape.level();
-            let encode = |bytes: &mut Vec<u8>| program.encode(level, &line.state, bytes);
-            let body = Body::with(&line.position, program.schema(level), encode);
-            let who = |line: &Line<'_, P::State>| {
-                let made = line.drafts.iter().rfind(|draft| matches!(draft.phase, Phase::Completed(_)));
-                let draft = made.or(line.drafts.last());
-                (line.chain.run.clone(), draft.and_then(|draft| draft.step.clone()))
+            let (program, scope) = (self.program, self.scopes.get_mut(*id));
+            let level = scope.shape.level();
+            let encode = |bytes: &mut Vec<u8>| program.encode(level, &scope.state, bytes);
+            let body = Body::with(&scope.position, program.schema(level), encode);
+            let who = |scope: &Scope<'_, P::State>| {
+                let made = scope.drafts.iter().rfind(|draft| matches!(draft.phase, Phase::Completed(_)));
+                let draft = made.or(scope.drafts.last());
+                (scope.chain.run.clone(), draft.and_then(|draft| draft.step.clone()))
             };
             let body = body.map_err(|source| {
-                let (run, step) = who(line);
+                let (run, step) = who(scope);
                 RunError::Serialize { run, step, source }
             })?;
-            if let Some(warning) = line.warn_of_size(body.state_bytes()) {
+            if let Some(warning) = scope.warn_of_size(body.state_bytes()) {
                 self.engine.observer.warned(&warning);
             }
-            line.chain.seal(&line.drafts, body, now, &mut records).map_err(|source| {
-                let (run, step) = who(line);
+            scope.chain.seal(&scope.drafts, body, now, &mut records).map_err(|source| {
+                let (run, step) = who(scope);
                 RunError::Record { run, step, source }
             })?;
         }
@@ -101,11 +101,11 @@ impl<P: Program> Session<'_, P> {
 
     /// Returns the branches with drafts in the order of their records in a batch: by depth, then by name, as
     /// readers sort records of the same time. New branches keep their order of opening.
-    fn dirty_in_order(&self) -> Vec<LineId> {
-        let mut ids: Vec<LineId> = self.dirty.iter().map(|(_, id)| *id).collect();
+    fn dirty_in_order(&self) -> Vec<ScopeId> {
+        let mut ids: Vec<ScopeId> = self.dirty.iter().map(|(_, id)| *id).collect();
         if ids.len() > 1 {
             ids.sort_by_cached_key(|id| {
-                let Chain { branch, next, .. } = &self.lines.get(*id).chain;
+                let Chain { branch, next, .. } = &self.scopes.get(*id).chain;
                 (branch.depth(), Some(branch).filter(|_| *next > 1).cloned())
             });
         }
@@ -121,11 +121,11 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Writes the status of the run on a record, and the end of the main branch on its last record.
-    fn mark_status(&mut self, ids: &[LineId], status: Option<RunStatus>) {
+    fn mark_status(&mut self, ids: &[ScopeId], status: Option<RunStatus>) {
         let Some(status) = status else { return };
         let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch has a branch") };
         let failed = self.failed_as_seen_on(id);
-        let last = self.lines.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
+        let last = self.scopes.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
         last.status = Some(status);
         if status == RunStatus::Failed {
             last.failed = failed.filter(|failed| !says_itself(last, failed));
@@ -142,29 +142,29 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Returns the failure that stopped the run, as named in a record of a branch.
-    fn failed_as_seen_on(&self, id: LineId) -> Option<FailedStep> {
+    fn failed_as_seen_on(&self, id: ScopeId) -> Option<FailedStep> {
         let StepFailure { branch, step, failure } = self.first_failure()?;
-        let branch = Some(branch).filter(|branch| *branch != self.lines.get(id).branch());
+        let branch = Some(branch).filter(|branch| *branch != self.scopes.get(id).branch());
         Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
     }
 
     /// Fills in values known only at the commit: the start of a status, the fan-out of a child, and the highest
     /// epoch.
-    fn number(&mut self, id: LineId) {
-        let line = self.lines.get_mut(id);
-        let since = line.chain.next + line.drafts.len() as u64 - 1;
+    fn number(&mut self, id: ScopeId) {
+        let scope = self.scopes.get_mut(id);
+        let since = scope.chain.next + scope.drafts.len() as u64 - 1;
         if id == MAIN {
             let tries =
-                line.drafts.iter().flat_map(|draft| draft.started.iter().map(|s| &s.at).chain([&draft.at]));
+                scope.drafts.iter().flat_map(|draft| draft.started.iter().map(|s| &s.at).chain([&draft.at]));
             let newest = tries.map(|at| at.epoch).max().unwrap_or_default();
-            line.position.epoch_max = line.position.epoch_max.max(newest);
+            scope.position.epoch_max = scope.position.epoch_max.max(newest);
         }
         if let Some(chain) =
-            line.position.chain.as_mut().filter(|chain| chain.head.is_some() && chain.since == 0)
+            scope.position.chain.as_mut().filter(|chain| chain.head.is_some() && chain.since == 0)
         {
             chain.since = since;
         }
-        let Position { frontier, failed, joined, .. } = &mut line.position;
+        let Position { frontier, failed, joined, .. } = &mut scope.position;
         for entry in frontier.iter_mut().chain(failed.iter_mut()).filter(|entry| entry.since == 0) {
             entry.since = since;
         }
@@ -172,18 +172,18 @@ impl<P: Program> Session<'_, P> {
         let fans = entries.filter_map(|entry| entry.fan.as_mut()).chain(joined.values_mut());
         // All children of a fan-out may be at rest before the record of the opening has a seq.
         fans.filter(|fan| fan.since == 0).for_each(|fan| fan.since = since);
-        if let (Some(0), Some(opener)) = (line.position.origin, line.opener) {
-            let fan = self.lines.get(opener.line).entry(opener.place).fan.as_ref();
+        if let (Some(0), Some(opener)) = (scope.position.origin, scope.opener) {
+            let fan = self.scopes.get(opener.scope).entry(opener.place).fan.as_ref();
             let since = fan.map(|fan| fan.since);
-            self.lines.get_mut(id).position.origin = since;
+            self.scopes.get_mut(id).position.origin = since;
         }
     }
 
     /// Updates the count of branches in doubt for a branch.
-    fn note_doubt(&mut self, id: LineId) {
-        let line = self.lines.get_mut(id);
-        let (before, now) = (line.is_doubtful, line.has_doubt());
-        line.is_doubtful = now;
+    fn note_doubt(&mut self, id: ScopeId) {
+        let scope = self.scopes.get_mut(id);
+        let (before, now) = (scope.is_doubtful, scope.has_doubt());
+        scope.is_doubtful = now;
         self.doubtful = self.doubtful + usize::from(now) - usize::from(before);
     }
 
@@ -244,16 +244,16 @@ impl<P: Program> Session<'_, P> {
         let ids = self.dirty_in_order();
         self.dirty.clear();
         for id in ids {
-            let line = self.lines.get_mut(id);
+            let scope = self.scopes.get_mut(id);
             let mut last = None;
-            while let Some(record) = records.next_if(|record| record.header().branch == line.chain.branch) {
+            while let Some(record) = records.next_if(|record| record.header().branch == scope.chain.branch) {
                 last = Some(record);
             }
             let last = last.expect("every branch of a batch has a record in it");
-            line.chain.advance(last);
-            line.drafts.clear();
-            line.reason = Reason::Step;
-            let (ended, parked, opener) = (line.end.is_some(), line.parked, line.opener);
+            scope.chain.advance(last);
+            scope.drafts.clear();
+            scope.reason = Reason::Step;
+            let (ended, parked, opener) = (scope.end.is_some(), scope.parked, scope.opener);
             if id == MAIN || !(ended || parked) {
                 continue;
             }
@@ -261,10 +261,10 @@ impl<P: Program> Session<'_, P> {
             // The branch was joined before this session, so no step waits for the branch.
             let Some(opener) = opener else { continue };
             if ended {
-                let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+                let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
                 fan.keep_end(opener.index, last);
             } else {
-                parents.insert((opener.line, opener.place));
+                parents.insert((opener.scope, opener.place));
             }
         }
         parents.into_iter().for_each(|(id, place)| self.queue_parked(id, place));
@@ -274,26 +274,26 @@ impl<P: Program> Session<'_, P> {
             let _ = kept.send(());
         }
         self.given.drain(..).for_each(|(pending, end)| pending.give(end));
-        self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
+        self.engine.observer.committed(&batch.records, &self.scopes.get(MAIN).position, self.progress());
     }
 
     /// Queues the branches with a written opening, in order, so that these leave memory.
-    fn queue_parked(&mut self, id: LineId, place: usize) {
-        let parked = std::mem::take(&mut self.lines.get_mut(id).fan_mut(place).parked);
+    fn queue_parked(&mut self, id: ScopeId, place: usize) {
+        let parked = std::mem::take(&mut self.scopes.get_mut(id).fan_mut(place).parked);
         for child in parked {
-            let line = self.lines.get(child);
-            let (Some(opener), None) = (line.opener, line.end) else { continue };
-            let (branch, seq) = (line.branch().clone(), line.chain.next - 1);
+            let scope = self.scopes.get(child);
+            let (Some(opener), None) = (scope.opener, scope.end) else { continue };
+            let (branch, seq) = (scope.branch().clone(), scope.chain.next - 1);
             let queued = Queued { branch, index: opener.index, seq };
-            self.lines.get_mut(id).fan_mut(place).queue.push_back(queued);
+            self.scopes.get_mut(id).fan_mut(place).queue.push_back(queued);
         }
     }
 
     /// Removes an ended or unstarted branch from memory. The branch has no running attempt and no open child.
-    pub(super) fn forget(&mut self, id: LineId) {
-        let Some(line) = self.lines.remove(id) else { return };
-        self.doubtful -= usize::from(line.is_doubtful);
-        if let Some(due) = line.timer {
+    pub(super) fn forget(&mut self, id: ScopeId) {
+        let Some(scope) = self.scopes.remove(id) else { return };
+        self.doubtful -= usize::from(scope.is_doubtful);
+        if let Some(due) = scope.timer {
             self.timers.remove(&(due, id));
         }
         self.touched.remove(&id);
@@ -317,7 +317,7 @@ impl<P: Program> Session<'_, P> {
                 | StoreError::Unknown { .. }
         );
         let tolerate = self.options.on_lost_checkpoint == OnLostCheckpoint::Tolerate;
-        let pending: usize = self.dirty.iter().map(|(_, id)| self.lines.get(*id).drafts.len()).sum();
+        let pending: usize = self.dirty.iter().map(|(_, id)| self.scopes.get(*id).drafts.len()).sum();
         if !tolerate || !tolerable || surely || pending > DRAFTS_PENDING_MAX {
             return Err(RunError::Checkpoint { at, source });
         }
@@ -335,7 +335,7 @@ impl<P: Program> Session<'_, P> {
     /// Adds a note to the next record, if there is a draft.
     fn note(&mut self, note: Note) {
         let first = self.dirty.iter().map(|(_, id)| *id).next();
-        if let Some(draft) = first.and_then(|id| self.lines.get_mut(id).drafts.first_mut()) {
+        if let Some(draft) = first.and_then(|id| self.scopes.get_mut(id).drafts.first_mut()) {
             draft.told.notes.push(note);
         }
     }

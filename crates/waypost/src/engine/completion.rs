@@ -14,7 +14,7 @@ use super::fan_out::JoinedDigests;
 use super::reuse::ReusableVerdicts;
 use super::rewind::drop_chain;
 use super::scheduler::hold;
-use super::scope::{Caught, Found, Line, LineId, MAIN};
+use super::scope::{Caught, Found, MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::signals::StopLevel;
 use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, trace_of};
@@ -24,7 +24,7 @@ impl<P: Program> Session<'_, P> {
     /// Applies the end of an attempt: state, position and draft change together.
     pub(super) fn take(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         performed: Performed<P::Output>,
         root: Option<JoinedDigests>,
@@ -37,10 +37,10 @@ impl<P: Program> Session<'_, P> {
             }
             Performed::Failed { failure, told } => self.fail(id, place, failure, told),
             Performed::Opened { items, told } => {
-                let line = self.lines.get_mut(id);
+                let scope = self.scopes.get_mut(id);
                 // The children of the step's work are already joined.
-                let after = line.entry(place).fan.is_some();
-                line.found.push(Found { place, items, told, after, failure: None, joined: root });
+                let after = scope.entry(place).fan.is_some();
+                scope.found.push(Found { place, items, told, after, failure: None, joined: root });
             }
             Performed::Cut { why, told } => self.cut(id, place, why, told),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
@@ -51,21 +51,21 @@ impl<P: Program> Session<'_, P> {
     ///
     /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
     /// leave them in doubt as well.
-    fn cut(&mut self, id: LineId, place: usize, why: String, told: StepReport) {
-        if self.lines.get(id).shape.steps()[place].idempotent {
+    fn cut(&mut self, id: ScopeId, place: usize, why: String, told: StepReport) {
+        if self.scopes.get(id).shape.steps()[place].idempotent {
             self.options.stop.stop(StopLevel::Graceful, &why);
         } else {
             self.halted = true;
-            self.lines.iter_mut().for_each(|(_, line)| line.cancel.stop(StopLevel::Graceful, &why));
+            self.scopes.iter_mut().for_each(|(_, scope)| scope.cancel.stop(StopLevel::Graceful, &why));
             self.cut_by.get_or_insert_with(|| why.clone());
         }
-        let line = self.lines.get_mut(id);
-        line.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).told = told;
+        let scope = self.scopes.get_mut(id);
+        scope.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).told = told;
     }
 
     fn complete(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         (output, mut ending, told): (P::Output, Ending, StepReport),
         joined: Option<JoinedDigests>,
@@ -74,57 +74,57 @@ impl<P: Program> Session<'_, P> {
         inline_outputs(&mut ending);
         let (program, keeps_traces, keeps_chain) = (self.program, self.keeps_traces, self.keeps_chain);
         self.reusable_verdicts = ReusableVerdicts::default();
-        let line = self.lines.get_mut(id);
-        let joins = line.shape.steps()[place].opens_evidence();
+        let scope = self.scopes.get_mut(id);
+        let joins = scope.shape.steps()[place].opens_evidence();
         let matters = keeps_traces
             || told.evidence.is_some()
             || joins
-            || line.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
+            || scope.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
             || !ending.outputs.is_empty()
             || ending.outputs_bytes.is_some();
-        let fan = line.entry(place).fan.as_ref().and_then(Fan::of_work);
+        let fan = scope.entry(place).fan.as_ref().and_then(Fan::of_work);
         let about = fan.filter(|_| joins).map(|fan| fan.since);
-        let follow = apply(program, line, place, Settlement::Completed(output, &ending));
+        let follow = apply(program, scope, place, Settlement::Completed(output, &ending));
         let follow = match follow {
             Ok(follow) => follow,
             Err(mut failure) => {
                 failure.ending = ending;
-                if line.comes_after(place) {
+                if scope.comes_after(place) {
                     // The step is no longer completed, and its hooks are no longer in force.
-                    line.end_afterwards(place);
+                    scope.end_afterwards(place);
                 }
                 return self.fail(id, place, failure, told);
             }
         };
-        let failures = line.failures_joined(place);
-        let settled = Settled { failures, ..Settled::completed(line.seq_of_next_draft()) };
+        let failures = scope.failures_joined(place);
+        let settled = Settled { failures, ..Settled::completed(scope.seq_of_next_draft()) };
         let settled = (matters || failures > 0).then_some(settled);
-        let reason = match line.entry(place) {
+        let reason = match scope.entry(place) {
             _ if root.is_some() => Reason::Join,
             entry if entry.at.attempt > 1 => Reason::Retry,
             _ => Reason::Step,
         };
-        let (step, at) = (line.step_id(place).clone(), line.entry(place).at.clone());
-        let trace = keeps_traces.then(|| trace_of(program, line, place)).flatten();
-        let fan_of = |line: &Line<'_, P::State>| line.entry(place).fan.clone();
-        let made = |line: &Line<'_, P::State>| {
-            let output = program.gave(line.spot(place), &line.state);
-            let work = fan_of(line).and_then(|fan| fan.work_pins);
+        let (step, at) = (scope.step_id(place).clone(), scope.entry(place).at.clone());
+        let trace = keeps_traces.then(|| trace_of(program, scope, place)).flatten();
+        let fan_of = |scope: &Scope<'_, P::State>| scope.entry(place).fan.clone();
+        let made = |scope: &Scope<'_, P::State>| {
+            let output = program.gave(scope.spot(place), &scope.state);
+            let work = fan_of(scope).and_then(|fan| fan.work_pins);
             let pins = joined.map(|joined| joined.pins).into_iter().chain(work).collect::<Vec<_>>();
             let children = (!pins.is_empty()).then(|| Digest::merkle(&pins));
             Made { output, evidence: told.evidence.as_ref(), children }
         };
         let digests = match keeps_chain {
-            true => end_of_chain(program, line, &made(line)),
-            false => trace.is_some().then(|| digests_of(line, place, &made(line))),
+            true => end_of_chain(program, scope, &made(scope)),
+            false => trace.is_some().then(|| digests_of(scope, place, &made(scope))),
         };
         let outcomes = joined.filter(|_| keeps_chain).map(|joined| joined.outcomes);
-        let trace = trace.or(outcomes.map(|outcomes| join_trace(&line.shape.steps()[place], outcomes)));
-        line.settle(place, settled, follow);
-        line.digests.remove(&step);
-        line.digests.extend(digests.map(|digests| (step.clone(), digests)));
-        let is_due = self.pending_claims.note_end(line.branch(), &step, told.evidence.as_ref());
-        let draft = line.draft(Phase::Completed(ending), reason, step, at);
+        let trace = trace.or(outcomes.map(|outcomes| join_trace(&scope.shape.steps()[place], outcomes)));
+        scope.settle(place, settled, follow);
+        scope.digests.remove(&step);
+        scope.digests.extend(digests.map(|digests| (step.clone(), digests)));
+        let is_due = self.pending_claims.note_end(scope.branch(), &step, told.evidence.as_ref());
+        let draft = scope.draft(Phase::Completed(ending), reason, step, at);
         draft.told = told;
         draft.children = root;
         draft.about = about;
@@ -138,16 +138,16 @@ impl<P: Program> Session<'_, P> {
     /// - After a rerun: are the downstream results reusable?
     /// - After a rerun without downstream steps: has the rerun invalidated other evidence?
     /// - The ended step had blocked a check.
-    fn pause(&mut self, id: LineId, is_due: bool) {
-        let line = self.lines.get_mut(id);
-        let ends = line.position.frontier.is_empty() && (id == MAIN || line.is_held_at_end);
+    fn pause(&mut self, id: ScopeId, is_due: bool) {
+        let scope = self.scopes.get_mut(id);
+        let ends = scope.position.frontier.is_empty() && (id == MAIN || scope.is_held_at_end);
         self.is_pausing |= is_due && !ends;
-        if line.position.chain.as_ref().is_none_or(|chain| chain.head.is_none()) {
+        if scope.position.chain.as_ref().is_none_or(|chain| chain.head.is_none()) {
             return;
         }
-        if line.position.frontier.is_empty() {
+        if scope.position.frontier.is_empty() {
             // The chain has ended without a rejoin.
-            drop_chain(&mut line.position, line.shape);
+            drop_chain(&mut scope.position, scope.shape);
         } else {
             self.is_pausing = true;
         }
@@ -155,9 +155,9 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Holds the steps after a step, if requested.
-    fn hold_after(&mut self, id: LineId, place: usize, follow: Follow) {
-        let line = self.lines.get_mut(id);
-        let step = line.step_id(place);
+    fn hold_after(&mut self, id: ScopeId, place: usize, follow: Follow) {
+        let scope = self.scopes.get_mut(id);
+        let step = scope.step_id(place);
         if !self.options.interrupts.after.contains(step) {
             return;
         }
@@ -165,84 +165,84 @@ impl<P: Program> Session<'_, P> {
         let after: Vec<usize> = match follow {
             Follow::To(next) => vec![next],
             Follow::End => Vec::new(),
-            Follow::Needs => line.shape.followers(place).to_vec(),
+            Follow::Needs => scope.shape.followers(place).to_vec(),
         };
         let mut held = false;
         for next in after {
-            let next = line.step_id(next);
-            if let Some(entry) = line.position.frontier.iter_mut().find(|entry| entry.step == *next) {
+            let next = scope.step_id(next);
+            if let Some(entry) = scope.position.frontier.iter_mut().find(|entry| entry.step == *next) {
                 entry.status = Status::Waiting;
                 entry.waits = vec![hold(key.clone())];
                 held = true;
             }
         }
-        if !held && line.position.frontier.is_empty() {
-            line.is_held_at_end = true;
+        if !held && scope.position.frontier.is_empty() {
+            scope.is_held_at_end = true;
         }
     }
 
-    fn stopped(&mut self, id: LineId, place: usize, in_progress: bool) {
-        let line = self.lines.get_mut(id);
-        let (by, reason) = match (line.cancel.asked(), self.options.stop.asked()) {
+    fn stopped(&mut self, id: ScopeId, place: usize, in_progress: bool) {
+        let scope = self.scopes.get_mut(id);
+        let (by, reason) = match (scope.cancel.asked(), self.options.stop.asked()) {
             (Some(cut), _) if self.cut_by.is_some() => (cut.by, Reason::Stopped),
             (Some(cancel), _) => (cancel.by, Reason::Cancel),
             (None, Some(stop)) => (stop.by, Reason::Stopped),
             (None, None) => ("a stop".to_owned(), Reason::Stopped),
         };
-        line.draft_of(place, Phase::Interrupted { in_progress, by }, reason);
+        scope.draft_of(place, Phase::Interrupted { in_progress, by }, reason);
         if !in_progress {
-            line.unmark_started(place);
+            scope.unmark_started(place);
         }
     }
 
     /// Takes in a failure: the step is tried again, what comes after it is opened, it is tolerated, or it ends its branch or
     /// the run.
-    pub(super) fn fail(&mut self, id: LineId, place: usize, failure: Failure, told: StepReport) {
+    pub(super) fn fail(&mut self, id: ScopeId, place: usize, failure: Failure, told: StepReport) {
         let program = self.program;
-        let line = self.lines.get_mut(id);
-        let step = &line.shape.steps()[place];
+        let scope = self.scopes.get_mut(id);
+        let step = &scope.shape.steps()[place];
         // The join of the hooks reports the result of the step again.
-        if step.afterwards().is_none() || line.comes_after(place) {
+        if step.afterwards().is_none() || scope.comes_after(place) {
             return self.fail_now(id, place, failure, told);
         }
-        let verdict = program.on_failure(line.spot(place), &failure);
+        let verdict = program.on_failure(scope.spot(place), &failure);
         if verdict.opens.is_empty() || self.pause_before_retry(id, place, (&verdict, &failure)).is_some() {
             return self.fail_now(id, place, failure, told);
         }
         self.touched.insert(id);
         self.mark_dirty(id);
-        let line = self.lines.get_mut(id);
+        let scope = self.scopes.get_mut(id);
         let told = before_what_comes_after(told, &failure);
-        let (items, after) = (verdict.opens, line.shape.steps()[place].after.is_some());
-        if line.fans.iter().any(|fan| fan.place == place) && line.entry(place).status == Status::Waiting {
-            line.caught.push(Caught { place, failure, items, told });
+        let (items, after) = (verdict.opens, scope.shape.steps()[place].after.is_some());
+        if scope.fans.iter().any(|fan| fan.place == place) && scope.entry(place).status == Status::Waiting {
+            scope.caught.push(Caught { place, failure, items, told });
         } else {
-            line.found.push(Found { place, items, told, after, failure: Some(failure), joined: None });
+            scope.found.push(Found { place, items, told, after, failure: Some(failure), joined: None });
         }
     }
 
     /// Returns the delay before a retry; `None` without a retry.
     fn pause_before_retry(
         &self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         (verdict, failure): (&OnFailure, &Failure),
     ) -> Option<Duration> {
-        let line = self.lines.get(id);
-        let (step, entry) = (&line.shape.steps()[place], line.entry(place));
-        let retries = verdict.retry && failure.kind != FailureKind::Limit && !line.comes_after(place);
-        let random = chance(&line.chain.run, line.branch().as_str(), &step.id, entry.at.attempt);
+        let scope = self.scopes.get(id);
+        let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
+        let retries = verdict.retry && failure.kind != FailureKind::Limit && !scope.comes_after(place);
+        let random = chance(&scope.chain.run, scope.branch().as_str(), &step.id, entry.at.attempt);
         step.retry.pause(entry.failures + 1, random).filter(|_| retries)
     }
 
     /// Takes in a failure after which nothing is opened.
-    pub(super) fn fail_now(&mut self, id: LineId, place: usize, failure: Failure, told: StepReport) {
-        let line = self.lines.get(id);
-        let verdict = self.program.on_failure(line.spot(place), &failure);
+    pub(super) fn fail_now(&mut self, id: ScopeId, place: usize, failure: Failure, told: StepReport) {
+        let scope = self.scopes.get(id);
+        let verdict = self.program.on_failure(scope.spot(place), &failure);
         let pause = self.pause_before_retry(id, place, (&verdict, &failure));
         let (branch, step) = match failure.below.clone() {
             Some(below) => (below.branch, below.step),
-            None => (line.branch().clone(), line.step_id(place).clone()),
+            None => (scope.branch().clone(), scope.step_id(place).clone()),
         };
         let own = StepFailure { branch, step, failure: failure.clone() };
         let failing = Failing { failure, told, pause, causes: vec![own] };
@@ -251,7 +251,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Applies a failure: the step is retried after the delay, or the failure is tolerated, or the step ends as
     /// failed.
-    pub(super) fn settle_failure(&mut self, id: LineId, place: usize, failing: Failing) {
+    pub(super) fn settle_failure(&mut self, id: ScopeId, place: usize, failing: Failing) {
         let Failing { mut failure, told, pause, causes } = failing;
         self.touched.insert(id);
         self.mark_dirty(id);
@@ -259,10 +259,10 @@ impl<P: Program> Session<'_, P> {
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         self.reusable_verdicts = ReusableVerdicts::default();
         let mut traced = None;
-        let verdict = program.on_failure(self.lines.get(id).spot(place), &failure);
-        let line = self.lines.get_mut(id);
-        let step = &line.shape.steps()[place];
-        let entry = line.entry(place);
+        let verdict = program.on_failure(self.scopes.get(id).spot(place), &failure);
+        let scope = self.scopes.get_mut(id);
+        let step = &scope.shape.steps()[place];
+        let entry = scope.entry(place);
         let (at, failures) = (entry.at.clone(), entry.failures + 1);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
         // A step with exit code 0 may have taken effect, even if its evidence failed.
@@ -272,7 +272,7 @@ impl<P: Program> Session<'_, P> {
         let mut ends_all = false;
         if let Some(pause) = pause {
             failure.retried = true;
-            let entry = line.entry_mut(place);
+            let entry = scope.entry_mut(place);
             entry.status = Status::Ready;
             entry.failures = failures;
             entry.cuts = 0;
@@ -280,22 +280,22 @@ impl<P: Program> Session<'_, P> {
             let due = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
             entry.wait_until(due, now);
         } else if let (true, Ok(follow)) =
-            (verdict.tolerate, apply_tolerated(program, line, place, verdict.tolerate, &failure))
+            (verdict.tolerate, apply_tolerated(program, scope, place, verdict.tolerate, &failure))
         {
             failure.tolerated = true;
-            let seq = line.seq_of_next_draft();
+            let seq = scope.seq_of_next_draft();
             if keeps_traces {
-                traced = Some(failed_digests(line.branch(), &step.id, seq));
-                line.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
+                traced = Some(failed_digests(scope.branch(), &step.id, seq));
+                scope.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
             }
-            let failures = line.failures_joined(place);
+            let failures = scope.failures_joined(place);
             let settled = Settled { failures, ..Settled::new(SettledAs::Tolerated, seq) };
-            line.settle(place, Some(settled), follow);
+            scope.settle(place, Some(settled), follow);
         } else {
-            if line.comes_after(place) {
-                line.end_afterwards(place);
+            if scope.comes_after(place) {
+                scope.end_afterwards(place);
             }
-            let entry = line.entry_mut(place);
+            let entry = scope.entry_mut(place);
             entry.status = Status::Failed;
             entry.exited = exited;
             entry.failures = failures;
@@ -304,13 +304,13 @@ impl<P: Program> Session<'_, P> {
         }
         // If the program tolerates the failure, the state already has the outputs.
         inline_outputs(&mut failure.ending);
-        line.drafts.push(super::chain::Draft::new(
+        scope.drafts.push(super::chain::Draft::new(
             Phase::Failed(failure.clone()),
             reason,
             Some(step.id.clone()),
             at,
         ));
-        let last = line.drafts.last_mut().expect("one was just added");
+        let last = scope.drafts.last_mut().expect("one was just added");
         (last.told, last.digests) = (told, traced);
         if ends_all {
             self.end_step(id, place, (failure, causes));
@@ -319,25 +319,25 @@ impl<P: Program> Session<'_, P> {
 
     /// Ends a step as failed. In a graph with `needs`, independent steps continue. In a graph with routes, the
     /// failure ends the branch or the run.
-    fn end_step(&mut self, id: LineId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
+    fn end_step(&mut self, id: ScopeId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
         let (program, keeps_traces) = (self.program, self.keeps_traces);
-        let line = self.lines.get_mut(id);
-        if line.shape.is_routed() {
+        let scope = self.scopes.get_mut(id);
+        if scope.shape.is_routed() {
             return self.end_by_failure(id, place, failure);
         }
         // A program error leaves the state unchanged.
-        let _ = apply(program, line, place, Settlement::Failed(&failure));
-        let fails_fast = self.options.fail_fast || line.shape.fails_fast();
-        line.end_as_failed(place);
+        let _ = apply(program, scope, place, Settlement::Failed(&failure));
+        let fails_fast = self.options.fail_fast || scope.shape.fails_fast();
+        scope.end_as_failed(place);
         if keeps_traces {
-            let step = line.step_id(place).clone();
-            let digests = failed_digests(line.branch(), &step, line.seq_of_next_draft() - 1);
-            line.digests.insert(step, digests);
-            line.drafts.last_mut().expect("the failure is the newest draft").digests = Some(digests);
+            let step = scope.step_id(place).clone();
+            let digests = failed_digests(scope.branch(), &step, scope.seq_of_next_draft() - 1);
+            scope.digests.insert(step, digests);
+            scope.drafts.last_mut().expect("the failure is the newest draft").digests = Some(digests);
         }
-        line.failures.extend(causes);
+        scope.failures.extend(causes);
         if fails_fast {
-            self.touched.extend(self.lines.iter().map(|(id, _)| id));
+            self.touched.extend(self.scopes.iter().map(|(id, _)| id));
         }
     }
 }
@@ -363,11 +363,11 @@ pub(super) fn before_what_comes_after(mut told: StepReport, failure: &Failure) -
 /// Applies the result of a step to the state.
 fn apply<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     place: usize,
     settled: Settlement<'_, P::Output>,
 ) -> Result<Follow, Failure> {
-    let Line { chain, shape, state, .. } = line;
+    let Scope { chain, shape, state, .. } = scope;
     let spot = StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
     program.apply(state, spot, settled)
 }
@@ -376,19 +376,19 @@ fn apply<P: Program>(
 /// cannot be encoded; the commit then reports the error.
 fn end_of_chain<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     made: &Made<'_>,
 ) -> Option<EndDigests> {
     let mut state = Vec::new();
-    program.encode(line.shape.level(), &line.state, &mut state).ok()?;
-    let digests = chain_digests(line.position.pins, &state, made);
-    line.position.pins = Some(digests.pins);
+    program.encode(scope.shape.level(), &scope.state, &mut state).ok()?;
+    let digests = chain_digests(scope.position.pins, &state, made);
+    scope.position.pins = Some(digests.pins);
     Some(digests)
 }
 
 fn apply_tolerated<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     place: usize,
     tolerate: bool,
     failure: &Failure,
@@ -396,7 +396,7 @@ fn apply_tolerated<P: Program>(
     if !tolerate {
         return Err(failure.clone());
     }
-    apply(program, line, place, Settlement::Tolerated(failure))
+    apply(program, scope, place, Settlement::Tolerated(failure))
 }
 
 /// Keeps small outputs in the header, only the size of large outputs, and no printed text.

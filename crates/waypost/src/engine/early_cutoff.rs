@@ -22,7 +22,7 @@ use super::failure::upstream;
 use super::inspect::{effective_of, position_of};
 use super::reuse::{Candidate, is_given_the_same};
 use super::rollback::load_with_state;
-use super::scope::{Line, LineId};
+use super::scope::{Scope, ScopeId};
 use super::session::Session;
 use super::trace::{reads_of, sinks};
 use super::trust::verify;
@@ -30,25 +30,25 @@ use super::{Admission, Program, RunError};
 
 impl<P: Program> Session<'_, P> {
     /// Reads the digests of ends required by ready steps, in graphs with traces.
-    pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
+    pub(super) async fn read_digests(&mut self, id: ScopeId) -> Result<(), RunError> {
         if !self.keeps_traces {
             return Ok(());
         }
         let (store, program) = (Arc::clone(&self.engine.store), self.program);
-        read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
+        read_digests(store.as_ref(), program, self.scopes.get_mut(id)).await
     }
 
     /// Settles ready steps with their reusable results, and drops results that cannot be reused.
-    pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
+    pub(super) async fn reuse_ready(&mut self, id: ScopeId) -> Result<(), RunError> {
         loop {
             self.read_digests(id).await?;
             let Some(candidate) = self.next_candidate(id) else { return Ok(()) };
             let program = self.program;
-            let line = self.lines.get(id);
-            let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
+            let scope = self.scopes.get(id);
+            let is_repeated = scope.shape.share_loop(candidate.place, candidate.place);
             let failed = self.failed_upstream(id, candidate.place);
             let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-            match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
+            match program.admit(scope.spot(candidate.place), &scope.state, upstream(failed.as_ref())) {
                 _ if is_kept => {}
                 // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
@@ -78,7 +78,7 @@ impl<P: Program> Session<'_, P> {
                 self.give_up_result(id, &candidate)?;
                 let data = json!({ "step": candidate.step, "cause": cause });
                 let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
-                self.lines.get_mut(id).notes.push(note);
+                self.scopes.get_mut(id).notes.push(note);
             }
         }
     }
@@ -87,12 +87,12 @@ impl<P: Program> Session<'_, P> {
     /// the mismatch otherwise.
     async fn reuse(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         candidate: &Candidate,
         settled: Settled,
     ) -> Result<Option<RerunCause>, RunError> {
-        let line = self.lines.get(id);
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        let scope = self.scopes.get(id);
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         let ended = match self.engine.store.load(&run, &branch, settled.seq).await {
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
                 return Ok(Some(RerunCause::UpstreamChanged { step: None }));
@@ -129,7 +129,7 @@ impl<P: Program> Session<'_, P> {
     /// Restores the output of an end into the state. Returns false if retention dropped the recorded state.
     async fn restore_state(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         candidate: &Candidate,
         ended: &Record,
     ) -> Result<bool, RunError> {
@@ -139,9 +139,9 @@ impl<P: Program> Session<'_, P> {
             then => then?,
         };
         let program = self.program;
-        let line = self.lines.get_mut(id);
-        let then = decode_state(program, line.shape.level(), &then)?;
-        let Line { chain, shape, state, .. } = line;
+        let scope = self.scopes.get_mut(id);
+        let then = decode_state(program, scope.shape.level(), &then)?;
+        let Scope { chain, shape, state, .. } = scope;
         let step = &shape.steps()[candidate.place];
         let spot =
             super::StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
@@ -149,18 +149,18 @@ impl<P: Program> Session<'_, P> {
         Ok(true)
     }
 
-    /// Verifies the evidence of all reusable results of a line, unless verified since the last end of a step.
-    async fn look_at_reusable(&mut self, id: LineId) -> Result<(), RunError> {
-        let branch = self.lines.get(id).branch().clone();
+    /// Verifies the evidence of all reusable results of a scope, unless verified since the last end of a step.
+    async fn look_at_reusable(&mut self, id: ScopeId) -> Result<(), RunError> {
+        let branch = self.scopes.get(id).branch().clone();
         if !self.reusable_verdicts.looked.insert(branch) {
             return Ok(());
         }
         let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
-        let line = self.lines.get(id);
+        let scope = self.scopes.get(id);
         let (run, branch, mut position) =
-            (line.chain.run.clone(), line.branch().clone(), line.position.clone());
+            (scope.chain.run.clone(), scope.branch().clone(), scope.position.clone());
         // Uncommitted ends are upstream of all reuse candidates.
-        position.ledger.retain(|_, settled| settled.seq < line.chain.next);
+        position.ledger.retain(|_, settled| settled.seq < scope.chain.next);
         let AsIfInForce { effective, incomplete } =
             as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
         let run = store.run(&run).await?;
@@ -195,33 +195,33 @@ impl<P: Program> Session<'_, P> {
 pub(super) async fn read_digests<P: Program>(
     store: &dyn Store,
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut wanted: BTreeSet<StepId> = BTreeSet::new();
-    for entry in &line.position.frontier {
-        let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
-        let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
-        wanted.extend(needs.chain(reads_of(program, line, place)));
+    for entry in &scope.position.frontier {
+        let Some(place) = scope.shape.place(entry.step.as_str()) else { continue };
+        let needs = scope.shape.needs(place).iter().map(|need| scope.step_id(*need).clone());
+        wanted.extend(needs.chain(reads_of(program, scope, place)));
         // The end of the pass before.
-        wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
+        wanted.extend(Some(entry.step.clone()).filter(|_| scope.pass_of(place) > 1));
     }
-    if line.position.frontier.is_empty() {
-        wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
+    if scope.position.frontier.is_empty() {
+        wanted.extend(sinks(scope.shape).map(|step| step.id.clone()));
     }
-    wanted.retain(|step| !line.digests.contains_key(step));
+    wanted.retain(|step| !scope.digests.contains_key(step));
     let settled = wanted.into_iter().filter_map(|step| {
-        let seq = line.position.ledger.get(&step)?.seq;
-        (seq < line.chain.next).then_some((seq, step))
+        let seq = scope.position.ledger.get(&step)?.seq;
+        (seq < scope.chain.next).then_some((seq, step))
     });
     let settled: BTreeMap<u64, StepId> = settled.collect();
     if settled.is_empty() {
         return Ok(());
     }
     let seqs = settled.keys().copied().collect();
-    let ends = store.records(&line.chain.run, line.branch(), &seqs).await?;
+    let ends = store.records(&scope.chain.run, scope.branch(), &seqs).await?;
     for (seq, step) in settled {
         let digests = ends.get(&seq).and_then(|end| end.header().digests);
-        line.digests.extend(digests.map(|digests| (step, digests)));
+        scope.digests.extend(digests.map(|digests| (step, digests)));
     }
     Ok(())
 }

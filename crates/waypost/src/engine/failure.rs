@@ -20,64 +20,65 @@ use super::definition::Forget;
 use super::inspect::position_as_recorded;
 use super::invalidate::{Invalidated, Results};
 use super::scheduler::collects;
-use super::scope::{Line, LineId};
+use super::scope::{Scope, ScopeId};
 use super::session::Session;
 use super::{Admission, Engine, Program, RunError, Upstream};
 
 impl<P: Program> Session<'_, P> {
     /// Returns whether the admission of a step was already decided: the step has waited or has attempts, and no
     /// resume retries the step.
-    pub(super) fn is_admitted(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let entry = line.entry(place);
-        !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
+    pub(super) fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let entry = scope.entry(place);
+        !scope.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
     }
 
     /// Returns the failed step that keeps a step from running, unless the condition of the step admits failures.
-    pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
-        let line = self.lines.get(id);
-        failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
+    pub(super) fn failed_upstream(&self, id: ScopeId, place: usize) -> Option<StepId> {
+        let scope = self.scopes.get(id);
+        failed_upstream(scope.shape, &scope.position, place).or_else(|| self.failed_fast(id))
     }
 
     /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the
     /// branch, on an ancestor, or on a branch with a failure that an ancestor does not tolerate.
-    fn failed_fast(&self, id: LineId) -> Option<StepId> {
-        if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
+    fn failed_fast(&self, id: ScopeId) -> Option<StepId> {
+        if !self.options.fail_fast && !self.scopes.get(id).shape.fails_fast() {
             return None;
         }
-        let up = |from: LineId| {
-            std::iter::successors(Some(from), |id| Some(self.lines.get(*id).opener?.line)).collect::<Vec<_>>()
+        let up = |from: ScopeId| {
+            std::iter::successors(Some(from), |id| Some(self.scopes.get(*id).opener?.scope))
+                .collect::<Vec<_>>()
         };
         let around = up(id);
-        let fails_with = |from: LineId| {
+        let fails_with = |from: ScopeId| {
             let mut top = from;
-            while let Some(opener) = self.lines.get(top).opener
-                && !collects(self.lines.get(opener.line), opener.place)
+            while let Some(opener) = self.scopes.get(top).opener
+                && !collects(self.scopes.get(opener.scope), opener.place)
             {
-                top = opener.line;
+                top = opener.scope;
             }
             top
         };
-        let failed = self.lines.iter().filter(|(_, line)| line.has_failed_end() && line.end.is_none());
+        let failed = self.scopes.iter().filter(|(_, scope)| scope.has_failed_end() && scope.end.is_none());
         let mut failed =
             failed.filter(|(other, _)| around.contains(other) || around.contains(&fails_with(*other)));
-        failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
+        failed.find_map(|(_, scope)| Some(scope.position.failed.first()?.step.clone()))
     }
 
     /// Passes over the steps of a branch with a failed upstream step. Applies even when no new step may start,
     /// since passing over starts no work.
-    pub(super) fn pass_over(&mut self, id: LineId) {
+    pub(super) fn pass_over(&mut self, id: ScopeId) {
         loop {
-            let line = self.lines.get(id);
-            let fails_fast = self.options.fail_fast || line.shape.fails_fast();
-            if line.end.is_some() || !(line.has_failed_end() || fails_fast) {
+            let scope = self.scopes.get(id);
+            let fails_fast = self.options.fail_fast || scope.shape.fails_fast();
+            if scope.end.is_some() || !(scope.has_failed_end() || fails_fast) {
                 return;
             }
-            let ready = line.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
-            let places = ready.filter_map(|entry| line.shape.place(entry.step.as_str()));
+            let ready = scope.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
+            let places = ready.filter_map(|entry| scope.shape.place(entry.step.as_str()));
             let cause = |place: usize| {
                 let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
-                let admitted = self.program.admit(line.spot(place), &line.state, Upstream::Failed(&failed));
+                let admitted = self.program.admit(scope.spot(place), &scope.state, Upstream::Failed(&failed));
                 match admitted {
                     Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
                     _ => None,
@@ -164,17 +165,17 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
 
 /// Decides the admission of failed openers again. A skipped opener drops its branches, and is skipped at its
 /// turn.
-pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::State>) {
-    for step in line.redecided.clone() {
-        let Some(place) = line.shape.place(step.as_str()) else { continue };
-        if line.entry(place).fan.is_none() {
+pub(super) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
+    for step in scope.redecided.clone() {
+        let Some(place) = scope.shape.place(step.as_str()) else { continue };
+        if scope.entry(place).fan.is_none() {
             continue;
         }
-        let admitted = program.admit(line.spot(place), &line.state, Upstream::Succeeded);
+        let admitted = program.admit(scope.spot(place), &scope.state, Upstream::Succeeded);
         if matches!(admitted, Ok(Admission::Skip(_))) {
-            let entry = line.entry_mut(place);
+            let entry = scope.entry_mut(place);
             (entry.fan, entry.at.attempt) = (None, 0);
-            line.position.revisited = true;
+            scope.position.revisited = true;
         }
     }
 }

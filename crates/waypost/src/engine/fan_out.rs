@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::fork_children::CARRIED_ITEMS;
-use super::scope::LineId;
+use super::scope::ScopeId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
 use crate::shape::{Children, FailureLimits};
@@ -80,11 +80,11 @@ pub(super) struct FanOut {
     /// The next seq of each branch that existed before, once read.
     pub(super) given: Option<HashMap<BranchPath, u64>>,
     /// Branches ready to continue, as soon as capacity permits.
-    pub(super) hungry: VecDeque<LineId>,
+    pub(super) hungry: VecDeque<ScopeId>,
     /// Children with an interrupted step; these continue after all other children have started.
-    pub(super) cut: VecDeque<LineId>,
+    pub(super) cut: VecDeque<ScopeId>,
     /// Open branches to remove from memory after the commit, unless capacity becomes free first.
-    pub(super) parked: VecDeque<LineId>,
+    pub(super) parked: VecDeque<ScopeId>,
     /// The ends of children.
     pub(super) ends: Arc<Ends>,
     here: Vec<bool>,

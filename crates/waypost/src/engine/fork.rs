@@ -21,7 +21,7 @@ use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
 use super::reentry::invalidate_named;
 use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
-use super::scope::{Line, MAIN};
+use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::taken::free_signals_at;
 use super::undo::{refuse_undone, undone_steps};
@@ -331,7 +331,7 @@ impl Engine {
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
         let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position, program.shape()));
-        let mut main = Line::new(chain, program.shape(), begun_anew(position), state);
+        let mut main = Scope::new(chain, program.shape(), begun_anew(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
         along.note_opened(BranchPath::main(), opened);

@@ -32,7 +32,7 @@ use super::reruns::opener_of;
 use super::resume::is_done_again;
 use super::rollback::{is_left_behind, joins, load_with_state};
 use super::scheduler::{children_of, for_children};
-use super::scope::{Line, LineId, Opener};
+use super::scope::{Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trust::joined_on;
 use super::{Engine, Program, RunError};
@@ -241,22 +241,22 @@ impl Along {
     pub(super) fn seat<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
-        id: LineId,
+        id: ScopeId,
         (fans, leaves): (Vec<OpenFans>, bool),
     ) -> Result<(), RunError> {
         for OpenFans { step, fan, is_joining } in fans {
-            let line = session.lines.get(id);
-            let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+            let scope = session.scopes.get(id);
+            let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
             let changed = |why: String| RunError::Changed { run: run.clone(), why };
             let unlike = || changed(format!("the graph does not have the branches of step `{step}` so"));
-            let place = line.shape.place(step.as_str()).ok_or_else(unlike)?;
-            let children = line.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
+            let place = scope.shape.place(step.as_str()).ok_or_else(unlike)?;
+            let children = scope.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
             let items = self.items_of(&fan, children)?.ok_or_else(unlike)?;
             let mut out = FanOut::new(place, Items::Named(Arc::clone(&items)), fan.total, false);
             out.opened = fan.opened;
-            let line = session.lines.get_mut(id);
-            line.fans.push(out);
-            let entry = line.entry_mut(place);
+            let scope = session.scopes.get_mut(id);
+            scope.fans.push(out);
+            let entry = scope.entry_mut(place);
             let frozen = fan.items.map(|items| FrozenItems { blob: carried_name(&items), ..items });
             entry.fan = Some(Fan { items: frozen, since: 0, ..fan });
             let mut missing = Vec::new();
@@ -278,10 +278,10 @@ impl Along {
                 );
                 return Err(changed(why));
             }
-            let line = session.lines.get_mut(id);
-            let is_complete = line.fan_mut(place).is_complete();
+            let scope = session.scopes.get_mut(id);
+            let is_complete = scope.fan_mut(place).is_complete();
             if !is_joining || !is_complete || !missing.is_empty() {
-                let entry = line.entry_mut(place);
+                let entry = scope.entry_mut(place);
                 (entry.status, entry.waits) = (Status::Waiting, vec![for_children()]);
             }
             for (item, name) in missing {
@@ -308,11 +308,11 @@ impl Along {
     fn sit<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
-        (opener, place, index): (LineId, usize, u64),
+        (opener, place, index): (ScopeId, usize, u64),
         (name, taken): (BranchPath, Taken),
         leaves: bool,
     ) -> Result<(), RunError> {
-        let above = session.lines.get(opener);
+        let above = session.scopes.get(opener);
         let (around, shape) = (above.entry(place).at.iteration.clone(), &*children_of(above, place).shape);
         let Taken { record, position, settled, joined } = taken;
         let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
@@ -335,26 +335,26 @@ impl Along {
         }
         let from = record.header().run.clone();
         let position = Position { origin: Some(0), ..begun_anew(position) };
-        let mut line = Line::new(Chain::child(&above.chain, name), shape, position, state);
-        line.opener = Some(Opener { line: opener, place, index });
-        line.around = around;
+        let mut scope = Scope::new(Chain::child(&above.chain, name), shape, position, state);
+        scope.opener = Some(Opener { scope: opener, place, index });
+        scope.around = around;
         let newest = record.header().seq;
         let is_known = |record: &Record| record.header().seq == newest;
         let own = (end.is_some() && !settled.iter().any(is_known)).then_some(record);
-        let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(&own), leaves);
-        self.note_opened(line.branch().clone(), opened);
+        let opened = copy_settled(&mut scope, (&ledger, &joined), settled.iter().chain(&own), leaves);
+        self.note_opened(scope.branch().clone(), opened);
         if end.is_none() {
-            line.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
-            cut.iter().for_each(|step| line.doubt_cut(step, cut_there(&from)));
+            scope.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+            cut.iter().for_each(|step| scope.doubt_cut(step, cut_there(&from)));
         }
-        line.end = end;
-        line.is_counted_out = end.is_some();
-        line.parked = end.is_none() && begins;
-        let dead = end.map_or(0, |end| line.end_with_last_draft(end));
-        let parked = line.parked;
-        let id = session.lines.add(line);
+        scope.end = end;
+        scope.is_counted_out = end.is_some();
+        scope.parked = end.is_none() && begins;
+        let dead = end.map_or(0, |end| scope.end_with_last_draft(end));
+        let parked = scope.parked;
+        let id = session.scopes.add(scope);
         session.mark_dirty(id);
-        let fan = session.lines.get_mut(opener).fan_mut(place);
+        let fan = session.scopes.get_mut(opener).fan_mut(place);
         match end {
             Some(_) => {
                 fan.ended += 1;
@@ -391,16 +391,16 @@ impl Along {
             let state = decode_state(program, shape.level(), &record)?;
             let ledger = position.ledger.clone();
             let position = Position { origin: Some(here), ..begun_anew(position) };
-            let mut line = Line::new(Chain::child(&session.main().chain, name), shape, position, state);
-            (line.end, line.is_counted_out) = (record.header().end, true);
+            let mut scope = Scope::new(Chain::child(&session.main().chain, name), shape, position, state);
+            (scope.end, scope.is_counted_out) = (record.header().end, true);
             let is_known = settled.iter().any(|known| known.header().seq == record.header().seq);
             let own = (!is_known).then_some(&record);
-            let opened = copy_settled(&mut line, (&ledger, &joined), settled.iter().chain(own), false);
-            self.note_opened(line.branch().clone(), opened);
-            if let Some(end) = line.end {
-                line.end_with_last_draft(end);
+            let opened = copy_settled(&mut scope, (&ledger, &joined), settled.iter().chain(own), false);
+            self.note_opened(scope.branch().clone(), opened);
+            if let Some(end) = scope.end {
+                scope.end_with_last_draft(end);
             }
-            let id = session.lines.add(line);
+            let id = session.scopes.add(scope);
             session.mark_dirty(id);
         }
         Ok(())
@@ -430,7 +430,7 @@ impl Along {
 /// Copies the records of finished steps and points the ledger to the copies. Returns the new seqs of the joined
 /// fan-outs.
 pub(super) fn copy_settled<'r, S>(
-    line: &mut Line<'_, S>,
+    scope: &mut Scope<'_, S>,
     (ledger, joined): (&BTreeMap<StepId, Settled>, &HashMap<StepId, u64>),
     records: impl Iterator<Item = &'r Record>,
     leaves: bool,
@@ -439,11 +439,11 @@ pub(super) fn copy_settled<'r, S>(
     let mut records: Vec<&Record> = records.collect();
     records.sort_by_key(|record| record.header().seq);
     for record in records {
-        let (seq, old) = (line.seq_of_next_draft(), record.header().seq);
+        let (seq, old) = (scope.seq_of_next_draft(), record.header().seq);
         let known = ledger.iter().find(|(_, settled)| settled.seq == old);
         let is_left = leaves && record.header().evidence.is_some();
         if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
-            line.position.ledger.insert(step.clone(), Settled { seq, ..*known });
+            scope.position.ledger.insert(step.clone(), Settled { seq, ..*known });
         }
         let mut copy = copy_of(record);
         copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
@@ -453,7 +453,7 @@ pub(super) fn copy_settled<'r, S>(
         // A fan-out precedes its join.
         let since = known.and_then(|(step, _)| joined.get(step));
         copy.about = since.and_then(|since| opened.get(since).copied());
-        line.drafts.push(copy);
+        scope.drafts.push(copy);
     }
     opened
 }
@@ -515,18 +515,18 @@ pub(super) async fn openings(
 /// Restarts a branch without a sound record.
 fn open_anew<P: Program>(
     session: &mut Session<'_, P>,
-    (id, place): (LineId, usize),
+    (id, place): (ScopeId, usize),
     item: &Item,
     name: BranchPath,
 ) -> Result<(), RunError> {
-    let line = session.lines.get(id);
-    let state = session.program.child(line.spot(place), &line.state, item).map_err(|failure| {
-        let at = format!("{}/{name}", line.chain.run);
+    let scope = session.scopes.get(id);
+    let state = session.program.child(scope.spot(place), &scope.state, item).map_err(|failure| {
+        let at = format!("{}/{name}", scope.chain.run);
         RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
     })?;
-    let (chain, epoch) = (Chain::child(&line.chain, name), line.entry(place).at.epoch);
+    let (chain, epoch) = (Chain::child(&scope.chain, name), scope.entry(place).at.epoch);
     let begin = Begin { chain, epoch, before: None };
-    session.lines.get_mut(id).fan_mut(place).opened -= 1;
+    session.scopes.get_mut(id).fan_mut(place).opened -= 1;
     session.open_child(id, place, item, state, begin);
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::definition::{Forget, forget};
 use super::inspect::{Snapshot, position_of};
 use super::reruns::opener_of;
 use super::rewind::drop_chain;
-use super::scope::Line;
+use super::scope::Scope;
 use super::trace::{Made, digests_of, trace_of};
 use super::{
     Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,
@@ -138,19 +138,19 @@ pub(super) fn cut_there(run: &RunId) -> String {
 /// Returns the questions about the interrupted non-idempotent steps of a reopened branch.
 ///
 /// `before`: the graph at the start of the steps, if different.
-pub(super) fn questions_of_cut<S>(line: &Line<'_, S>, before: Option<&Shape>) -> Vec<Decision> {
-    let before = before.and_then(|shape| shape.of_branch(line.branch()));
+pub(super) fn questions_of_cut<S>(scope: &Scope<'_, S>, before: Option<&Shape>) -> Vec<Decision> {
+    let before = before.and_then(|shape| shape.of_branch(scope.branch()));
     let is_in_doubt = |entry: &&FrontierEntry| {
-        let mut graphs = before.into_iter().chain([line.shape]);
-        line.cut.contains(&entry.step) && graphs.any(|shape| shape.must_ask(&line.position, &entry.step))
+        let mut graphs = before.into_iter().chain([scope.shape]);
+        scope.cut.contains(&entry.step) && graphs.any(|shape| shape.must_ask(&scope.position, &entry.step))
     };
     let ask = |entry: &FrontierEntry| Decision {
-        branch: line.branch().clone(),
+        branch: scope.branch().clone(),
         step: entry.step.clone(),
         action: Action::Ask,
-        cause: Cause::of_doubt(&line.position, entry),
+        cause: Cause::of_doubt(&scope.position, entry),
     };
-    line.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
+    scope.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
 }
 
 /// An interrupted step with an effect proved by evidence: its output, and the verified claims.
@@ -265,21 +265,21 @@ pub(super) async fn salvageable_in<P: Program>(
 /// The program refuses a result.
 pub(super) fn settle_salvaged<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     found: Vec<Salvaged<P::Output>>,
 ) -> Result<(), RunError> {
     for Salvaged { step, salvage: Salvage { pack, output, ending } } in found {
-        let standing = line.position.frontier.iter().any(|entry| entry.step == step);
-        let Some(place) = line.shape.place(step.as_str()).filter(|_| standing) else { continue };
-        let branch = line.branch().clone();
+        let standing = scope.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = scope.shape.place(step.as_str()).filter(|_| standing) else { continue };
+        let branch = scope.branch().clone();
         let spot =
-            StepRef { branch: &branch, level: line.shape.level(), place, step: &line.shape.steps()[place] };
-        let follow = program.apply(&mut line.state, spot, Settlement::Completed(output, &ending));
+            StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
+        let follow = program.apply(&mut scope.state, spot, Settlement::Completed(output, &ending));
         let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
-        let follow = follow.map_err(|failure| not_settled(line, &doubtful, &failure.error.join(": ")))?;
-        let traced = traced(program, line, place, Some(&pack));
-        line.settle_by_evidence(place, follow, (ending, pack));
-        note_trace(line, place, traced);
+        let follow = follow.map_err(|failure| not_settled(scope, &doubtful, &failure.error.join(": ")))?;
+        let traced = traced(program, scope, place, Some(&pack));
+        scope.settle_by_evidence(place, follow, (ending, pack));
+        note_trace(scope, place, traced);
     }
     Ok(())
 }
@@ -287,21 +287,21 @@ pub(super) fn settle_salvaged<P: Program>(
 /// Returns the trace and the digests of a step settled by a person or by evidence, from its current input.
 pub(super) fn traced<P: Program>(
     program: &P,
-    line: &Line<'_, P::State>,
+    scope: &Scope<'_, P::State>,
     place: usize,
     evidence: Option<&Pack>,
 ) -> Option<(Trace, EndDigests)> {
-    let trace = trace_of(program, line, place).filter(|_| !line.shape.is_routed())?;
-    let output = program.gave(line.spot(place), &line.state);
-    let digests = digests_of(line, place, &Made { output, evidence, children: None });
+    let trace = trace_of(program, scope, place).filter(|_| !scope.shape.is_routed())?;
+    let output = program.gave(scope.spot(place), &scope.state);
+    let digests = digests_of(scope, place, &Made { output, evidence, children: None });
     Some((trace, digests))
 }
 
 /// Writes the trace and the digests into the record of the end.
-pub(super) fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
+pub(super) fn note_trace<S>(scope: &mut Scope<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
     let Some((trace, digests)) = traced else { return };
-    line.digests.insert(line.step_id(place).clone(), digests);
-    if let Some(last) = line.drafts.last_mut() {
+    scope.digests.insert(scope.step_id(place).clone(), digests);
+    if let Some(last) = scope.drafts.last_mut() {
         (last.trace, last.digests) = (Some(trace), Some(digests));
     }
 }
@@ -314,15 +314,15 @@ pub(super) fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option
 /// - [`RunError::NotSettled`]: the decision is not possible for a step.
 pub(super) fn decide_as_told<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     questions: Vec<Decision>,
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<(), RunError> {
-    let run = line.chain.run.clone();
+    let run = scope.chain.run.clone();
     let is_ours = |decision: &Decision| {
         let settles = decision.cause.is_of_one_try()
             || matches!(decision.cause, Cause::Undone | Cause::Begun | Cause::InLost(_));
-        decision.branch == *line.branch() && settles
+        decision.branch == *scope.branch() && settles
     };
     if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {
         return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
@@ -330,15 +330,15 @@ pub(super) fn decide_as_told<P: Program>(
     for Decision { branch, step, cause, .. } in questions {
         let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
-        let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
+        let standing = scope.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
             // The step runs at its turn.
             if !matches!(on_doubt, OnDoubt::Retry) {
-                return Err(not_settled(line, &doubtful, "what comes before it is not finished"));
+                return Err(not_settled(scope, &doubtful, "what comes before it is not finished"));
             }
             continue;
         }
-        let place = line.shape.place(step.as_str());
+        let place = scope.shape.place(step.as_str());
         // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
         if !standing && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
             continue;
@@ -349,36 +349,36 @@ pub(super) fn decide_as_told<P: Program>(
             );
             return Err(RunError::Changed { run, why });
         };
-        let begun = line.position.started_before(step).cloned();
+        let begun = scope.position.started_before(step).cloned();
         if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
             let is_cut = begun.fan.is_none() && begun.is_unsettled();
-            if is_cut && line.shape.steps()[place].children.is_some() {
+            if is_cut && scope.shape.steps()[place].children.is_some() {
                 let why = "it had begun, and the branches that it was amid are not those of this graph, or of this run; it can only be begun anew";
-                return Err(not_settled(line, &doubtful, why));
+                return Err(not_settled(scope, &doubtful, why));
             }
             if !is_cut {
-                line.go_on_as_told(place);
+                scope.go_on_as_told(place);
                 continue;
             }
-            line.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
+            scope.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
         }
-        match settled(program, line, (place, &doubtful), on_doubt)? {
+        match settled(program, scope, (place, &doubtful), on_doubt)? {
             Some(settled) => {
-                let traced = traced(program, line, place, None);
-                line.settle_as_told(place, settled);
-                note_trace(line, place, traced);
-                if line.position.frontier.is_empty() && line.branch().is_main() {
+                let traced = traced(program, scope, place, None);
+                scope.settle_as_told(place, settled);
+                note_trace(scope, place, traced);
+                if scope.position.frontier.is_empty() && scope.branch().is_main() {
                     // The chain has ended without a rejoin.
-                    drop_chain(&mut line.position, line.shape);
+                    drop_chain(&mut scope.position, scope.shape);
                 }
             }
             None => {
                 if matches!(cause, Cause::Undone | Cause::Begun) {
                     // The step restarts at its first pass.
                     let again = [Forget::Step(doubtful.step)];
-                    forget(program, &doubtful.branch, &again, &mut line.state)?;
+                    forget(program, &doubtful.branch, &again, &mut scope.state)?;
                 }
-                line.redo_as_told(place);
+                scope.redo_as_told(place);
             }
         }
     }
@@ -389,34 +389,34 @@ pub(super) fn decide_as_told<P: Program>(
 /// for the record.
 fn settled<P: Program>(
     program: &P,
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     (place, doubtful): (usize, &Doubtful),
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<(Follow, Phase)>, RunError> {
-    let (branch, step) = (&doubtful.branch, &line.shape.steps()[place]);
-    let spot = StepRef { branch, level: line.shape.level(), place, step };
+    let (branch, step) = (&doubtful.branch, &scope.shape.steps()[place]);
+    let spot = StepRef { branch, level: scope.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => {
             let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
-            program.settle_as_done(spot, &mut line.state, known)
+            program.settle_as_done(spot, &mut scope.state, known)
         }
-        OnDoubt::Settle(settle) => match settle.settle(&mut line.state, doubtful) {
+        OnDoubt::Settle(settle) => match settle.settle(&mut scope.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
-                let follow = next_of(line.shape, place);
-                let follow = follow.map_or_else(|| program.follow(spot, &line.state), Ok);
+                let follow = next_of(scope.shape, place);
+                let follow = follow.map_or_else(|| program.follow(spot, &scope.state), Ok);
                 follow.map(|follow| (follow, Phase::Completed(Ending::default())))
             }
             Err(why) => Err(why),
         },
     };
-    settled.map(Some).map_err(|why| not_settled(line, doubtful, &why))
+    settled.map(Some).map_err(|why| not_settled(scope, doubtful, &why))
 }
 
-fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {
+fn not_settled<S>(scope: &Scope<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {
     let Doubtful { branch, step, .. } = doubtful.clone();
-    RunError::NotSettled { run: line.chain.run.clone(), branch, step, why: why.to_owned() }
+    RunError::NotSettled { run: scope.chain.run.clone(), branch, step, why: why.to_owned() }
 }
 
 /// Returns the next step, if there is no choice.

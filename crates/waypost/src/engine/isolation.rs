@@ -6,7 +6,7 @@
 
 use crate::record::{Failure, FailureKind};
 
-use super::scope::LineId;
+use super::scope::ScopeId;
 use super::session::Session;
 use super::{Program, StepReport};
 
@@ -19,28 +19,28 @@ impl<P: Program> Session<'_, P> {
     }
 
     fn in_flight(&self) -> usize {
-        let about_to = |id: &LineId| {
-            let line = self.lines.get(*id);
-            line.starting.len() + line.alone.len()
+        let about_to = |id: &ScopeId| {
+            let scope = self.scopes.get(*id);
+            scope.starting.len() + scope.alone.len()
         };
         self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>()
     }
 
     /// Returns whether a step must wait for running steps to end: the step was interrupted often, and starts only
     /// alone.
-    pub(super) fn must_wait_to_be_alone(&mut self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let is_alone = line.entry(place).cuts >= line.shape.steps()[place].cuts_max;
+    pub(super) fn must_wait_to_be_alone(&mut self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let is_alone = scope.entry(place).cuts >= scope.shape.steps()[place].cuts_max;
         let waits = is_alone && self.in_flight() > 0;
         self.is_isolated = is_alone || (self.is_isolated && self.in_flight() > 0);
         waits
     }
 
     /// Fails a step that was interrupted again after it ran alone.
-    pub(super) fn is_cut_too_often(&mut self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let cuts = line.entry(place).cuts;
-        if cuts <= line.shape.steps()[place].cuts_max {
+    pub(super) fn is_cut_too_often(&mut self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let cuts = scope.entry(place).cuts;
+        if cuts <= scope.shape.steps()[place].cuts_max {
             return false;
         }
         let text = format!("cut {cuts} times: each time, the process that ran the step was killed");

@@ -23,7 +23,7 @@ use super::begin::by_hand;
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::inspect::{Snapshot, position_as_recorded};
 use super::rollback::joins;
-use super::scope::Line;
+use super::scope::Scope;
 use super::{EditBranch, Engine, RunError};
 
 pub use crate::record::MARK;
@@ -310,24 +310,24 @@ impl<S> Edits<S> {
     ///
     /// # Errors
     /// [`RunError::NotEdited`]: an edit was refused, or the branch ended with open children.
-    pub(super) fn apply(self, line: &mut Line<'_, S>, newest: &Record) -> Result<(), RunError> {
+    pub(super) fn apply(self, scope: &mut Scope<'_, S>, newest: &Record) -> Result<(), RunError> {
         if self.is_empty() {
             return Ok(());
         }
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         // If only the join failed, the join runs again with the edit.
         let amid = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
-        if newest.header().end.is_some() && line.position.frontier.iter().any(amid) {
+        if newest.header().end.is_some() && scope.position.frontier.iter().any(amid) {
             let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
         for edit in self.0.into_values().flatten() {
-            edit.apply(&mut line.state).map_err(|why| {
+            edit.apply(&mut scope.state).map_err(|why| {
                 let (run, branch) = (run.clone(), branch.clone());
                 RunError::NotEdited { run, branch, why }
             })?;
         }
-        line.drafts.push(by_hand());
+        scope.drafts.push(by_hand());
         Ok(())
     }
 }

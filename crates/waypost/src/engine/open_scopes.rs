@@ -24,7 +24,7 @@ use super::resume::{Reopening, reopen};
 use super::resume_point::ResumePoint;
 use super::rollback::epochs;
 use super::scheduler::{children_of, collects, for_children};
-use super::scope::{Line, LineId, MAIN, Opener};
+use super::scope::{MAIN, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::{Engine, OnDoubt, Program, RunError};
 
@@ -43,12 +43,12 @@ pub(super) async fn take_up<P: Program>(
     on_doubt: &OnDoubt<P::State>,
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
-    let lines = HashMap::from([(BranchPath::main(), MAIN)]);
+    let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let retried = Vec::new();
-    let mut found = Found { lines, indexes, questions, on_doubt, resume_point, edits, raised, retried };
+    let mut found = Found { scopes, indexes, questions, on_doubt, resume_point, edits, raised, retried };
     open_fans(session, &mut found, MAIN).await?;
-    if session.lines.get(MAIN).fans.is_empty() {
+    if session.scopes.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
         refuse_left(session.engine, lease.run(), left).await?;
         return Ok(found.questions);
@@ -69,26 +69,26 @@ pub(super) async fn take_up<P: Program>(
     reopen_ended(session, lease, &mut found).await?;
     let left = found.edits.branches().next().cloned();
     refuse_left(session.engine, lease.run(), left).await?;
-    let lines: Vec<LineId> = session.lines.iter().map(|(id, _)| id).collect();
-    for id in lines {
-        let line = session.lines.get_mut(id);
+    let scopes: Vec<ScopeId> = session.scopes.iter().map(|(id, _)| id).collect();
+    for id in scopes {
+        let scope = session.scopes.get_mut(id);
         let mut waiting = Vec::new();
-        for fan in &mut line.fans {
+        for fan in &mut scope.fans {
             fan.ended = fan.opened - fan.ended;
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
-            let step = &line.shape.steps()[fan.place].id;
-            let entry = line.position.frontier.iter().find(|entry| entry.step == *step);
+            let step = &scope.shape.steps()[fan.place].id;
+            let entry = scope.position.frontier.iter().find(|entry| entry.step == *step);
             // A failed child may have succeeded in a session without a record on this branch.
             let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.failures > 0);
-            if !fan.is_complete() || is_counted || line.uncounted.contains(step) {
+            if !fan.is_complete() || is_counted || scope.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
         }
         // Also if the step was about to join, had failed to open more children, or lost the end of a child to
         // damage.
         for place in waiting {
-            let line = session.lines.get_mut(id);
-            let entry = line.entry_mut(place);
+            let scope = session.scopes.get_mut(id);
+            let entry = scope.entry_mut(place);
             if let Some(fan) = &mut entry.fan {
                 fan.failures = 0;
             }
@@ -107,9 +107,9 @@ pub(super) async fn take_up<P: Program>(
 
 /// The branches and questions found so far.
 struct Found<'a, S> {
-    lines: HashMap<BranchPath, LineId>,
+    scopes: HashMap<BranchPath, ScopeId>,
     /// By line and place of the opener: the index of each key of the fan-out.
-    indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
+    indexes: HashMap<(ScopeId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
     /// The decisions of a person about steps in doubt.
     on_doubt: &'a OnDoubt<S>,
@@ -127,9 +127,9 @@ struct Found<'a, S> {
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
     found: &mut Found<'_, P::State>,
-    id: LineId,
+    id: ScopeId,
 ) -> Result<(), RunError> {
-    for out in fans_of(session.lines.get(id))? {
+    for out in fans_of(session.scopes.get(id))? {
         if session.adopt.is_some() {
             check_names(session, id, &out).await?;
         }
@@ -139,10 +139,10 @@ async fn open_fans<P: Program>(
             index.insert(item.key, item.index);
         }
         found.indexes.insert((id, out.place), index);
-        if let Some(fan) = FailedFan::of(session.lines.get(id), out.place) {
+        if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place) {
             found.retried.extend(fan.failed(session.engine.store.as_ref()).await?);
         }
-        session.lines.get_mut(id).fans.push(out);
+        session.scopes.get_mut(id).fans.push(out);
     }
     Ok(())
 }
@@ -160,12 +160,12 @@ struct FailedFan {
 impl FailedFan {
     /// Returns the failed fan-out of a step; `None` if the step did not fail with its branches, or is not
     /// retried.
-    fn of<S>(line: &Line<'_, S>, place: usize) -> Option<Self> {
-        let children = children_of(line, place);
-        let is_retried = line.redecided.contains(line.step_id(place));
-        let fan = line.entry(place).fan.as_ref()?;
-        let fails = is_retried && collects(line, place) && !children.afterwards;
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
+    fn of<S>(scope: &Scope<'_, S>, place: usize) -> Option<Self> {
+        let children = children_of(scope, place);
+        let is_retried = scope.redecided.contains(scope.step_id(place));
+        let fan = scope.entry(place).fan.as_ref()?;
+        let fails = is_retried && collects(scope, place) && !children.afterwards;
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
     }
 
@@ -190,12 +190,13 @@ impl FailedFan {
 /// sufficient.
 async fn check_names<P: Program>(
     session: &mut Session<'_, P>,
-    id: LineId,
+    id: ScopeId,
     out: &FanOut,
 ) -> Result<(), RunError> {
-    let line = session.lines.get(id);
-    let (run, above, step) = (line.chain.run.clone(), line.branch().clone(), line.step_id(out.place).clone());
-    let children = children_of(line, out.place);
+    let scope = session.scopes.get(id);
+    let (run, above, step) =
+        (scope.chain.run.clone(), scope.branch().clone(), scope.step_id(out.place).clone());
+    let children = children_of(scope, out.place);
     let there = session.engine.store.branches(&run).await?;
     for (key, _) in children.named.iter().take(out.opened as usize) {
         let branch = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
@@ -208,11 +209,11 @@ async fn check_names<P: Program>(
 }
 
 /// Returns the open fan-outs of a branch.
-fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
+fn fans_of<S>(scope: &Scope<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
-    for entry in &line.position.frontier {
-        let (Some(fan), Some(place)) = (&entry.fan, line.shape.place(entry.step.as_str())) else { continue };
-        let mut out = fan_of(line, place)?;
+    for entry in &scope.position.frontier {
+        let (Some(fan), Some(place)) = (&entry.fan, scope.shape.place(entry.step.as_str())) else { continue };
+        let mut out = fan_of(scope, place)?;
         out.opened = fan.opened;
         fans.push(out);
     }
@@ -220,18 +221,18 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
 }
 
 /// Returns the open fan-out of a step, with no child opened yet.
-pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunError> {
-    let entry = line.entry(place);
+pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, RunError> {
+    let entry = scope.entry(place);
     let fan = entry.fan.as_ref();
-    let children = fan.and_then(|fan| line.shape.steps()[place].opened(fan));
+    let children = fan.and_then(|fan| scope.shape.steps()[place].opened(fan));
     let unlike = || {
         let why = format!("branches of step `{}` are under way that the graph does not have so", entry.step);
-        RunError::Changed { run: line.chain.run.clone(), why }
+        RunError::Changed { run: scope.chain.run.clone(), why }
     };
     let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
-        (Some(at), Some(_)) => Items::Frozen { run: line.chain.run.clone(), at: Arc::new(at.clone()) },
+        (Some(at), Some(_)) => Items::Frozen { run: scope.chain.run.clone(), at: Arc::new(at.clone()) },
         (None, Some(children)) => {
-            let named = named_items(children, line.pass_of(place));
+            let named = named_items(children, scope.pass_of(place));
             let named = named.filter(|named| fan.is_some_and(|fan| named.len() as u64 == fan.total));
             Items::Named(named.ok_or_else(unlike)?)
         }
@@ -239,7 +240,7 @@ pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunE
     };
     let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
     let total = fan.map_or(0, |fan| fan.total);
-    Ok(FanOut::new(place, source, total, is_again || line.position.revisited))
+    Ok(FanOut::new(place, source, total, is_again || scope.position.revisited))
 }
 
 async fn take_up_one<P: Program>(
@@ -250,10 +251,10 @@ async fn take_up_one<P: Program>(
 ) -> Result<(), RunError> {
     let branch = head.record.header().branch.clone();
     let Some((name, key)) = branch.opened_by() else { return Ok(()) };
-    let Some(parent) = branch.parent().and_then(|parent| found.lines.get(&parent).copied()) else {
+    let Some(parent) = branch.parent().and_then(|parent| found.scopes.get(&parent).copied()) else {
         return Ok(());
     };
-    let above = session.lines.get(parent);
+    let above = session.scopes.get(parent);
     let Some((place, children)) = above.shape.children_named(&name) else { return Ok(()) };
     let step = above.step_id(place);
     let position = position_of(&head.record)?;
@@ -274,33 +275,33 @@ async fn take_up_one<P: Program>(
     // The previous session of this resume has already decided these questions.
     let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };
     let mut questions = questions_of_lost(&children.shape, &branch, &position, lost);
-    session.lines.get_mut(parent).fan_mut(place).ended += 1;
-    let opener = Opener { line: parent, place, index };
+    session.scopes.get_mut(parent).fan_mut(place).ended += 1;
+    let opener = Opener { scope: parent, place, index };
     let changed = (found.resume_point.moves.remove(&branch), found.edits.take(&branch));
     let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
-    let line = session.lines.get_mut(id);
-    if found.raised.contains(&branch) && line.drafts.is_empty() {
+    let scope = session.scopes.get_mut(id);
+    if found.raised.contains(&branch) && scope.drafts.is_empty() {
         // The end is out of force, also after another crash.
-        line.drafts.push(by_hand());
+        scope.drafts.push(by_hand());
     }
-    questions.extend(questions_of_cut(line, session.before.as_ref()));
+    questions.extend(questions_of_cut(scope, session.before.as_ref()));
     if matches!(found.on_doubt, OnDoubt::Ask) {
-        let about = (&line.chain.run, &*site, &branch, &line.state);
-        let done = salvaged(engine, program, line.shape, about, (&mut questions, true)).await;
-        settle_salvaged(program, line, done)?;
+        let about = (&scope.chain.run, &*site, &branch, &scope.state);
+        let done = salvaged(engine, program, scope.shape, about, (&mut questions, true)).await;
+        settle_salvaged(program, scope, done)?;
     }
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_told {
-        decide_as_told(program, line, questions, found.on_doubt)?;
+        decide_as_told(program, scope, questions, found.on_doubt)?;
     } else {
         found.questions.extend(questions);
     }
-    if !line.drafts.is_empty() {
+    if !scope.drafts.is_empty() {
         session.mark_dirty(id);
     }
-    found.lines.insert(branch, id);
+    found.scopes.insert(branch, id);
     open_fans(session, found, id).await
 }
 
@@ -317,7 +318,7 @@ async fn reopen_ended<P: Program>(
     for branch in found.edits.branches() {
         // The ancestors that ended together with the edited branch resume with it.
         let above = std::iter::successors(branch.parent(), BranchPath::parent);
-        let ended = above.take_while(|above| !found.lines.contains_key(above));
+        let ended = above.take_while(|above| !found.scopes.contains_key(above));
         let ended: Vec<BranchPath> = ended.collect();
         found.raised.extend(ended.iter().cloned());
         branches.extend(ended.into_iter().map(|above| (above.depth(), above)));
@@ -354,9 +355,9 @@ async fn reopen_ended<P: Program>(
         }
         take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
         if found.raised.contains(&branch)
-            && let Some(id) = found.lines.get(&branch).copied()
+            && let Some(id) = found.scopes.get(&branch).copied()
         {
-            let fallen = Fallen::of(session.lines.get(id));
+            let fallen = Fallen::of(session.scopes.get(id));
             for below in fallen.find(session.engine.store.as_ref()).await? {
                 found.raised.insert(below.clone());
                 branches.insert((below.depth(), below));
@@ -375,10 +376,10 @@ struct Fallen {
 }
 
 impl Fallen {
-    fn of<S>(line: &Line<'_, S>) -> Self {
-        let named = |fan: &FanOut| (children_of(line, fan.place).name.clone(), collects(line, fan.place));
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        Self { run, branch, collects: line.fans.iter().map(named).collect() }
+    fn of<S>(scope: &Scope<'_, S>) -> Self {
+        let named = |fan: &FanOut| (children_of(scope, fan.place).name.clone(), collects(scope, fan.place));
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        Self { run, branch, collects: scope.fans.iter().map(named).collect() }
     }
 
     /// Finds the cancelled and the open children; also the failed children, if the first failure ends all
@@ -401,29 +402,29 @@ impl Fallen {
 /// Invalidates finished steps of a branch that read an edited value, with all downstream steps.
 async fn do_again<P: Program>(
     (engine, program): (&Engine, &P),
-    line: &mut Line<'_, P::State>,
+    scope: &mut Scope<'_, P::State>,
     steps: &[StepId],
 ) -> Result<(), RunError> {
-    let unfinished = Unfinished::of(line.shape, &line.position);
-    let places = steps.iter().filter_map(|step| line.shape.place(step.as_str()));
+    let unfinished = Unfinished::of(scope.shape, &scope.position);
+    let places = steps.iter().filter_map(|step| scope.shape.place(step.as_str()));
     let places: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
-    let behind = line.shape.downstream(&places);
+    let behind = scope.shape.downstream(&places);
     let first: Vec<usize> = places.into_iter().filter(|place| !behind.contains(place)).collect();
     if first.is_empty() {
         return Ok(());
     }
-    let (run, branch) = (&line.chain.run, &line.chain.branch);
-    let epoch = line.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
+    let (run, branch) = (&scope.chain.run, &scope.chain.branch);
+    let epoch = scope.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
     let cut = |place: usize| {
-        let at = Try { attempt: 0, epoch, iteration: line.shape.first_iteration(place, &line.around) };
-        let entry = FrontierEntry { at, ..FrontierEntry::ready(line.step_id(place).clone()) };
+        let at = Try { attempt: 0, epoch, iteration: scope.shape.first_iteration(place, &scope.around) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(scope.step_id(place).clone()) };
         Cut { place, entry, is_named: false }
     };
     let cuts = first.into_iter().map(cut).collect();
-    let after = invalidate(line.shape, &line.position, cuts, Results::Drop);
-    line.position = after.position;
-    let branch = line.branch().clone();
-    forget(program, &branch, &after.forgotten, &mut line.state)
+    let after = invalidate(scope.shape, &scope.position, cuts, Results::Drop);
+    scope.position = after.position;
+    let branch = scope.branch().clone();
+    forget(program, &branch, &after.forgotten, &mut scope.state)
 }
 
 /// Resumes a child of a fan-out at its position, or at its transition. An unstarted child is only queued, and has
@@ -436,7 +437,7 @@ pub(super) async fn go_on<P: Program>(
     opener: Opener,
     head: Head,
     (moved, edits): (Option<Reopened>, Edits<P::State>),
-) -> Result<Option<LineId>, RunError> {
+) -> Result<Option<ScopeId>, RunError> {
     // As on the main branch: the finished steps of a missing record are not rerun unasked.
     let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
     if let Some(missing) = missing.filter(|_| !session.passes_missing) {
@@ -450,7 +451,7 @@ pub(super) async fn go_on<P: Program>(
     session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
-    let shape = &*children_of(session.lines.get(opener.line), opener.place).shape;
+    let shape = &*children_of(session.scopes.get(opener.scope), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
         Some(Reopened { record, position, drafts, basis, mut forgotten }) => {
             forgotten.extend(position_for_retry(shape, &record)?.1);
@@ -462,7 +463,7 @@ pub(super) async fn go_on<P: Program>(
         }
     };
     let seq = basis.unwrap_or(base.header().seq);
-    let above = session.lines.get(opener.line);
+    let above = session.scopes.get(opener.scope);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
@@ -478,7 +479,7 @@ pub(super) async fn go_on<P: Program>(
     }
     let is_open = header.end.is_none();
     if is_open && is_fresh(&position) && head.next == seq + 1 && !is_moved && edits.is_empty() {
-        let out = session.lines.get_mut(opener.line).fan_mut(opener.place);
+        let out = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
         out.queue.push_back(Queued { branch, index: opener.index, seq });
         return Ok(None);
     }
@@ -494,41 +495,41 @@ pub(super) async fn go_on<P: Program>(
     let parallel_max = children.parallel_max;
     let is_opener_in = above.opener.is_none() || above.has_room;
     let around = above.entry(opener.place).at.iteration.clone();
-    let mut line = Line::new(chain, shape, position, state);
-    line.opener = Some(opener);
-    line.around = around;
-    if line.chain.repair {
-        line.ask_again();
+    let mut scope = Scope::new(chain, shape, position, state);
+    scope.opener = Some(opener);
+    scope.around = around;
+    if scope.chain.repair {
+        scope.ask_again();
     }
     // A session of this resume that wrote no record has not taken up these steps.
     let is_new = !session.is_again || head.record.header().token != lease.token();
-    line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
-    if line.reopens {
+    scope.reopens = is_moved || is_new || session.scopes.get(opener.scope).reopens;
+    if scope.reopens {
         let Session { by_person, was_killed, .. } = *session;
-        reopen(&mut line, Reopening { now: session.now(), by_person, was_killed });
-        decide_openers(session.program, &mut line);
+        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed });
+        decide_openers(session.program, &mut scope);
     }
-    line.drafts.extend(drafts);
+    scope.drafts.extend(drafts);
     let read_by = edits.read_by();
-    edits.apply(&mut line, &head.record)?;
+    edits.apply(&mut scope, &head.record)?;
     let engine = session.engine;
     if session.program.keeps_apart() {
-        do_again((engine, session.program), &mut line, &read_by).await?;
+        do_again((engine, session.program), &mut scope, &read_by).await?;
     }
-    let is_done = line.position.frontier.is_empty();
-    if is_done && line.drafts.is_empty() {
+    let is_done = scope.position.frontier.is_empty();
+    if is_done && scope.drafts.is_empty() {
         // The branch was held after its last step; only its end is missing.
-        line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
+        scope.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
-    let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
-    let was_cut = line.position.frontier.iter().any(|entry| entry.cuts > 0);
-    line.has_room = is_opener_in && !was_cut && !line.rests() && fan.active < parallel_max;
-    line.is_hungry = was_cut;
-    fan.active += usize::from(line.has_room);
-    let is_written = !line.drafts.is_empty();
-    let id = session.lines.add(line);
+    let fan = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
+    let was_cut = scope.position.frontier.iter().any(|entry| entry.cuts > 0);
+    scope.has_room = is_opener_in && !was_cut && !scope.rests() && fan.active < parallel_max;
+    scope.is_hungry = was_cut;
+    fan.active += usize::from(scope.has_room);
+    let is_written = !scope.drafts.is_empty();
+    let id = session.scopes.add(scope);
     if was_cut {
-        session.lines.get_mut(opener.line).fan_mut(opener.place).cut.push_back(id);
+        session.scopes.get_mut(opener.scope).fan_mut(opener.place).cut.push_back(id);
     }
     session.touched.insert(id);
     if is_written {

@@ -6,7 +6,7 @@ use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
 use crate::store::{Damage, Progress, StoreError};
 
 use super::program::{BeginError, Program};
-use super::scope::{Line, MAIN};
+use super::scope::{MAIN, Scope};
 use super::session::Session;
 
 /// The end of a session.
@@ -64,9 +64,9 @@ impl<S> Outcome<S> {
 impl<P: Program> Session<'_, P> {
     /// Returns the outcome of the session.
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
-        let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
+        let waiting = self.scopes.iter().flat_map(|(_, scope)| Waiting::of_line(scope)).collect();
         let progress = self.progress();
-        let main = self.lines.remove(MAIN).expect("the main branch is always there");
+        let main = self.scopes.remove(MAIN).expect("the main branch is always there");
         let stopped_by = self.stopped_by();
         let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
         let first = failures.first().cloned();
@@ -113,8 +113,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn of_line<S>(line: &Line<'_, S>) -> Vec<Self> {
-        Self::of_position(line.branch(), &line.position)
+    pub(super) fn of_line<S>(scope: &Scope<'_, S>) -> Vec<Self> {
+        Self::of_position(scope.branch(), &scope.position)
     }
 
     /// Lists the waits of a branch, except for waits for its children.

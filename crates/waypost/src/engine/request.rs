@@ -12,7 +12,7 @@ use crate::record::Wait;
 
 use super::StepReport;
 use super::pending_wait::PendingWait;
-use super::scope::LineId;
+use super::scope::ScopeId;
 
 /// Limit of queued requests: a step that sends faster than the store commits is slowed down.
 pub(super) const REQUESTS_MAX: usize = 64;
@@ -21,7 +21,7 @@ pub(super) const REQUESTS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Request {
     /// The branch of the step.
-    pub(super) line: LineId,
+    pub(super) scope: ScopeId,
     /// The start of the step; requests of an ended attempt are ignored.
     pub(super) job: u64,
     /// The content of the request.

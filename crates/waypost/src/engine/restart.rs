@@ -17,7 +17,7 @@ use super::inspect::changed_at;
 use super::manual;
 use super::options::merge;
 use super::rollback::epochs;
-use super::scope::{Line, MAIN};
+use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::trust::is_step_on;
 use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
@@ -65,7 +65,7 @@ pub(super) async fn restarted<'a, P: Program>(
         repeated: None,
     };
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
-    let mut main = Line::new(chain, program.shape(), first_position(program.shape(), epoch), state);
+    let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), epoch), state);
     main.reason = Reason::Redo;
     main.position.revisited = true;
     let config = config.laid_under(options.config, &mut main);
@@ -163,7 +163,7 @@ impl Config {
     }
 
     /// Returns the configuration after a merge with `over`, and drafts the change on a new branch.
-    fn laid_under<S>(self, over: Map<String, Value>, main: &mut Line<'_, S>) -> Map<String, Value> {
+    fn laid_under<S>(self, over: Map<String, Value>, main: &mut Scope<'_, S>) -> Map<String, Value> {
         let mut config = self.map.clone();
         merge(&mut config, over);
         main.position.config = self.at;

@@ -12,7 +12,7 @@ use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;
 use super::scheduler::BEFORE;
-use super::scope::{Line, MAIN};
+use super::scope::{MAIN, Scope};
 use super::session::{Session, Worked};
 use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 
@@ -130,7 +130,7 @@ impl<P: Program> Session<'_, P> {
         self.deliver_all().await?;
         // Sleeping steps may be due; this session has no timer for these yet.
         let now = self.now();
-        self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
+        self.scopes.iter_mut().for_each(|(_, scope)| scope.wake(now));
         self.schedule().await?;
         let status = self.standstill();
         if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
@@ -138,7 +138,7 @@ impl<P: Program> Session<'_, P> {
         }
         // A step with a separate start commit writes its own record. Everything else begins with this record,
         // even if all steps are delayed.
-        let begins = !self.lines.iter().any(|(_, line)| !line.alone.is_empty());
+        let begins = !self.scopes.iter().any(|(_, scope)| !scope.alone.is_empty());
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
         }
@@ -219,9 +219,9 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
 
 /// Applies a resume to the unfinished steps of a scope: interrupted and failed steps are ready, failed steps have
 /// a reset retry budget, and held steps continue.
-pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
+pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
     let Reopening { now, by_person, was_killed } = reopening;
-    for entry in &mut line.position.frontier {
+    for entry in &mut scope.position.frontier {
         entry.continue_wait(now);
         entry.cuts = match entry.status {
             _ if by_person => 0,
@@ -229,24 +229,24 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
             _ => entry.cuts,
         };
         if entry.status == Status::Failed && entry.is_unsettled() {
-            line.cut.push(entry.step.clone());
+            scope.cut.push(entry.step.clone());
         }
-        if is_done_again(entry, line.shape) {
+        if is_done_again(entry, scope.shape) {
             // The branches existed before.
-            line.position.revisited |= entry.fan.take().is_some();
+            scope.position.revisited |= entry.fan.take().is_some();
         }
         match entry.status {
             Status::Started => {
                 entry.status = Status::Ready;
-                line.cut.push(entry.step.clone());
+                scope.cut.push(entry.step.clone());
             }
             Status::Failed => {
-                line.redecided.insert(entry.step.clone());
+                scope.redecided.insert(entry.step.clone());
                 entry.status = Status::Ready;
                 entry.failures = 0;
                 entry.wake_at = None;
                 if entry.fan.as_ref().is_some_and(|fan| fan.failures == 0) {
-                    line.uncounted.push(entry.step.clone());
+                    scope.uncounted.push(entry.step.clone());
                 }
             }
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {

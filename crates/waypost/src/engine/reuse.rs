@@ -17,7 +17,7 @@ use crate::record::{
 use super::definition::{Forget, forget};
 use super::open_scopes::fan_of;
 use super::scheduler::for_children;
-use super::scope::{Line, LineId};
+use super::scope::{Scope, ScopeId};
 use super::session::Session;
 use super::trace::trace_of;
 use super::{Follow, Program, RunError};
@@ -41,43 +41,43 @@ pub(super) struct Candidate {
 
 impl<P: Program> Session<'_, P> {
     /// Returns whether a step belongs to the requested part of the run.
-    fn is_wanted(&self, id: LineId, place: usize) -> bool {
+    fn is_wanted(&self, id: ScopeId, place: usize) -> bool {
         let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         wanted.is_none_or(|wanted| wanted[place])
     }
 
     /// Returns whether the reuse of a ready step is still undecided.
-    pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
-        let Some(line) = self.lines.find_ref(id) else { return false };
+    pub(super) fn has_result_to_judge(&self, id: ScopeId) -> bool {
+        let Some(scope) = self.scopes.find_ref(id) else { return false };
         let has_result = |entry: &FrontierEntry| {
             entry.status == Status::Ready
-                && line.result_of(entry).is_some()
-                && line.shape.place(entry.step.as_str()).is_some_and(|place| self.is_wanted(id, place))
+                && scope.result_of(entry).is_some()
+                && scope.shape.place(entry.step.as_str()).is_some_and(|place| self.is_wanted(id, place))
         };
-        line.end.is_none() && !self.is_stopping() && line.position.frontier.iter().any(has_result)
+        scope.end.is_none() && !self.is_stopping() && scope.position.frontier.iter().any(has_result)
     }
 
     /// Records the input of a starting step.
-    pub(super) fn note_input(&mut self, id: LineId, place: usize) {
-        if !self.keeps_traces || self.lines.get(id).entry(place).fan.is_some() {
+    pub(super) fn note_input(&mut self, id: ScopeId, place: usize) {
+        if !self.keeps_traces || self.scopes.get(id).entry(place).fan.is_some() {
             return;
         }
-        let trace = trace_of(self.program, self.lines.get(id), place);
-        self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
+        let trace = trace_of(self.program, self.scopes.get(id), place);
+        self.scopes.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
     }
 
-    pub(super) fn next_candidate(&self, id: LineId) -> Option<Candidate> {
-        let line = self.lines.get(id);
-        if line.position.reusable.is_empty() || line.end.is_some() || self.is_stopping() {
+    pub(super) fn next_candidate(&self, id: ScopeId) -> Option<Candidate> {
+        let scope = self.scopes.get(id);
+        if scope.position.reusable.is_empty() || scope.end.is_some() || self.is_stopping() {
             return None;
         }
-        line.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
-            let result = line.result_of(entry)?.clone();
-            let place = line.shape.place(entry.step.as_str())?;
+        scope.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
+            let result = scope.result_of(entry)?.clone();
+            let place = scope.shape.place(entry.step.as_str())?;
             if !self.is_wanted(id, place) {
                 return None;
             }
-            let trace = trace_of(self.program, line, place);
+            let trace = trace_of(self.program, scope, place);
             Some(Candidate { place, step: entry.step.clone(), trace, result })
         })
     }
@@ -85,27 +85,27 @@ impl<P: Program> Session<'_, P> {
     /// Settles a ready step with its reusable end, for the next record.
     pub(super) fn settle_with_result(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         candidate: &Candidate,
         digests: Option<EndDigests>,
     ) {
-        let line = self.lines.get_mut(id);
-        let Some(Reusable::Ended { settled, fan, follows, .. }) = line.take_result(candidate.place) else {
+        let scope = self.scopes.get_mut(id);
+        let Some(Reusable::Ended { settled, fan, follows, .. }) = scope.take_result(candidate.place) else {
             return;
         };
         let failures = fan.as_ref().map_or(settled.failures, |fan| {
             let before = fan.passes.last().map_or(0, |pass| pass.settled.failures);
-            settled.failures.saturating_sub(before) + line.failures_before(candidate.place)
+            settled.failures.saturating_sub(before) + scope.failures_before(candidate.place)
         });
         let settled = Settled { failures, ..settled };
-        let fan = fan.map(|fan| line.position.after_current_passes(&candidate.step, fan));
+        let fan = fan.map(|fan| scope.position.after_current_passes(&candidate.step, fan));
         let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
-        line.settle(candidate.place, Some(settled), follow);
+        scope.settle(candidate.place, Some(settled), follow);
         if let Some(fan) = fan {
-            line.position.joined.insert(candidate.step.clone(), fan);
+            scope.position.joined.insert(candidate.step.clone(), fan);
         }
-        line.digests.extend(digests.map(|digests| (candidate.step.clone(), digests)));
-        note_reuse(line, &candidate.step, settled.seq);
+        scope.digests.extend(digests.map(|digests| (candidate.step.clone(), digests)));
+        note_reuse(scope, &candidate.step, settled.seq);
         self.mark_dirty(id);
         self.touched.insert(id);
     }
@@ -114,7 +114,7 @@ impl<P: Program> Session<'_, P> {
     /// result.
     pub(super) fn difference(
         &self,
-        id: LineId,
+        id: ScopeId,
         candidate: &Candidate,
         then: Option<&Trace>,
     ) -> Option<RerunCause> {
@@ -124,7 +124,7 @@ impl<P: Program> Session<'_, P> {
         let (Some(then), Some(now)) = (then, candidate.trace.as_ref()) else {
             return Some(RerunCause::UpstreamChanged { step: None });
         };
-        let path = step_path(self.lines.get(id).branch(), &candidate.step);
+        let path = step_path(self.scopes.get(id).branch(), &candidate.step);
         let is_accepted = || self.accepted.get(&path).is_some_and(|known| known.contains(&then.definition));
         if then.definition != now.definition && !is_accepted() {
             return Some(RerunCause::DefinitionChanged);
@@ -135,44 +135,44 @@ impl<P: Program> Session<'_, P> {
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
-    /// Returns whether the state of a line lacks the outputs of ends out of force. In passes, steps read outputs
+    /// Returns whether the state of a scope lacks the outputs of ends out of force. In passes, steps read outputs
     /// of other steps from the pass before.
-    fn lost_state(&self, id: LineId) -> bool {
-        let line = self.lines.get(id);
-        line.position.entered_again || !line.around.is_empty()
+    fn lost_state(&self, id: ScopeId) -> bool {
+        let scope = self.scopes.get(id);
+        scope.position.entered_again || !scope.around.is_empty()
     }
 
     /// Returns whether the output of an end must be restored from the record of the end.
-    pub(super) fn restores_state(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let children = line.shape.steps()[place].children.as_ref();
-        let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
+    pub(super) fn restores_state(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let children = scope.shape.steps()[place].children.as_ref();
+        let has_passes = children.is_some_and(|c| c.passes) && scope.shape.share_loop(place, place);
         // A skip removed the output of the step from the state.
-        let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
+        let is_lost = || self.program.gave(scope.spot(place), &scope.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
     /// Returns whether the state has the outputs of earlier passes of an unfinished step.
-    pub(super) fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
-        let line = self.lines.get(id);
-        let step = line.shape.step(entry.step.as_str());
+    pub(super) fn has_state_of(&self, id: ScopeId, entry: &FrontierEntry) -> bool {
+        let scope = self.scopes.get(id);
+        let step = scope.shape.step(entry.step.as_str());
         !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
     }
 
     /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
     pub(super) fn go_on_with(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         begun: FrontierEntry,
         before: Option<Settled>,
     ) -> Result<(), RunError> {
-        let line = self.lines.get_mut(id);
-        let step = line.step_id(place).clone();
-        line.take_result(place);
-        line.position.ledger.extend(before.map(|settled| (step.clone(), settled)));
+        let scope = self.scopes.get_mut(id);
+        let step = scope.step_id(place).clone();
+        scope.take_result(place);
+        scope.position.ledger.extend(before.map(|settled| (step.clone(), settled)));
         let has_fan = begun.fan.is_some();
-        let entry = line.entry_mut(place);
+        let entry = scope.entry_mut(place);
         *entry = begun;
         // A message for the wait may have come.
         self.asks_anew |= entry.status == Status::Waiting;
@@ -184,22 +184,22 @@ impl<P: Program> Session<'_, P> {
                 entry.waits = vec![for_children()];
             }
             entry.status = Status::Waiting;
-            let fan = fan_of(line, place)?;
-            line.fans.retain(|fan| fan.place != place);
-            line.fans.push(fan);
+            let fan = fan_of(scope, place)?;
+            scope.fans.retain(|fan| fan.place != place);
+            scope.fans.push(fan);
         }
-        note_reuse(line, &step, line.chain.next.saturating_sub(1));
+        note_reuse(scope, &step, scope.chain.next.saturating_sub(1));
         self.mark_dirty(id);
         self.touched.insert(id);
         Ok(())
     }
 
     /// Drops the result of a step: the step runs, or is in doubt.
-    pub(super) fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
+    pub(super) fn give_up_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
         let (program, retries) = (self.program, self.retries);
-        let line = self.lines.get_mut(id);
-        let result = line.take_result(candidate.place);
-        let step = &line.shape.steps()[candidate.place];
+        let scope = self.scopes.get_mut(id);
+        let result = scope.take_result(candidate.place);
+        let step = &scope.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {
             Some(Reusable::Ended { settled, fan, .. }) => {
                 let is_done = settled.how != SettledAs::Skipped;
@@ -210,24 +210,24 @@ impl<P: Program> Session<'_, P> {
         };
         let begun = begun.filter(|entry| step.has_begun(entry));
         if !retries && !step.idempotent && (was_done || begun.is_some()) {
-            line.position.ask_about(&candidate.step, begun.cloned());
-        } else if line.pass_of(candidate.place) == 1 {
-            let branch = line.branch().clone();
-            forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut line.state)?;
+            scope.position.ask_about(&candidate.step, begun.cloned());
+        } else if scope.pass_of(candidate.place) == 1 {
+            let branch = scope.branch().clone();
+            forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut scope.state)?;
         }
         Ok(())
     }
 
-    /// Returns the step of a line for an end: the step itself, or the opener of its scope.
+    /// Returns the step of a scope for an end: the step itself, or the opener of its scope.
     pub(super) fn result_of(
         &self,
-        id: LineId,
+        id: ScopeId,
         branch: &BranchPath,
         step: &StepId,
     ) -> Option<(BranchPath, StepId)> {
-        let line = self.lines.get(id);
+        let scope = self.scopes.get(id);
         let (mut branch, mut step) = (branch.clone(), step.clone());
-        while branch != *line.branch() {
+        while branch != *scope.branch() {
             let (name, _) = branch.opened_by()?;
             branch = branch.parent()?;
             let shape = self.program.shape().of_branch(&branch)?;
@@ -251,10 +251,10 @@ pub(super) fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) ->
 }
 
 /// Writes a single record for all results reused in a turn.
-fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
-    let at = line.chain.branch.clone();
-    let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });
-    if let Some(draft) = line.drafts.last_mut()
+fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
+    let at = scope.chain.branch.clone();
+    let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", scope.chain.run) });
+    if let Some(draft) = scope.drafts.last_mut()
         && let Some(Note::Event { name, data }) = draft.told.notes.last_mut()
         && name == STEP_REUSED
         && let Some(steps) = data["steps"].as_array_mut()
@@ -270,5 +270,5 @@ fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
     );
     draft.about = Some(seq);
     draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
-    line.drafts.push(draft);
+    scope.drafts.push(draft);
 }

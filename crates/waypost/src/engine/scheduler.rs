@@ -10,7 +10,7 @@ use crate::shape::{Children, OnChildFailure};
 use crate::store::Progress;
 
 use super::failure::upstream;
-use super::scope::{Line, LineId, MAIN};
+use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{failed_digests, scope_pins, skipped_digests};
 use super::{Admission, Program, Settlement};
@@ -30,19 +30,19 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Marks the starts on a branch, and returns the openers that must open children first.
-    pub(super) fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
+    pub(super) fn start_ready(&mut self, id: ScopeId, now: Timestamp) -> Vec<usize> {
         let mut openings = Vec::new();
         loop {
-            let line = self.lines.get(id);
-            if self.is_stopping() || line.end.is_some() || line.cancel.is_asked() {
+            let scope = self.scopes.get(id);
+            if self.is_stopping() || scope.end.is_some() || scope.cancel.is_asked() {
                 return openings;
             }
-            if line.active() + openings.len() >= line.shape.parallel_max() {
+            if scope.active() + openings.len() >= scope.shape.parallel_max() {
                 return openings;
             }
             let wanted = self.wanted.as_deref().filter(|_| id == MAIN);
             let free = |place: &usize| !openings.contains(place);
-            let Some(place) = line.next_ready(now, wanted, free) else { return openings };
+            let Some(place) = scope.next_ready(now, wanted, free) else { return openings };
             if !self.has_room(id) {
                 return openings;
             }
@@ -64,91 +64,91 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Takes capacity for a branch among its siblings, if available here and for its ancestors. Otherwise queues
     /// the branch.
-    pub(super) fn has_room(&mut self, id: LineId) -> bool {
-        let line = self.lines.get(id);
-        let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
-        if line.is_hungry {
+    pub(super) fn has_room(&mut self, id: ScopeId) -> bool {
+        let scope = self.scopes.get(id);
+        let Some(opener) = scope.opener.filter(|_| !scope.has_room) else { return true };
+        if scope.is_hungry {
             return false;
         }
-        let is_opener_in = self.has_room(opener.line);
-        let parallel_max = children_of(self.lines.get(opener.line), opener.place).parallel_max;
-        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+        let is_opener_in = self.has_room(opener.scope);
+        let parallel_max = children_of(self.scopes.get(opener.scope), opener.place).parallel_max;
+        let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
         if is_opener_in && fan.active < parallel_max {
             fan.active += 1;
-            self.lines.get_mut(id).has_room = true;
+            self.scopes.get_mut(id).has_room = true;
             return true;
         }
         fan.hungry.push_back(id);
-        self.lines.get_mut(id).is_hungry = true;
+        self.scopes.get_mut(id).is_hungry = true;
         false
     }
 
     /// Returns whether a step must only open branches next.
-    fn opens(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        let children = line.shape.steps()[place].children.as_ref();
-        children.is_some_and(|children| !children.by_work) && line.entry(place).fan.is_none()
+    fn opens(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let children = scope.shape.steps()[place].children.as_ref();
+        children.is_some_and(|children| !children.by_work) && scope.entry(place).fan.is_none()
     }
 
-    fn decide(&mut self, id: LineId, place: usize, openings: &mut Vec<usize>) {
+    fn decide(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
         let program = self.program;
-        let (line, opens) = (self.lines.get(id), self.opens(id, place));
-        let step = &line.shape.steps()[place];
+        let (scope, opens) = (self.scopes.get(id), self.opens(id, place));
+        let step = &scope.shape.steps()[place];
         let is_admitted = self.is_admitted(id, place);
         let failed = self.failed_upstream(id, place);
         let admitted = match is_admitted {
             true => Ok(Admission::Run),
-            false => program.admit(line.spot(place), &line.state, upstream(failed.as_ref())),
+            false => program.admit(scope.spot(place), &scope.state, upstream(failed.as_ref())),
         };
         match admitted {
             Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
             // A condition that cannot be evaluated fails the step at its start.
             Ok(Admission::Run) | Err(_) if opens => openings.push(place),
             Ok(Admission::Run) | Err(_) if step.idempotent => {
-                let joins = line.entry(place).fan.is_some();
+                let joins = scope.entry(place).fan.is_some();
                 self.note_input(id, place);
-                let line = self.lines.get_mut(id);
-                line.mark_started(place);
-                line.starting.push(place);
+                let scope = self.scopes.get_mut(id);
+                scope.mark_started(place);
+                scope.starting.push(place);
                 if joins {
-                    line.reason = Reason::Join;
+                    scope.reason = Reason::Join;
                 }
                 self.launching.insert(id);
                 self.mark_dirty(id);
             }
             Ok(Admission::Run) | Err(_) => {
                 self.note_input(id, place);
-                self.lines.get_mut(id).alone.push(place);
+                self.scopes.get_mut(id).alone.push(place);
                 self.launching.insert(id);
             }
         }
     }
 
-    pub(super) fn skip(&mut self, id: LineId, place: usize, cause: SkipCause) {
+    pub(super) fn skip(&mut self, id: ScopeId, place: usize, cause: SkipCause) {
         let (program, keeps_traces) = (self.program, self.keeps_traces);
-        let line = self.lines.get_mut(id);
+        let scope = self.scopes.get_mut(id);
         let follow = {
-            let Line { chain, shape, state, .. } = &mut *line;
+            let Scope { chain, shape, state, .. } = &mut *scope;
             let step = &shape.steps()[place];
             let spot = super::StepRef { branch: &chain.branch, level: shape.level(), place, step };
             program.apply(state, spot, Settlement::Skipped)
         };
-        let at = Try { attempt: 0, ..line.entry(place).at.clone() };
-        let step = line.step_id(place).clone();
-        let reason = line.reason;
+        let at = Try { attempt: 0, ..scope.entry(place).at.clone() };
+        let step = scope.step_id(place).clone();
+        let reason = scope.reason;
         match follow {
             Ok(follow) => {
-                let seq = line.seq_of_next_draft();
+                let seq = scope.seq_of_next_draft();
                 let (how, traced) = match cause {
                     SkipCause::UpstreamFailed(_) => {
-                        (SettledAs::PassedOver, failed_digests(line.branch(), &step, seq))
+                        (SettledAs::PassedOver, failed_digests(scope.branch(), &step, seq))
                     }
-                    _ => (SettledAs::Skipped, skipped_digests(line, place)),
+                    _ => (SettledAs::Skipped, skipped_digests(scope, place)),
                 };
                 let traced = keeps_traces.then_some(traced);
-                line.settle(place, Some(Settled::new(how, seq)), follow);
-                line.digests.extend(traced.map(|digests| (step.clone(), digests)));
-                line.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
+                scope.settle(place, Some(Settled::new(how, seq)), follow);
+                scope.digests.extend(traced.map(|digests| (step.clone(), digests)));
+                scope.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
                 self.mark_dirty(id);
             }
             Err(failure) => self.fail(id, place, failure, super::StepReport::default()),
@@ -156,34 +156,34 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Puts a non-idempotent step in doubt that was done before its upstream step reran.
-    fn doubts(&mut self, id: LineId, place: usize) -> bool {
+    fn doubts(&mut self, id: ScopeId, place: usize) -> bool {
         let retries = self.retries;
-        let line = self.lines.get_mut(id);
-        let step = line.step_id(place).clone();
-        let is_undone = line.position.asks_about(&step);
+        let scope = self.scopes.get_mut(id);
+        let step = scope.step_id(place).clone();
+        let is_undone = scope.position.asks_about(&step);
         if is_undone && retries {
-            line.redo_as_told(place);
+            scope.redo_as_told(place);
             self.mark_dirty(id);
             return false;
         }
-        let asks = is_undone || (!retries && line.asks_about(place));
+        let asks = is_undone || (!retries && scope.asks_about(place));
         if asks {
-            line.doubt(&step);
+            scope.doubt(&step);
             self.mark_dirty(id);
         }
         asks
     }
 
     /// Holds a step, if requested; a resume releases the hold.
-    fn hold_before(&mut self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get_mut(id);
-        let entry = line.entry(place);
+    fn hold_before(&mut self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get_mut(id);
+        let entry = scope.entry(place);
         if !self.options.interrupts.before.contains(&entry.step) {
             return false;
         }
         // The join of a fork is held after its branches; an opener with its own branches is held before these
         // open.
-        let joins = line.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
+        let joins = scope.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
         let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_some() == joins;
         // The next pass of a loop has a separate entry, and is held again.
         if !new || entry.passed {
@@ -191,20 +191,20 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let (step, at) = (entry.step.clone(), entry.at.clone());
         let wait = hold(BEFORE.to_owned());
-        let entry = line.entry_mut(place);
+        let entry = scope.entry_mut(place);
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait];
         let by = format!("held before `{step}`");
-        line.draft(Phase::Interrupted { in_progress: false, by }, Reason::Interrupt, step, at);
+        scope.draft(Phase::Interrupted { in_progress: false, by }, Reason::Interrupt, step, at);
         self.mark_dirty(id);
         true
     }
 
     /// Fails a step above the step limit.
-    fn is_over_limit(&mut self, id: LineId, place: usize) -> bool {
+    fn is_over_limit(&mut self, id: ScopeId, place: usize) -> bool {
         let Some(limit) = self.options.step_limit else { return false };
-        if self.lines.get(id).position.steps_started < limit {
+        if self.scopes.get(id).position.steps_started < limit {
             return false;
         }
         let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
@@ -213,44 +213,44 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Ends a child branch without remaining work, and updates the fan-out of its opener.
-    pub(super) fn close_if_done(&mut self, id: LineId) {
+    pub(super) fn close_if_done(&mut self, id: ScopeId) {
         let keeps_traces = self.keeps_traces;
-        let line = self.lines.get_mut(id);
-        if id == MAIN || line.is_counted_out {
+        let scope = self.scopes.get_mut(id);
+        if id == MAIN || scope.is_counted_out {
             return;
         }
-        if line.drafts.is_empty() {
+        if scope.drafts.is_empty() {
             // The step that the branch waits for may rest without a new draft.
             return self.rest_if_waiting(id);
         }
-        if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
-            match line.has_failed_end() {
+        if scope.end.is_none() && scope.position.frontier.is_empty() && !scope.is_held_at_end {
+            match scope.has_failed_end() {
                 true => self.fail_branch(id),
-                false => line.end = Some(End::Completed),
+                false => scope.end = Some(End::Completed),
             }
         }
-        let line = self.lines.get_mut(id);
-        let Some(end) = line.end else {
+        let scope = self.scopes.get_mut(id);
+        let Some(end) = scope.end else {
             self.rest_if_waiting(id);
             return;
         };
-        line.is_counted_out = true;
+        scope.is_counted_out = true;
         let pins = match keeps_traces {
-            true => scope_pins(line.shape, &line.digests),
-            false => line.position.pins,
+            true => scope_pins(scope.shape, &scope.digests),
+            false => scope.position.pins,
         };
-        if let Some(last) = line.drafts.last_mut() {
+        if let Some(last) = scope.drafts.last_mut() {
             last.branch_pins = pins;
         }
-        let had_room = std::mem::take(&mut line.has_room);
-        let dead = line.end_with_last_draft(end);
-        let error = line
+        let had_room = std::mem::take(&mut scope.has_room);
+        let dead = scope.end_with_last_draft(end);
+        let error = scope
             .drafts
             .last()
             .and_then(|draft| draft.phase.failure())
             .map(|failure| failure.error.join(": "));
-        let opener = line.opener.expect("a child has an opener");
-        let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
+        let opener = scope.opener.expect("a child has an opener");
+        let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
         fan.active -= usize::from(had_room);
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
@@ -261,20 +261,20 @@ impl<'a, P: Program> Session<'a, P> {
             fan.note_success();
         }
         // If the chain of the opener is rewound, its reuse is decided before the join runs again.
-        let above = self.lines.get(opener.line);
+        let above = self.scopes.get(opener.scope);
         self.is_pausing |= above.position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
-        self.touched.insert(opener.line);
-        self.stop_at_limit(opener.line, opener.place);
+        self.touched.insert(opener.scope);
+        self.stop_at_limit(opener.scope, opener.place);
     }
 
     /// Fails an opener with too many failed children.
-    fn stop_at_limit(&mut self, id: LineId, place: usize) {
-        let line = self.lines.get(id);
-        let limits = children_of(line, place).limits;
-        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+    fn stop_at_limit(&mut self, id: ScopeId, place: usize) {
+        let scope = self.scopes.get(id);
+        let limits = children_of(scope, place).limits;
+        let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let Some(why) = fan.beyond(&limits).filter(|_| !fan.stopped) else { return };
-        let is_routed = line.shape.is_routed();
-        self.lines.get_mut(id).fan_mut(place).stopped = true;
+        let is_routed = scope.shape.is_routed();
+        self.scopes.get_mut(id).fan_mut(place).stopped = true;
         if !is_routed {
             // Running children continue to their end.
             return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
@@ -284,44 +284,44 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Frees the capacity of a child that only waits.
-    fn rest_if_waiting(&mut self, id: LineId) {
-        let line = self.lines.get_mut(id);
-        if !line.has_room || !line.rests() {
+    fn rest_if_waiting(&mut self, id: ScopeId) {
+        let scope = self.scopes.get_mut(id);
+        if !scope.has_room || !scope.rests() {
             return;
         }
-        line.has_room = false;
-        let opener = line.opener.expect("a child has an opener");
-        self.lines.get_mut(opener.line).fan_mut(opener.place).active -= 1;
-        self.touched.insert(opener.line);
+        scope.has_room = false;
+        let opener = scope.opener.expect("a child has an opener");
+        self.scopes.get_mut(opener.scope).fan_mut(opener.place).active -= 1;
+        self.touched.insert(opener.scope);
     }
 
     /// Gives capacity to a queued branch. Returns whether the branch still needed capacity.
-    pub(super) fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
-        let Some(line) = self.lines.find(child) else { return false };
-        let ours = line.opener.is_some_and(|opener| opener.line == id && opener.place == place);
+    pub(super) fn feeds(&mut self, id: ScopeId, place: usize, child: ScopeId) -> bool {
+        let Some(scope) = self.scopes.find(child) else { return false };
+        let ours = scope.opener.is_some_and(|opener| opener.scope == id && opener.place == place);
         if ours {
-            line.is_hungry = false;
+            scope.is_hungry = false;
         }
-        if !ours || line.has_room || line.rests() || line.end.is_some() {
+        if !ours || scope.has_room || scope.rests() || scope.end.is_some() {
             return false;
         }
-        line.has_room = true;
-        self.lines.get_mut(id).fan_mut(place).active += 1;
+        scope.has_room = true;
+        self.scopes.get_mut(id).fan_mut(place).active += 1;
         true
     }
 
     /// Gives capacity to a branch before its opening is written: its start is written together with the opening.
-    pub(super) fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
-        let line = self.lines.get_mut(child);
-        (line.parked, line.has_room) = (false, true);
-        self.lines.get_mut(id).fan_mut(place).active += 1;
+    pub(super) fn unpark(&mut self, id: ScopeId, place: usize, child: ScopeId) {
+        let scope = self.scopes.get_mut(child);
+        (scope.parked, scope.has_room) = (false, true);
+        self.scopes.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
     }
 
-    pub(super) fn set_timer(&mut self, id: LineId) {
-        let Some(line) = self.lines.find(id) else { return };
-        let due = line.next_due();
-        let before = std::mem::replace(&mut line.timer, due);
+    pub(super) fn set_timer(&mut self, id: ScopeId) {
+        let Some(scope) = self.scopes.find(id) else { return };
+        let due = scope.next_due();
+        let before = std::mem::replace(&mut scope.timer, due);
         if before != due {
             if let Some(before) = before {
                 self.timers.remove(&(before, id));
@@ -340,9 +340,9 @@ impl<'a, P: Program> Session<'a, P> {
                 return;
             }
             self.timers.pop_first();
-            let Some(line) = self.lines.find(id) else { continue };
-            line.timer = None;
-            line.wake(now);
+            let Some(scope) = self.scopes.find(id) else { continue };
+            scope.timer = None;
+            scope.wake(now);
             self.touched.insert(id);
         }
     }
@@ -353,30 +353,34 @@ impl<'a, P: Program> Session<'a, P> {
             return None;
         }
         let main = self.main();
-        if self.asks_anew || self.is_to_look() || self.lines.iter().any(|(_, line)| !line.caught.is_empty()) {
+        if self.asks_anew
+            || self.is_to_look()
+            || self.scopes.iter().any(|(_, scope)| !scope.caught.is_empty())
+        {
             return None;
         }
         if main.position.frontier.is_empty() && !main.is_held_at_end {
             return Some(main.status_at_end());
         }
-        let any = |test: &dyn Fn(&Line<'_, P::State>) -> bool| self.lines.iter().any(|(_, line)| test(line));
-        if any(&|line| line.has_doubt()) {
+        let any =
+            |test: &dyn Fn(&Scope<'_, P::State>) -> bool| self.scopes.iter().any(|(_, scope)| test(scope));
+        if any(&|scope| scope.has_doubt()) {
             return Some(RunStatus::InDoubt);
         }
-        if self.halted || any(&|line| line.end.is_none() && line.has(Status::Failed)) {
+        if self.halted || any(&|scope| scope.end.is_none() && scope.has(Status::Failed)) {
             return Some(RunStatus::Failed);
         }
         if self.is_pausing && main.has_failed_end() {
             return Some(RunStatus::Failed);
         }
-        if self.options.stop.is_asked() || any(&|line| line.has(Status::Started)) {
+        if self.options.stop.is_asked() || any(&|scope| scope.has(Status::Started)) {
             return Some(RunStatus::Interrupted);
         }
-        if self.is_pausing || self.lines.iter().any(|(id, line)| self.is_runnable(id, line)) {
+        if self.is_pausing || self.scopes.iter().any(|(id, scope)| self.is_runnable(id, scope)) {
             return None;
         }
-        let held = any(&|line| line.is_held() || line.is_held_at_end);
-        let waits = any(&|line| line.asks() || line.sleeps());
+        let held = any(&|scope| scope.is_held() || scope.is_held_at_end);
+        let waits = any(&|scope| scope.asks() || scope.sleeps());
         if main.has_failed_end() && !waits && !held {
             return Some(RunStatus::Failed);
         }
@@ -391,14 +395,14 @@ impl<'a, P: Program> Session<'a, P> {
         self.pending_claims.is_any() && is_done
     }
 
-    fn is_runnable(&self, id: LineId, line: &Line<'_, P::State>) -> bool {
+    fn is_runnable(&self, id: ScopeId, scope: &Scope<'_, P::State>) -> bool {
         let runnable = |entry: &FrontierEntry| {
-            let place = line.shape.place(entry.step.as_str());
+            let place = scope.shape.place(entry.step.as_str());
             let wanted = self.wanted.as_ref().filter(|_| id == MAIN);
             entry.status == Status::Ready
                 && wanted.is_none_or(|wanted| place.is_some_and(|place| wanted[place]))
         };
-        line.position.frontier.iter().any(runnable)
+        scope.position.frontier.iter().any(runnable)
     }
 
     pub(super) fn progress(&self) -> Progress {
@@ -410,9 +414,9 @@ impl<'a, P: Program> Session<'a, P> {
     }
 }
 
-pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Children {
-    let step = &line.shape.steps()[place];
-    let fan = line.position.frontier.iter().find(|entry| entry.step == step.id).and_then(|e| e.fan.as_ref());
+pub(super) fn children_of<'a, S>(scope: &Scope<'a, S>, place: usize) -> &'a Children {
+    let step = &scope.shape.steps()[place];
+    let fan = scope.position.frontier.iter().find(|entry| entry.step == step.id).and_then(|e| e.fan.as_ref());
     let children = fan.map_or(step.children.as_ref(), |fan| step.opened(fan));
     children.expect("only a step with children fans out")
 }
@@ -433,6 +437,6 @@ pub(super) fn hold(key: String) -> Wait {
 }
 
 /// Returns whether the failure of a branch ends only that branch.
-pub(super) fn collects<S>(line: &Line<'_, S>, place: usize) -> bool {
-    children_of(line, place).on_failure == OnChildFailure::Collect
+pub(super) fn collects<S>(scope: &Scope<'_, S>, place: usize) -> bool {
+    children_of(scope, place).on_failure == OnChildFailure::Collect
 }

@@ -24,10 +24,10 @@ use super::{StepFailure, StepRef, StepReport};
 mod in_doubt;
 
 /// The number of a branch in the memory of a session.
-pub(super) type LineId = usize;
+pub(super) type ScopeId = usize;
 
 /// The main branch.
-pub(super) const MAIN: LineId = 0;
+pub(super) const MAIN: ScopeId = 0;
 
 /// A running step.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Flight {
 /// The opener of a branch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opener {
-    pub(super) line: LineId,
+    pub(super) scope: ScopeId,
     /// The place of the opener.
     pub(super) place: usize,
     /// The index among the children.
@@ -84,7 +84,7 @@ pub(super) struct Caught {
 }
 
 /// An active branch.
-pub(super) struct Line<'a, S> {
+pub(super) struct Scope<'a, S> {
     pub(super) chain: Chain,
     pub(super) shape: &'a Shape,
     pub(super) state: S,
@@ -145,7 +145,7 @@ pub(super) struct Line<'a, S> {
     pub(super) digests: HashMap<StepId, EndDigests>,
 }
 
-impl<'a, S> Line<'a, S> {
+impl<'a, S> Scope<'a, S> {
     pub(super) fn new(chain: Chain, shape: &'a Shape, position: Position, state: S) -> Self {
         Self {
             chain,

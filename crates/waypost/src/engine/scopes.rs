@@ -3,62 +3,62 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::scope::{Line, LineId};
+use super::scope::{Scope, ScopeId};
 
 /// The branches in memory. The main branch always exists.
-pub(super) struct Lines<'a, S> {
-    kept: Vec<Option<Line<'a, S>>>,
+pub(super) struct Scopes<'a, S> {
+    kept: Vec<Option<Scope<'a, S>>>,
     /// Free numbers, the lowest first, so that branches opened in order are written in order.
-    free: BinaryHeap<Reverse<LineId>>,
+    free: BinaryHeap<Reverse<ScopeId>>,
 }
 
-impl<'a, S> Lines<'a, S> {
-    pub(super) fn new(main: Line<'a, S>) -> Self {
+impl<'a, S> Scopes<'a, S> {
+    pub(super) fn new(main: Scope<'a, S>) -> Self {
         Self { kept: vec![Some(main)], free: BinaryHeap::new() }
     }
 
-    pub(super) fn get(&self, id: LineId) -> &Line<'a, S> {
+    pub(super) fn get(&self, id: ScopeId) -> &Scope<'a, S> {
         self.kept[id].as_ref().expect("only branches in memory are named")
     }
 
-    pub(super) fn get_mut(&mut self, id: LineId) -> &mut Line<'a, S> {
+    pub(super) fn get_mut(&mut self, id: ScopeId) -> &mut Scope<'a, S> {
         self.kept[id].as_mut().expect("only branches in memory are named")
     }
 
-    pub(super) fn find_ref(&self, id: LineId) -> Option<&Line<'a, S>> {
+    pub(super) fn find_ref(&self, id: ScopeId) -> Option<&Scope<'a, S>> {
         self.kept.get(id)?.as_ref()
     }
 
-    pub(super) fn find(&mut self, id: LineId) -> Option<&mut Line<'a, S>> {
+    pub(super) fn find(&mut self, id: ScopeId) -> Option<&mut Scope<'a, S>> {
         self.kept.get_mut(id)?.as_mut()
     }
 
-    pub(super) fn add(&mut self, line: Line<'a, S>) -> LineId {
+    pub(super) fn add(&mut self, scope: Scope<'a, S>) -> ScopeId {
         match self.free.pop() {
             Some(Reverse(id)) => {
-                self.kept[id] = Some(line);
+                self.kept[id] = Some(scope);
                 id
             }
             None => {
-                self.kept.push(Some(line));
+                self.kept.push(Some(scope));
                 self.kept.len() - 1
             }
         }
     }
 
-    pub(super) fn remove(&mut self, id: LineId) -> Option<Line<'a, S>> {
-        let line = self.kept.get_mut(id)?.take();
-        if line.is_some() {
+    pub(super) fn remove(&mut self, id: ScopeId) -> Option<Scope<'a, S>> {
+        let scope = self.kept.get_mut(id)?.take();
+        if scope.is_some() {
             self.free.push(Reverse(id));
         }
-        line
+        scope
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (LineId, &mut Line<'a, S>)> {
-        self.kept.iter_mut().enumerate().filter_map(|(id, line)| line.as_mut().map(|line| (id, line)))
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ScopeId, &mut Scope<'a, S>)> {
+        self.kept.iter_mut().enumerate().filter_map(|(id, scope)| scope.as_mut().map(|scope| (id, scope)))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LineId, &Line<'a, S>)> {
-        self.kept.iter().enumerate().filter_map(|(id, line)| line.as_ref().map(|line| (id, line)))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ScopeId, &Scope<'a, S>)> {
+        self.kept.iter().enumerate().filter_map(|(id, scope)| scope.as_ref().map(|scope| (id, scope)))
     }
 }

@@ -31,8 +31,8 @@ use super::pending_wait::{PendingWait, WaitEnd};
 use super::request::{REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::scheduler::children_of;
-use super::scope::{Flight, Line, LineId, MAIN};
-use super::scopes::Lines;
+use super::scope::{Flight, MAIN, Scope, ScopeId};
+use super::scopes::Scopes;
 use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
 use super::{
@@ -44,7 +44,7 @@ type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
 
 /// The end of a running step.
 pub(super) struct Landed<O> {
-    pub(super) line: LineId,
+    pub(super) scope: ScopeId,
     /// The id of the start. The branch may be gone and its number reused, so only the id identifies the step.
     pub(super) job: u64,
     pub(super) place: usize,
@@ -61,11 +61,11 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) options: SessionOptions,
     pub(super) lease: Option<Lease>,
     pub(super) batches: u64,
-    pub(super) lines: Lines<'a, P::State>,
+    pub(super) scopes: Scopes<'a, P::State>,
     /// Branches with changes, to be scheduled before the next commit.
-    pub(super) touched: BTreeSet<LineId>,
+    pub(super) touched: BTreeSet<ScopeId>,
     /// Branches with drafts for the next commit, parents first.
-    pub(super) dirty: BTreeSet<(usize, LineId)>,
+    pub(super) dirty: BTreeSet<(usize, ScopeId)>,
     /// The newest known time of the run.
     pub(super) latest: Timestamp,
     /// The time for waits.
@@ -77,11 +77,11 @@ pub(super) struct Session<'a, P: Program> {
     /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
     /// Branches with steps to be started after the commit.
-    pub(super) launching: BTreeSet<LineId>,
+    pub(super) launching: BTreeSet<ScopeId>,
     /// Branches ready to run, waiting for the limit of running steps.
-    pub(super) crowded: BTreeSet<LineId>,
+    pub(super) crowded: BTreeSet<ScopeId>,
     /// The due times of branches.
-    pub(super) timers: BTreeSet<(Timestamp, LineId)>,
+    pub(super) timers: BTreeSet<(Timestamp, ScopeId)>,
     /// Under `--until`: whether a step of the main branch may start, by place.
     pub(super) wanted: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
@@ -109,7 +109,7 @@ pub(super) struct Session<'a, P: Program> {
     /// The site of evidence checks.
     pub(super) site: Arc<Site>,
     /// Branches that end as failed, once no descendant is running.
-    pub(super) dying: BTreeSet<LineId>,
+    pub(super) dying: BTreeSet<ScopeId>,
     /// The number of branches with a running non-idempotent step.
     pub(super) doubtful: usize,
     /// True after a final failure: nothing more starts.
@@ -166,7 +166,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn new(
         engine: &'a Engine,
         program: &'a P,
-        mut main: Line<'a, P::State>,
+        mut main: Scope<'a, P::State>,
         options: SessionOptions,
     ) -> Result<Self, RunError> {
         options.check_steps(main.shape)?;
@@ -190,7 +190,7 @@ impl<'a, P: Program> Session<'a, P> {
             options,
             lease: None,
             batches: 0,
-            lines: Lines::new(main),
+            scopes: Scopes::new(main),
             touched: BTreeSet::from([MAIN]),
             dirty: BTreeSet::new(),
             latest: Timestamp::MIN,
@@ -239,12 +239,12 @@ impl<'a, P: Program> Session<'a, P> {
         })
     }
 
-    pub(super) fn main(&self) -> &Line<'a, P::State> {
-        self.lines.get(MAIN)
+    pub(super) fn main(&self) -> &Scope<'a, P::State> {
+        self.scopes.get(MAIN)
     }
 
-    pub(super) fn main_mut(&mut self) -> &mut Line<'a, P::State> {
-        self.lines.get_mut(MAIN)
+    pub(super) fn main_mut(&mut self) -> &mut Scope<'a, P::State> {
+        self.scopes.get_mut(MAIN)
     }
 
     pub(super) fn lease(&self) -> &Lease {
@@ -320,8 +320,8 @@ impl<'a, P: Program> Session<'a, P> {
     async fn give_up(&mut self, error: super::BeginError) -> Result<RunStatus, RunError> {
         self.options.stop.stop(StopLevel::Graceful, "its steps could not be prepared");
         for id in std::mem::take(&mut self.launching) {
-            self.lines.get_mut(id).alone.clear();
-            for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
+            self.scopes.get_mut(id).alone.clear();
+            for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
@@ -331,26 +331,26 @@ impl<'a, P: Program> Session<'a, P> {
         Err(error.into())
     }
 
-    pub(super) fn mark_dirty(&mut self, id: LineId) {
-        let depth = self.lines.get(id).chain.branch.depth();
+    pub(super) fn mark_dirty(&mut self, id: ScopeId) {
+        let depth = self.scopes.get(id).chain.branch.depth();
         self.dirty.insert((depth, id));
     }
 
     /// Starts the steps of the last commit, and then the steps with a separate commit, one by one.
     pub(super) async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
-            for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
-                if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
+            for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {
+                if !self.dirty.is_empty() && self.scopes.get(id).entry(place).fan.is_some() {
                     // A checkpoint was lost, and a join reads the ends of its branches from the store.
                     self.commit_surely().await?;
                 }
                 self.start(id, place);
             }
-            for place in std::mem::take(&mut self.lines.get_mut(id).alone) {
-                let line = self.lines.get_mut(id);
-                let start = line.mark_started(place);
-                let reason = line.reason;
-                let draft = line.draft(Phase::Started, reason, start.step.clone(), start.at.clone());
+            for place in std::mem::take(&mut self.scopes.get_mut(id).alone) {
+                let scope = self.scopes.get_mut(id);
+                let start = scope.mark_started(place);
+                let reason = scope.reason;
+                let draft = scope.draft(Phase::Started, reason, start.step.clone(), start.at.clone());
                 draft.started.push(start);
                 self.mark_dirty(id);
                 self.commit_surely().await?;
@@ -360,31 +360,31 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    fn start(&mut self, id: LineId, place: usize) {
+    fn start(&mut self, id: ScopeId, place: usize) {
         self.jobs_started += 1;
         let (job, lease, program) = (self.jobs_started, self.lease().clone(), self.program);
         let store = Arc::clone(&self.engine.store);
-        let line = self.lines.get_mut(id);
+        let scope = self.scopes.get_mut(id);
         let (abort, registration) = AbortHandle::new_pair();
-        line.flights.push(Flight::new(place, job, abort));
-        let entry = line.entry(place);
+        scope.flights.push(Flight::new(place, job, abort));
+        let entry = scope.entry(place);
         let attempt = Attempt {
-            run: line.chain.run.clone(),
-            branch: line.chain.branch.clone(),
+            run: scope.chain.run.clone(),
+            branch: scope.chain.branch.clone(),
             step: entry.step.clone(),
             at: entry.at.clone(),
             lease,
-            timeout: line.shape.steps()[place].timeout,
+            timeout: scope.shape.steps()[place].timeout,
             interval: self.options.interval,
             stop: self.options.stop.clone(),
             // A non-idempotent step runs to its end even after other failures: interrupted, its effect would be
             // unknown.
-            cancel: if line.shape.steps()[place].idempotent {
-                line.cancel.clone()
+            cancel: if scope.shape.steps()[place].idempotent {
+                scope.cancel.clone()
             } else {
                 StopHandle::default()
             },
-            line: id,
+            scope: id,
             job,
             requests: self.asks.clone(),
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
@@ -393,10 +393,10 @@ impl<'a, P: Program> Session<'a, P> {
             verifier: Arc::clone(&self.engine.verifier),
             site: Arc::clone(&self.site),
         };
-        let joined = line.fans.iter().find(|fan| fan.place == place).map(|fan| {
-            let (run, branch) = (line.chain.run.clone(), line.chain.branch.clone());
+        let joined = scope.fans.iter().find(|fan| fan.place == place).map(|fan| {
+            let (run, branch) = (scope.chain.run.clone(), scope.chain.branch.clone());
             let (source, total) = (fan.source.clone(), fan.total);
-            let children = children_of(line, place);
+            let children = children_of(scope, place);
             let (name, ends, passes) = (children.name.clone(), Arc::clone(&fan.ends), children.passes);
             Joined {
                 store,
@@ -406,14 +406,14 @@ impl<'a, P: Program> Session<'a, P> {
                 source,
                 total,
                 ends,
-                is_after: line.comes_after(place),
+                is_after: scope.comes_after(place),
                 passes,
             }
         });
-        let spot = line.spot(place);
-        let failed = failed_upstream(line.shape, &line.position, place);
-        let admitted = program.admit(spot, &line.state, upstream(failed.as_ref())).map(|_| ());
-        let prepared = admitted.and_then(|()| program.prepare(spot, &line.state, joined.clone()));
+        let spot = scope.spot(place);
+        let failed = failed_upstream(scope.shape, &scope.position, place);
+        let admitted = program.admit(spot, &scope.state, upstream(failed.as_ref())).map(|_| ());
+        let prepared = admitted.and_then(|()| program.prepare(spot, &scope.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
@@ -432,7 +432,7 @@ impl<'a, P: Program> Session<'a, P> {
                 Ok((performed, root)) => (Some(performed), root),
                 Err(_) => (None, None),
             };
-            Landed { line: id, job, place, performed, root }
+            Landed { scope: id, job, place, performed, root }
         }));
     }
 }

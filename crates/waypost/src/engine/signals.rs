@@ -12,7 +12,7 @@ use crate::store::{Renewal, Signal, SignalKind, StoreError};
 
 use super::manual::mark;
 use super::pending_wait::{PendingWait, WaitEnd};
-use super::scope::{Line, LineId, MAIN};
+use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::taken::free_signals;
 use super::{Program, RunError};
@@ -41,7 +41,7 @@ impl<P: Program> Session<'_, P> {
                 }
             }
         }
-        if self.lines.iter().any(|(_, line)| line.asks()) {
+        if self.scopes.iter().any(|(_, scope)| scope.asks()) {
             self.deliver_all().await?;
         }
         Ok(())
@@ -77,13 +77,13 @@ impl<P: Program> Session<'_, P> {
     ///
     /// Free signals of abandoned work come first, since these were sent first.
     pub(super) async fn deliver_all(&mut self) -> Result<(), RunError> {
-        self.lines.iter_mut().for_each(|(_, line)| line.drop_closed_waits());
-        if !self.lines.iter().any(|(_, line)| line.asks()) {
+        self.scopes.iter_mut().for_each(|(_, scope)| scope.drop_closed_waits());
+        if !self.scopes.iter().any(|(_, scope)| scope.asks()) {
             return Ok(());
         }
         let run = self.main().chain.run.clone();
-        if self.free.is_none() && self.lines.iter().any(|(_, line)| line.asks_for_signal()) {
-            let positions = self.lines.iter().map(|(_, line)| (line.branch(), &line.position));
+        if self.free.is_none() && self.scopes.iter().any(|(_, scope)| scope.asks_for_signal()) {
+            let positions = self.scopes.iter().map(|(_, scope)| (scope.branch(), &scope.position));
             let own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
             self.free = Some(own);
         }
@@ -117,14 +117,15 @@ impl<P: Program> Session<'_, P> {
     /// Delivers a message to the first matching wait. Returns whether there is one.
     fn deliver(&mut self, signal: &Signal) -> bool {
         let Some(message) = Message::of(signal) else { return false };
-        let meant =
-            |line: &Line<'_, P::State>| signal.branch.as_ref().is_none_or(|branch| branch == line.branch());
-        let lines = self.lines.iter().filter(|(_, line)| meant(line));
-        let waiter = lines.filter_map(|(id, line)| Some((id, line.waiter_for(&message)?))).next();
+        let meant = |scope: &Scope<'_, P::State>| {
+            signal.branch.as_ref().is_none_or(|branch| branch == scope.branch())
+        };
+        let scopes = self.scopes.iter().filter(|(_, scope)| meant(scope));
+        let waiter = scopes.filter_map(|(id, scope)| Some((id, scope.waiter_for(&message)?))).next();
         let Some((id, waiter)) = waiter else { return false };
         let mut value = message.value;
         self.program.redact_answer(&mut value);
-        self.lines.get_mut(id).take_in(&waiter, value.clone(), message.signal);
+        self.scopes.get_mut(id).take_in(&waiter, value.clone(), message.signal);
         self.given.extend(waiter.pending.map(|pending| (pending, WaitEnd::Given(value))));
         self.mark_dirty(id);
         self.touched.insert(id);
@@ -133,33 +134,33 @@ impl<P: Program> Session<'_, P> {
 
     /// Registers the waits of a step with other running work: the questions are shown, and a message ends its
     /// wait without a restart of the step.
-    pub(super) fn listen(&mut self, id: LineId, job: u64, pending: Arc<PendingWait>) {
-        let line = self.lines.get_mut(id);
-        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
+    pub(super) fn listen(&mut self, id: ScopeId, job: u64, pending: Arc<PendingWait>) {
+        let scope = self.scopes.get_mut(id);
+        let Some(flight) = scope.flights.iter_mut().find(|flight| flight.job == job) else { return };
         let (place, wait) = (flight.place, pending.wait.clone());
         flight.pending.push(pending);
-        let entry = line.entry_mut(place);
+        let entry = scope.entry_mut(place);
         entry.waits.extend(wait);
         let waits = entry.waits.clone();
-        line.draft_of(place, Phase::Waiting(waits), Reason::Interrupt);
+        scope.draft_of(place, Phase::Waiting(waits), Reason::Interrupt);
         self.mark_dirty(id);
         self.asks_anew = true;
     }
 
     /// Suspends a step until a wait ends.
-    pub(super) fn suspend(&mut self, id: LineId, place: usize, suspended: Suspended) {
+    pub(super) fn suspend(&mut self, id: ScopeId, place: usize, suspended: Suspended) {
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.now();
-        let line = self.lines.get_mut(id);
-        let entry = line.entry_mut(place);
+        let scope = self.scopes.get_mut(id);
+        let entry = scope.entry_mut(place);
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.wait_until(suspended.waits.iter().filter_map(Wait::due).min(), now);
         entry.waits.clone_from(&suspended.waits);
-        line.draft_of(place, Phase::Waiting(suspended.waits), Reason::Interrupt);
+        scope.draft_of(place, Phase::Waiting(suspended.waits), Reason::Interrupt);
         if suspended.was_given {
-            line.entry_mut(place).end_wait();
+            scope.entry_mut(place).end_wait();
         }
         self.asks_anew = true;
     }
@@ -228,7 +229,7 @@ fn is_on_message(wait: &Wait) -> bool {
     matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_))
 }
 
-impl<S> Line<'_, S> {
+impl<S> Scope<'_, S> {
     /// Returns whether a step of the branch waits for an answer or a signal.
     pub(super) fn asks(&self) -> bool {
         self.waiting_for(&is_on_message).is_some() || self.pending_waits().next().is_some()

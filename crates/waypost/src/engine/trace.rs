@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::Program;
 use super::fan_out::{Item, JoinedDigests};
-use super::scope::Line;
+use super::scope::Scope;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::record::{Claim, EndDigests, Pack, Trace};
 use crate::shape::{Shape, Step};
@@ -20,21 +20,21 @@ fn no_input() -> Digest {
 }
 
 /// Returns the current trace of a step; `None` if digests of a needed end are unknown.
-pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Option<Trace> {
-    let step = &line.shape.steps()[place];
+pub(super) fn trace_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, place: usize) -> Option<Trace> {
+    let step = &scope.shape.steps()[place];
     let mut needs = HashMap::new();
-    for read in reads_of(program, line, place) {
-        if let Some(end) = line.digests.get(&read) {
+    for read in reads_of(program, scope, place) {
+        if let Some(end) = scope.digests.get(&read) {
             needs.insert(read, end.output);
         }
     }
-    for need in line.shape.needs(place) {
-        let need = &line.shape.steps()[*need].id;
-        needs.insert(need.clone(), line.digests.get(need)?.both());
+    for need in scope.shape.needs(place) {
+        let need = &scope.shape.steps()[*need].id;
+        needs.insert(need.clone(), scope.digests.get(need)?.both());
     }
-    let input = line.position.input.unwrap_or_else(no_input);
-    let previous_pass = match line.pass_of(place) > 1 {
-        true => Some(line.digests.get(&step.id)?.both()),
+    let input = scope.position.input.unwrap_or_else(no_input);
+    let previous_pass = match scope.pass_of(place) > 1 {
+        true => Some(scope.digests.get(&step.id)?.both()),
         false => None,
     };
     let needs = needs.into_iter().collect();
@@ -42,11 +42,11 @@ pub(super) fn trace_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
 }
 
 /// Returns the steps of the scope that a step reads without a `needs` edge.
-pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place: usize) -> Vec<StepId> {
-    let mut reads = program.reads(line.spot(place));
-    let needs = line.shape.needs(place);
+pub(super) fn reads_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, place: usize) -> Vec<StepId> {
+    let mut reads = program.reads(scope.spot(place));
+    let needs = scope.shape.needs(place);
     reads.retain(|read| {
-        line.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
+        scope.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
     });
     reads
 }
@@ -80,10 +80,10 @@ pub(super) struct Made<'a> {
 }
 
 /// Returns the digests of a completed end.
-pub(super) fn digests_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
+pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
     let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
     let output = Digest::of_parts([b"completed", output.as_bytes()]);
-    EndDigests { output, pins: pins_of(line, place, made) }
+    EndDigests { output, pins: pins_of(scope, place, made) }
 }
 
 /// Returns the digests of an end of a chain: of the whole state, and of the pins in force of all steps so far.
@@ -133,8 +133,8 @@ fn canonical(text: &str) -> String {
 }
 
 /// Returns the digests of a skipped end: a fixed output, and the pins of the needs.
-pub(super) fn skipped_digests<S>(line: &Line<'_, S>, place: usize) -> EndDigests {
-    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(line, place, &Made::default()) }
+pub(super) fn skipped_digests<S>(scope: &Scope<'_, S>, place: usize) -> EndDigests {
+    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(scope, place, &Made::default()) }
 }
 
 /// Returns the digests of a failed end, unequal to those of every other end.
@@ -151,10 +151,10 @@ fn claims_of(made: &Made<'_>) -> Vec<String> {
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-fn pins_of<S>(line: &Line<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> Digest {
     let claims = claims_of(made);
-    let needs = line.shape.needs(place).iter().map(|need| &line.shape.steps()[*need].id);
-    let above: Vec<Digest> = needs.filter_map(|need| Some(line.digests.get(need)?.pins)).collect();
+    let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
+    let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
     let above = made.children.iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
     Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))

@@ -22,7 +22,7 @@ use crate::record::{Phase, Reason, RunStatus, Status, WaitKind};
 use super::attempt::{EXITED_KEY, RUNNING_KEY};
 use super::request::{Asked, REQUESTS_MAX, Request};
 use super::scheduler::children_of;
-use super::scope::{Flight, LineId, MAIN};
+use super::scope::{Flight, MAIN, ScopeId};
 use super::session::{Landed, Session};
 use super::signals::Suspended;
 use super::{Performed, Program, RENEW_INTERVAL, RunError};
@@ -112,10 +112,10 @@ impl<P: Program> Session<'_, P> {
 
     fn land(&mut self, landed: Landed<P::Output>) {
         self.touched.append(&mut self.crowded);
-        let Landed { line: id, job, place, performed, root } = landed;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
-        let Flight { waits, was_given, .. } = line.flights.remove(at);
+        let Landed { scope: id, job, place, performed, root } = landed;
+        let Some(scope) = self.scopes.find(id) else { return };
+        let Some(at) = scope.flights.iter().position(|flight| flight.job == job) else { return };
+        let Flight { waits, was_given, .. } = scope.flights.remove(at);
         match performed {
             Some(performed) => self.take(id, place, performed, root),
             None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
@@ -133,26 +133,26 @@ impl<P: Program> Session<'_, P> {
     }
 
     fn hear(&mut self, request: Request) {
-        let Request { line: id, job, what } = request;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
+        let Request { scope: id, job, what } = request;
+        let Some(scope) = self.scopes.find(id) else { return };
+        let Some(flight) = scope.flights.iter_mut().find(|flight| flight.job == job) else { return };
         match what {
             Asked::Keep { key, value, told, kept } => {
                 let place = flight.place;
-                let entry = line.entry_mut(place);
+                let entry = scope.entry_mut(place);
                 entry.memos += 1;
                 if key == EXITED_KEY {
                     entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
                 }
                 let (step, at) = (entry.step.clone(), entry.at.clone());
-                line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
+                scope.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
             Asked::Tell { value, told } => {
                 let place = flight.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
-                line.draft_of(place, phase, Reason::Interval).told = told;
+                scope.draft_of(place, phase, Reason::Interval).told = told;
                 self.mark_dirty(id);
             }
             Asked::Listen(pending) => self.listen(id, job, pending),
@@ -170,11 +170,11 @@ impl<P: Program> Session<'_, P> {
             let Some(id) = self.touched.pop_first() else {
                 if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
             };
-            if self.lines.find(id).is_none() {
+            if self.scopes.find(id).is_none() {
                 continue;
             }
             // Found children are recorded even if nothing may start.
-            for found in std::mem::take(&mut self.lines.get_mut(id).found) {
+            for found in std::mem::take(&mut self.scopes.get_mut(id).found) {
                 self.open_found(id, found).await?;
             }
             self.pass_over(id);
@@ -188,7 +188,7 @@ impl<P: Program> Session<'_, P> {
                     self.touched.insert(id);
                 }
             }
-            if self.lines.get(id).position.frontier.is_empty() {
+            if self.scopes.get(id).position.frontier.is_empty() {
                 self.read_digests(id).await?;
             }
             self.close_if_done(id);
@@ -198,26 +198,26 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
-    async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
-        let line = self.lines.get(id);
-        if line.end.is_some() || line.dying.is_some() {
+    async fn fill_fans(&mut self, id: ScopeId) -> Result<(), RunError> {
+        let scope = self.scopes.get(id);
+        if scope.end.is_some() || scope.dying.is_some() {
             return Ok(());
         }
-        let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
+        let places: Vec<usize> = scope.fans.iter().map(|fan| fan.place).collect();
         for place in places {
-            let line = self.lines.get(id);
-            let waits = line.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
-            if !waits || line.caught.iter().any(|caught| caught.place == place) {
+            let scope = self.scopes.get(id);
+            let waits = scope.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
+            if !waits || scope.caught.iter().any(|caught| caught.place == place) {
                 continue;
             }
             loop {
-                let line = self.lines.get_mut(id);
-                let parallel_max = children_of(line, place).parallel_max;
-                let fan = line.fan_mut(place);
+                let scope = self.scopes.get_mut(id);
+                let parallel_max = children_of(scope, place).parallel_max;
+                let fan = scope.fan_mut(place);
                 if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
                     break;
                 }
-                let fan = self.lines.get_mut(id).fan_mut(place);
+                let fan = self.scopes.get_mut(id).fan_mut(place);
                 if let Some(hungry) = fan.hungry.pop_front() {
                     if self.feeds(id, place, hungry) {
                         self.touched.insert(hungry);
@@ -234,13 +234,13 @@ impl<P: Program> Session<'_, P> {
                     }
                 } else {
                     self.open_page(id, place).await?;
-                    if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
+                    if !self.scopes.get(id).fans.iter().any(|fan| fan.place == place) {
                         // The child could not be opened, and the step has failed.
                         return Ok(());
                     }
                 }
             }
-            if self.lines.get_mut(id).fan_mut(place).is_complete() {
+            if self.scopes.get_mut(id).fan_mut(place).is_complete() {
                 self.join(id, place).await?;
             }
         }
@@ -248,18 +248,18 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Makes the join of ended children ready.
-    async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+    async fn join(&mut self, id: ScopeId, place: usize) -> Result<(), RunError> {
         if !self.gather(id, place).await? {
             self.touched.insert(id);
             return Ok(());
         }
         let keeps_apart = self.program.keeps_apart();
-        let line = self.lines.get_mut(id);
-        let failed = line.fan_mut(place).failed;
-        let comes_after = children_of(line, place).afterwards;
+        let scope = self.scopes.get_mut(id);
+        let failed = scope.fan_mut(place).failed;
+        let comes_after = children_of(scope, place).afterwards;
         // Hooks do not affect the result of the step's work.
         let failures = if comes_after { 0 } else { failed };
-        let entry = line.entry_mut(place);
+        let entry = scope.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
         let step = entry.step.clone();
@@ -267,7 +267,7 @@ impl<P: Program> Session<'_, P> {
             fan.failures = failures;
             if keeps_apart && !comes_after {
                 let fan = fan.clone();
-                line.position.joined.insert(step, fan);
+                scope.position.joined.insert(step, fan);
             }
         }
         self.touched.insert(id);

@@ -7,7 +7,7 @@ use super::super::chain::Chain;
 use super::super::fan_out::Item;
 use super::super::inspect::position_of;
 use super::super::scheduler::children_of;
-use super::super::scope::LineId;
+use super::super::scope::ScopeId;
 use super::super::session::Session;
 use super::super::{Program, RunError};
 use super::{Begin, Earlier, position_before};
@@ -17,16 +17,16 @@ impl<P: Program> Session<'_, P> {
     /// opening; otherwise of an earlier fan-out, to continue the chain.
     pub(super) async fn earlier(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         item: &Item,
     ) -> Result<Earlier, RunError> {
-        let line = self.lines.get(id);
-        let branch = children_of(line, place).path(line.branch(), &item.key);
+        let scope = self.scopes.get(id);
+        let branch = children_of(scope, place).path(scope.branch(), &item.key);
         let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
-        let mut chain = Chain::child(&line.chain, branch);
-        let epoch = line.entry(place).at.epoch;
-        let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        let mut chain = Chain::child(&scope.chain, branch);
+        let epoch = scope.entry(place).at.epoch;
+        let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         if !fan.revisited {
             return Ok(Earlier::none(chain, epoch));
         }
@@ -46,7 +46,7 @@ impl<P: Program> Session<'_, P> {
             // Only the store knows which records were quarantined.
             chain.next = chain.next.max(self.given(id, place, &chain.branch).await?);
         }
-        let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
+        let since = self.scopes.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
         if seq > 0 && since > 0 {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
                 // The next sound record below continues, as in `heads`.
@@ -87,23 +87,23 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Returns whether a person requested a rerun of a step with all its children.
-    pub(super) fn reruns_whole(&self, id: LineId, place: usize) -> bool {
-        let line = self.lines.get(id);
-        line.position.rerun_whole.contains(line.step_id(place))
+    pub(super) fn reruns_whole(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        scope.position.rerun_whole.contains(scope.step_id(place))
     }
 
     /// Restarts a child whose newest record is damaged. A child of this fan-out keeps its epoch: a rerun of lost
     /// work is not a requested rerun.
     async fn behind_damage(
         &mut self,
-        id: LineId,
+        id: ScopeId,
         place: usize,
         mut chain: Chain,
         (since, older): (u64, Option<u64>),
     ) -> Result<Earlier, RunError> {
         (chain.prev, chain.basis, chain.repair) = (None, Some(0), true);
         let Some(older) = older else {
-            return Ok(Earlier::none(chain, self.lines.get(id).entry(place).at.epoch));
+            return Ok(Earlier::none(chain, self.scopes.get(id).entry(place).at.epoch));
         };
         let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
         chain.prev = Some(older.digest());

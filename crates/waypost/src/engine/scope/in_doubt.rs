@@ -5,9 +5,9 @@ use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, S
 
 use super::super::Follow;
 use super::super::completion::inline_outputs;
-use super::Line;
+use super::Scope;
 
-impl<S> Line<'_, S> {
+impl<S> Scope<'_, S> {
     /// Marks a done non-idempotent step as in doubt: its input has changed.
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
         // The evidence belongs to the earlier attempt, and settles nothing.
