@@ -5,8 +5,10 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
+use tokio::runtime::Runtime;
 
 use crate::cli::{Cli, Command};
 use crate::context::Context;
@@ -50,6 +52,18 @@ fn check_runtime_descriptors() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Returns a runtime with one thread for blocking work. Without a thread, the runtime panics if the system refuses one
+/// later; with one, the work waits for the thread.
+fn runtime() -> std::io::Result<Runtime> {
+    check_runtime_descriptors()?;
+    let refused = |_| std::io::Error::from_raw_os_error(libc::EAGAIN);
+    std::thread::Builder::new().spawn(|| ())?.join().map_err(refused)?;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().thread_keep_alive(Duration::MAX).build()?;
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(runtime)
+}
+
 fn main() -> ExitCode {
     match completion::answered() {
         Ok(true) => return Exit::Done.into(),
@@ -77,9 +91,7 @@ fn main() -> ExitCode {
     {
         return context.tell(&error).into();
     }
-    let runtime = check_runtime_descriptors()
-        .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
-    let result = runtime
+    let result = runtime()
         .map_err(Error::Runtime)
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
     let exit = match result {

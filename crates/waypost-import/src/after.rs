@@ -1,4 +1,4 @@
-//! Hooks of a step, and the group that repairs a failed step and repeats it.
+//! Hooks of a step, and the group that repairs and repeats a failed step.
 
 use waypost_workflow::file::Node;
 
@@ -98,7 +98,7 @@ impl Import<'_> {
         self.item_retry = retry;
         self.changes = changes;
         if items.iter().all(|item| item.map.is_empty()) {
-            // A list of nothing but comments is not a list: the comments go before the step.
+            // A list of comments without steps is no list: put the comments before the step.
             let comments = items.into_iter().flat_map(|item| item.comments);
             self.comments.last_mut().expect("there is one for the file").extend(comments);
             return Vec::new();
@@ -213,7 +213,7 @@ impl Import<'_> {
         Item { comments, map }
     }
 
-    /// Returns a step, and makes its outputs known to later steps.
+    /// Returns a step, and registers its outputs for later steps.
     fn finish(&mut self, draft: Draft, hooks: Hooks) -> Item {
         let Draft {
             mut done,
@@ -287,7 +287,7 @@ impl Import<'_> {
     }
 }
 
-/// Returns a command that also writes its output where a repair reads it after a failure.
+/// Returns a command that also writes its output to a file, for a repair after a failure.
 fn keeping(command: &str) -> String {
     format!(
         "kept=\"$WAYPOST_OUTPUT.kept\" code=0\n\

@@ -32,7 +32,7 @@ enum Names {
 }
 
 impl Import<'_> {
-    /// Returns the condition of a step; where it has no equivalent, a param decides.
+    /// Returns the condition of a step. A condition without an equivalent becomes a param.
     pub(super) fn when(&mut self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default();
         if let Some(condition) = self.condition(node, "when", Names::Variables) {
@@ -48,7 +48,7 @@ impl Import<'_> {
         format!("params.{name} == 'true'")
     }
 
-    /// Returns the filter of the items; nothing, with a note, where it has no equivalent.
+    /// Returns the filter of the items; `None`, with a note, without an equivalent.
     pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let made = self.condition(node, "filter", Names::Fields);
@@ -61,13 +61,13 @@ impl Import<'_> {
 
     fn condition(&mut self, node: &Node, key: &str, names: Names) -> Option<String> {
         let text = node.spelled().unwrap_or_default().trim();
-        // A whole condition may stand in braces: `${a == 'b'}`.
+        // Braces may enclose a whole condition: `${a == 'b'}`.
         let whole = text.strip_prefix("${").and_then(|text| text.strip_suffix('}'));
         let text = whole.filter(|text| text.contains(' ') && !text.contains("${")).unwrap_or(text);
         Parser { import: self, node, key, names, tokens: tokens(text)?, at: 0 }.all()
     }
 
-    /// Returns `sort_by` of the items; nothing, with a note, where it has no equivalent.
+    /// Returns `sort_by` of the items; `None`, with a note, without an equivalent.
     pub(super) fn order(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let mut keys = Vec::new();
@@ -108,7 +108,7 @@ impl Import<'_> {
         Some(format!("[{}]", keys.join(", ")))
     }
 
-    /// Returns `distinct` of the items; nothing, with a note, where it has no equivalent.
+    /// Returns `distinct` of the items; `None`, with a note, without an equivalent.
     pub(super) fn distinct(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default().trim();
         let path = format!(".{}", text.strip_prefix("item.").unwrap_or(text));
@@ -132,7 +132,7 @@ fn field(path: &str) -> String {
     parts(&format!("item{}", &path[..end]), &path[end..])
 }
 
-/// Returns the expression of a field, null where the item has none.
+/// Returns the expression of a field; null if the item lacks the field.
 fn field_value(path: &str) -> String {
     format!("({} | default(none))", field(path))
 }
@@ -268,7 +268,7 @@ impl Parser<'_, '_> {
         Some(format!("[{}]", values.join(", ")))
     }
 
-    /// Parses the call of a function, whose first argument is a field.
+    /// Parses the call of a function with a field as the first argument.
     fn call(&mut self, function: &str) -> Option<String> {
         self.at += 1;
         let Some(Token::Operand(name)) = self.next() else { return None };
@@ -316,7 +316,7 @@ impl Parser<'_, '_> {
     }
 }
 
-/// Returns the condition under which Prodigy takes a value for true.
+/// Returns the condition under which Prodigy treats a value as true.
 fn truthy(value: &str, format: Format) -> String {
     match format {
         Format::Number => format!("{} != 0", in_parentheses(value)),
@@ -333,7 +333,7 @@ fn in_parentheses(value: &str) -> String {
     }
 }
 
-/// Returns the test of a pattern that anchors plain text; nothing for any other pattern.
+/// Returns the test for a pattern of plain text with optional anchors; `None` for any other pattern.
 fn matched(value: &str, pattern: &str) -> Option<String> {
     let (from_begin, rest) = pattern.strip_prefix('^').map_or((false, pattern), |rest| (true, rest));
     let (to_end, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
@@ -356,7 +356,7 @@ fn matched(value: &str, pattern: &str) -> Option<String> {
     Some(format!("({value} is string and {test})"))
 }
 
-/// Splits a condition into tokens; nothing where a token is unknown.
+/// Splits a condition into tokens; `None` if a token is unknown.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
@@ -398,7 +398,7 @@ fn is_part(c: char) -> bool {
 
 fn word(rest: &str) -> (Token, usize) {
     let end = rest.find(|c: char| !(is_part(c) || matches!(c, '.' | '-'))).unwrap_or(rest.len());
-    // An index belongs to the field before it.
+    // An index belongs to the preceding field.
     let mut end = end;
     while let Some(index) = rest[end..].strip_prefix('[') {
         let Some(close) = index.find(']').filter(|close| index[..*close].bytes().all(|b| b.is_ascii_digit()))

@@ -1,4 +1,4 @@
-//! Ids of steps and values of YAML, for a workflow file that is being written.
+//! Step ids and YAML values for the workflow file under construction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Returns a new id made of a word, or of the line if the word has no letters.
+    /// Returns a new id derived from a word, or from the line number if the word has no letters.
     pub(crate) fn take(&mut self, word: &str, line: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let slug: String = word.chars().map(plain).take(ID_CHARACTERS_MAX).collect();
@@ -35,18 +35,18 @@ impl Ids {
     }
 }
 
-/// Returns a text as one value of YAML.
+/// Returns a text as a YAML scalar.
 pub(crate) fn scalar(text: &str) -> String {
-    // Strings of JSON are strings of YAML.
+    // JSON strings are valid YAML strings.
     serde_json::Value::from(text).to_string()
 }
 
-/// Returns a text in which `${{` begins no expression.
+/// Escapes `${{` in a text, so that no expression begins.
 pub(crate) fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Says whether a block of YAML keeps a text as it is.
+/// Returns true if a YAML block preserves the text.
 pub(crate) fn fits_block(text: &str) -> bool {
     let odd = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
@@ -60,7 +60,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Returns whether a text is the name of a shell variable.
+/// Returns true if a text is a valid name of a shell variable.
 pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

@@ -1,4 +1,4 @@
-//! The keys of a map, and which of them the import has read.
+//! The keys of a map, with a mark for each key that the import has read.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ impl<'n> Fields<'n> {
         Self { node, understood: RefCell::default() }
     }
 
-    /// Returns the value of a key and marks the key as read; nothing for null.
+    /// Returns the value of a key and marks the key as read; `None` for null.
     pub(super) fn take(&self, key: &str) -> Option<&'n Node> {
         let (name, value) = self.node.entries()?.iter().find(|(name, _)| name.key_text() == key)?;
         self.understood.borrow_mut().insert(name.key_text());
@@ -41,12 +41,12 @@ impl<'n> Fields<'n> {
         self.take(key)?.spelled()
     }
 
-    /// Returns a text that is not empty.
+    /// Returns the text of a scalar, unless the text is empty.
     pub(super) fn filled(&self, key: &str) -> Option<&'n str> {
         self.word(key).filter(|text| !text.trim().is_empty())
     }
 
-    /// Says whether a key is there and true.
+    /// Returns true if the value of a key is true.
     pub(super) fn is_true(&self, key: &str) -> bool {
         self.take(key).and_then(Node::truth) == Some(true)
     }

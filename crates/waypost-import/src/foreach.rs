@@ -8,16 +8,16 @@ use super::map::{PARALLEL, TOLERATES_ALL, steps_of};
 use super::names::{Item as Kind, item_name};
 use super::write::{Item, Map, Value};
 
-/// Keys under which the list stands in a map.
+/// Possible keys of the list in a map.
 const INPUTS: [&str; 5] = ["foreach", "input", "items", "list", "command"];
 
-/// Where the items come from.
+/// The source of the items.
 enum Input<'n> {
     List(&'n Node),
     Command(&'n Node),
 }
 
-/// Returns the list or the command of a `foreach`, from a value or from the maps around it.
+/// Returns the list or the command of a `foreach`, from a value or from nested maps.
 fn input<'n>(node: &'n Node, fields: &Fields<'n>) -> Input<'n> {
     let inner = INPUTS.iter().find_map(|key| fields.take(key));
     match inner {
@@ -30,7 +30,7 @@ fn input<'n>(node: &'n Node, fields: &Fields<'n>) -> Input<'n> {
 }
 
 impl Import<'_> {
-    /// Returns the step made of `foreach`, whose keys stand in a map of their own or beside it.
+    /// Returns the step for a `foreach`. The keys are in the nested map or in the outer map.
     pub(super) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
         let Some(node) = outer.take("foreach") else { return Vec::new() };
         let inner = Fields::new(node);
@@ -84,7 +84,7 @@ impl Import<'_> {
         vec![Item { comments: Vec::new(), map }]
     }
 
-    /// Writes where the items come from; returns what an item is, and the variables of the command that lists them.
+    /// Writes the source of the items. Returns the kind of an item, and the variables of the listing command.
     fn put_items(&mut self, input: &Input<'_>, foreach: &mut Map) -> (Kind, Vec<(String, String)>) {
         match input {
             Input::List(list) => {
@@ -93,7 +93,7 @@ impl Import<'_> {
                     let help = "write an expression: `items: ${{ params.list }}`";
                     self.note(list, "foreach", "variables in the list are plain text", help);
                 }
-                // A list of JSON is one of YAML, too. It must hold no expressions.
+                // A JSON list is also a YAML list. Expressions in the list are escaped.
                 foreach.raw("items", values.replace("${{", "$ {{"));
                 let is_text = |item: &Node| item.spelled().is_some();
                 let is_plain = list.items().unwrap_or_default().iter().all(is_text);

@@ -1,7 +1,7 @@
-//! Steps that ask git: the commit before a step, the commit that a step must make, and the changes since then.
+//! Steps that query git: the commit before a step, the required commit of a step, and the changes in between.
 //!
-//! Prodigy remembers the commit before each step in memory. Here a step prints it, so that it is an output in the
-//! checkpoint: a crash between the commit and the end of the step loses neither.
+//! Prodigy keeps the commit before each step in memory. Here a step prints this commit as an output, so the
+//! checkpoint holds the commit: a crash between the commit and the end of the step loses neither.
 
 use waypost_workflow::file::Node;
 
@@ -9,7 +9,8 @@ use super::import::Import;
 use super::names::{Format, quoted};
 use super::write::{Item, Map, Value};
 
-/// Variables of Prodigy that list changes: the name, and the command that prints them since `$BEFORE`, one a line.
+/// Variables of Prodigy for lists of changes: the name, and the command that prints the changes since `$BEFORE`,
+/// a path or commit per line.
 const CHANGES: [(&str, &str); 8] = [
     (
         "files_added",
@@ -30,46 +31,46 @@ const CHANGES: [(&str, &str); 8] = [
 /// A step that prints the current commit.
 #[derive(Debug, Clone)]
 pub(super) struct Head {
-    /// The id of that step.
+    /// The id of the step.
     pub(super) id: String,
 }
 
-/// The commits that changes are counted from, and the steps that list them.
+/// The base commits of change lists, and the steps that print the lists.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// The commit before the first step of the file, if something reads `${workflow.…}`.
     pub(super) workflow: Option<Head>,
-    /// The commit before the step before the current one, if the current one reads `${step.…}`.
+    /// The commit before the previous step, if the current step reads `${step.NAME}`.
     pub(super) step: Option<Head>,
-    /// The commit before the current step, if the next one reads `${step.…}`.
+    /// The commit before the current step, if the next step reads `${step.NAME}`.
     pub(super) before: Option<Head>,
-    /// Steps to put before the current one.
+    /// Steps to insert before the current step.
     pub(super) pending: Vec<Item>,
-    /// The steps among them, by command and commit.
+    /// The pending steps by command and commit.
     known: Vec<(String, String)>,
 }
 
 impl Changes {
-    /// Takes the steps to put before the current one; the next one lists its changes again.
+    /// Takes the steps to insert before the current step. The next step lists its changes again.
     pub(super) fn take_pending(&mut self) -> Vec<Item> {
         self.known.clear();
         std::mem::take(&mut self.pending)
     }
 }
 
-/// Says whether a text of this value reads changes, of a step (`step`) or of the whole run (`workflow`).
+/// Returns true if a text in this value reads changes of a step (`step`) or of the whole run (`workflow`).
 pub(super) fn reads_changes(node: &Node, whose: &str) -> bool {
     let text = node.to_json().to_string();
     CHANGES.iter().any(|(name, _)| text.contains(&format!("${{{whose}.{name}")))
 }
 
-/// Says whether a command speaks of git.
+/// Returns true if a command contains the word git.
 pub(super) fn is_git(command: &str) -> bool {
     command.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == "git")
 }
 
 impl Import<'_> {
-    /// Makes a step that prints the current commit, to stand before the step with the id `of`.
+    /// Returns a step that prints the current commit, to insert before the step `of`.
     pub(super) fn head(&mut self, of: &str, dir: Option<&str>) -> (Item, Head) {
         let id = self.ids.take(&format!("{of}-head"), 0);
         let mut map = Map::default();
@@ -82,7 +83,8 @@ impl Import<'_> {
         (Item { comments: Vec::new(), map }, Head { id })
     }
 
-    /// Returns the value of a variable that lists changes, and has a step make the list before the current one.
+    /// Returns the value of a variable for a list of changes, and inserts a step that prints the list before the
+    /// current step.
     pub(super) fn changes(&mut self, inner: &str) -> Option<(String, Format)> {
         let (name, format) =
             inner.split_once(':').map_or((inner, ""), |(name, format)| (name.trim(), format.trim()));

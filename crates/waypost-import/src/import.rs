@@ -1,4 +1,4 @@
-//! The state of one import: notes, comments, ids, and the names that expressions may read.
+//! The state of an import: notes, comments, ids, and readable names.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::git::Changes;
 use super::names::Scope;
 use super::write::Map;
 
-/// Parts of the names of variables that Prodigy masks, without `_` and `-`.
+/// Substrings of variable names that Prodigy masks, without `_` and `-`.
 ///
 /// # Source
 /// `SensitivePatternConfig`, Prodigy 0.4.4.
@@ -29,28 +29,28 @@ const MASKED: [&str; 12] = [
     "clientsecret",
 ];
 
-/// The state of the import of one file.
+/// The state of the import of a file.
 #[derive(Debug)]
 pub(super) struct Import<'d> {
     pub(super) document: &'d Document,
     pub(super) notes: Vec<Note>,
-    /// Comments of the entries that are being made, innermost last.
+    /// Comments of the entries under construction, innermost last.
     pub(super) comments: Vec<Vec<String>>,
     pub(super) ids: Ids,
     pub(super) scope: Scope,
     /// Params of the made file, with their descriptions.
     pub(super) params: BTreeMap<String, String>,
-    /// Values of variables of the file, for numbers that name one.
+    /// Values of the file's variables, for numbers given as a variable.
     pub(super) values: BTreeMap<String, String>,
     pub(super) is_map_reduce: bool,
-    /// The retry of the steps of an item that have none of their own.
+    /// The retry for steps of an item without their own retry.
     pub(super) item_retry: Option<Map>,
     /// Variables that a command of the file computes: the name, and the id of the step that runs the command.
     pub(super) computed: Vec<(String, String)>,
-    /// Variables of the caller that texts contain: the name, and the id of the step that prints the value.
+    /// Variables of the caller used in texts: the name, and the id of the step that prints the value.
     pub(super) printed: Vec<(String, String)>,
     pub(super) changes: Changes,
-    /// Names of variables whose values Prodigy masks, and the first line of one.
+    /// Names of variables with values that Prodigy masks, and the line of the first use.
     pub(super) masked: BTreeMap<String, usize>,
     /// The timeouts of an agent and of a command in the steps of an item.
     pub(super) item_timeouts: [Option<String>; 2],
@@ -137,7 +137,7 @@ impl<'d> Import<'d> {
         name
     }
 
-    /// Remembers a variable whose value Prodigy masks because of its name.
+    /// Records a variable with a name that Prodigy masks.
     pub(super) fn mask(&mut self, name: &str, line: usize) {
         let plain = name.to_ascii_lowercase().replace(['_', '-'], "");
         if MASKED.iter().any(|part| plain.contains(part)) {
@@ -145,12 +145,12 @@ impl<'d> Import<'d> {
         }
     }
 
-    /// Says whether an expression is the value of the computed variable of that name.
+    /// Returns true if `value` is the expression of the computed variable `name`.
     pub(super) fn is_computed(&self, name: &str, value: &str) -> bool {
         self.computed.iter().any(|(known, id)| known == name && value == format!("steps.{id}.outputs.result"))
     }
 
-    /// Adds the computed variables of the file to those of a step, which come first.
+    /// Adds the computed variables of the file to the variables of a step; the step's variables take precedence.
     pub(super) fn with_computed(&self, mut env: Vec<(String, String)>) -> Vec<(String, String)> {
         for (name, id) in &self.computed {
             if !env.iter().any(|(known, _)| known == name) {

@@ -1,4 +1,5 @@
-//! Workflow files of other programs as workflow files of Waypost. Today: [Prodigy](https://github.com/iepathos/prodigy).
+//! Converts workflow files of other programs to Waypost workflow files. Today:
+//! [Prodigy](https://github.com/iepathos/prodigy).
 //!
 //! Input: the text of a file. Output: the text of a workflow file that passes `waypost check`, and a [`Note`] for each
 //! difference between the two. Every key without an equivalent, and every unknown key, is a note, and also a comment at
@@ -9,7 +10,8 @@
 //!                              \______ texts: names, shell, condition, git ______/
 //! ```
 //!
-//! It owns the translation and knows nothing of runs, stores and terminals. It reads no file and starts no process.
+//! This crate owns the translation, and does not know runs, stores or terminals. The crate reads no file and
+//! starts no process.
 //!
 //! ```
 //! use std::path::Path;
@@ -49,10 +51,10 @@ use waypost_workflow::file::{Document, FileError, Workflow};
 
 pub use state::{State, prodigy_state};
 
-/// One difference between a file and the workflow file that was made of it.
+/// A difference between the source file and the converted workflow file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// The line of the source file, from 1; of several places with the same difference, the first.
+    /// The line in the source file, from 1. If several places share the difference, the first line.
     pub line: usize,
     /// The lines of the other places.
     pub also: Vec<usize>,
@@ -60,43 +62,43 @@ pub struct Note {
     pub key: String,
     /// The difference.
     pub message: String,
-    /// What to do about it.
+    /// The recommended fix.
     pub help: String,
 }
 
-/// A workflow file that was made.
+/// A converted workflow file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Imported {
     /// The text of the workflow file.
     pub text: String,
-    /// The same, read and checked.
+    /// The parsed and checked workflow.
     pub workflow: Workflow,
     /// The differences, by line.
     pub notes: Vec<Note>,
 }
 
-/// Why no workflow file was made.
+/// The reason why the import failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not a workflow of Prodigy, or too large; the error names the place. Correct the file.
+    /// The text is not a workflow of Prodigy, or is too large; the error names the place. Correct the file.
     #[error("cannot import {}: it is not a workflow of Prodigy", .0.path().display())]
     Source(#[source] Box<FileError>),
-    /// The made file does not pass the check: a fault of this crate. Report it.
+    /// The converted file does not pass the check: a bug of this crate. Report the bug.
     #[error("cannot import {}: the made file does not pass the check", .0.path().display())]
     Made(#[source] Box<FileError>),
-    /// The file is a session or a checkpoint; [`State::hint`] says what to do instead.
+    /// The file is a session or a checkpoint; [`State::hint`] names the alternative.
     #[error("cannot import {0}")]
     State(State),
 }
 
-/// Returns the workflow file made of a workflow of Prodigy; `path` names the source in messages and in the made file.
+/// Converts a workflow of Prodigy. `path` names the source in messages and in the converted file.
 ///
 /// # Errors
 /// - [`Error::Source`]: `text` is not YAML, not a workflow of Prodigy, or would exceed a limit of a workflow file.
 /// - [`Error::State`]: `text` is a session or a checkpoint of Prodigy.
-/// - [`Error::Made`]: the made file is not a valid workflow file.
+/// - [`Error::Made`]: the converted file is not a valid workflow file.
 pub fn prodigy(text: &[u8], path: &Path) -> Result<Imported, Error> {
     if let Some(state) = prodigy_state(text) {
         return Err(Error::State(state));

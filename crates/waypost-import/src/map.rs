@@ -12,19 +12,19 @@ use super::write::{Item, Map, Value};
 pub(super) const PARALLEL: &str = "10";
 /// The largest `max_parallel` of a workflow file.
 const PARALLEL_MAX: u64 = 1_000;
-/// The `failure_rate` of items any of which may fail: in Prodigy, failed items do not fail the run.
+/// The `failure_rate` of items that may all fail: in Prodigy, failed items do not fail the run.
 pub(super) const TOLERATES_ALL: &str = "1";
 
 /// The source of the items.
 struct Source {
     map: Map,
-    /// Variables of the command that lists the items.
+    /// Variables of the command that prints the items.
     env: Vec<(String, String)>,
     kind: Kind,
 }
 
 impl Import<'_> {
-    /// Returns the step made of the map phase.
+    /// Returns the step for the map phase.
     pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
         let fields = Fields::new(node);
         let (map, comments) = self.commented(|import| {
@@ -77,7 +77,7 @@ impl Import<'_> {
         steps
     }
 
-    /// Returns a step that does nothing, for a list that needs one.
+    /// Returns a step without an effect, for a list that must not be empty.
     pub(super) fn nothing(&mut self) -> Item {
         let mut map = Map::default();
         map.text("id", self.ids.take("nothing", 0));
@@ -119,7 +119,8 @@ impl Import<'_> {
         source
     }
 
-    /// Returns the command that lists the items; without one, a command that fails, since no items would look like success.
+    /// Returns the command that prints the items. Without a command, returns a failing command: an empty list
+    /// would look like success.
     pub(super) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
         if !command.trim().is_empty() {
             return command;
@@ -168,7 +169,7 @@ impl Import<'_> {
         }
     }
 
-    /// Writes `max_parallel`: 1 for agents and git, which would change the same files.
+    /// Writes `max_parallel`: 1 for agents and git commands, since these would change the same files.
     pub(super) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
         if parallel == "1" || !steps.iter().any(|item| item.map.changes_files_together()) {
             foreach.raw("max_parallel", parallel);
@@ -370,14 +371,14 @@ pub(super) fn steps_of(node: Option<&Node>) -> Vec<Node> {
     node.and_then(Node::items).unwrap_or_default().to_vec()
 }
 
-/// Says whether an input is the name of a file and not a command.
+/// Returns true if an input is a file name and not a command.
 fn is_file(text: &str) -> bool {
     let is_script = [".sh", ".py", ".pl", ".rb", ".js"].iter().any(|end| text.ends_with(end));
     let name = text.rsplit('/').next().unwrap_or_default();
     !text.contains(char::is_whitespace) && !is_script && (name.contains('.') || text.contains('/'))
 }
 
-/// Says whether steps read fields of an item, so that the item is not a line of text.
+/// Returns true if steps read fields of an item, so that the item is not a line of text.
 fn reads_fields(steps: &[Node]) -> bool {
     let text = steps.iter().map(|step| step.to_json().to_string()).collect::<String>();
     text.split("${item.").skip(1).any(|rest| {

@@ -1,4 +1,4 @@
-//! Variables of Prodigy as expressions over steps, items and params, or as variables of the shell.
+//! Translates Prodigy variables to expressions over steps, items and params, or to shell variables.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(super) struct Captured {
     pub(super) below: String,
 }
 
-/// A step whose outputs later steps may read.
+/// A step with outputs for later steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
     /// The id in the made file.
@@ -32,11 +32,11 @@ pub(super) struct Done {
     pub(super) captured: Vec<Captured>,
     /// Names of `file_pattern` outputs, and the steps that find the files.
     pub(super) files: Vec<(String, String)>,
-    /// The step may be skipped.
+    /// True if the step may be skipped.
     pub(super) may_skip: bool,
-    /// The step may be skipped or failed.
+    /// True if the step may be skipped or fail.
     pub(super) may_lack: bool,
-    /// The reader runs after the failure of the step.
+    /// True if the reader runs after a failure of the step.
     pub(super) has_failed: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Item {
     Json,
 }
 
-/// The names that a text may read.
+/// The names visible to a text.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     pub(super) done: Vec<Done>,
@@ -64,11 +64,11 @@ pub(super) struct Scope {
     pub(super) env: BTreeSet<String>,
     pub(super) secrets: BTreeSet<String>,
     pub(super) workflow: String,
-    /// Steps whose output is read after their failure.
+    /// Steps with output that is read after a failure.
     pub(super) read_after_failure: BTreeSet<String>,
-    /// The report of a validation, as an expression, for the steps that repair what is incomplete.
+    /// The report of a validation as an expression, for the repair steps.
     pub(super) validation: Option<String>,
-    /// A text reads the results of all items.
+    /// True if a text reads the results of all items.
     pub(super) reads_results: bool,
     /// The default of a missing value, as an expression.
     pub(super) otherwise: Option<String>,
@@ -147,7 +147,7 @@ impl Scope {
         if let Some((_, param)) = ARGUMENTS.iter().find(|(argument, _)| *argument == name) {
             return Meaning::Param(param);
         }
-        // The name of a shell variable is never followed by a dot.
+        // A dot never follows the name of a shell variable.
         if let Some(total) = self.item_total.filter(|_| matches!(name, "total" | "foreach.total")) {
             return Meaning::Constant(total.to_string());
         }
@@ -187,7 +187,7 @@ impl Scope {
         .map(|value| (value, Format::Text))
     }
 
-    /// Reads from the last step of a kind before a position; if that step was skipped, from the one before.
+    /// Reads from the last step of a kind before a position, or from an earlier step if that step was skipped.
     fn last(
         &mut self,
         before: usize,
@@ -210,7 +210,7 @@ impl Scope {
         let format = if kind == Item::Text { Format::Text } else { Format::Json };
         let plain = |text: &str| (text.to_owned(), Format::Text);
         let item = item_name(self.item_depth);
-        // A default counts for every part of the path, and for null.
+        // A default applies to every part of the path, and to null.
         let may_lack = self.otherwise.is_some();
         match name {
             "item" if kind == Item::Json => return Some((self.read(&item, "", format, may_lack), format)),
@@ -305,7 +305,7 @@ impl Scope {
         }
     }
 
-    /// Returns the output of a step; after a failure, the copy that the command keeps.
+    /// Returns the output of a step; after a failure, the copy kept by the command.
     fn printed(&mut self, done: &Done) -> String {
         let id = &done.id;
         let (value, may_lack) = match (done.is_agent, done.has_failed) {
@@ -323,7 +323,7 @@ impl Scope {
         self.read(&format!("steps.{}.exit_code", done.id), "", Format::Number, done.may_lack)
     }
 
-    /// Returns the expression of a path below a value that may be missing.
+    /// Returns the expression of a path below a possibly missing value.
     fn read(&self, value: &str, below: &str, format: Format, may_lack: bool) -> String {
         match (&self.otherwise, may_lack) {
             (None, false) => format!("{value}{below}"),
@@ -337,7 +337,7 @@ impl Scope {
     }
 }
 
-/// Separates a variable from its default.
+/// Splits a variable into its name and its default.
 fn with_default(inner: &str) -> (&str, Option<&str>) {
     let found = inner.split_once("|default:").or_else(|| inner.split_once(":-"));
     found.map_or((inner, None), |(name, text)| (name, Some(text)))
@@ -348,7 +348,7 @@ pub(super) fn default_of(inner: &str) -> Option<&str> {
     with_default(inner).1
 }
 
-/// Returns the name of the item, a different one at each depth.
+/// Returns the name of the item variable, distinct at each depth.
 pub(super) fn item_name(depth: usize) -> String {
     match depth {
         0 | 1 => "item".to_owned(),
@@ -356,7 +356,7 @@ pub(super) fn item_name(depth: usize) -> String {
     }
 }
 
-/// Returns the expression of a path of which only the last part may be missing.
+/// Returns the expression of a path with an optional last part.
 pub(super) fn parts(value: &str, below: &str) -> String {
     let mut value = value.to_owned();
     let mut rest = below;
@@ -372,7 +372,7 @@ fn succeeded(done: &Done) -> String {
     format!("(steps.{}.status == 'completed')", done.id)
 }
 
-/// Says whether a text is a path in the syntax of expressions.
+/// Returns true if a text is a path in the expression syntax.
 pub(super) fn is_path(path: &str) -> bool {
     let mut names = path.split(['.', '[']).skip(1);
     let is_part = |part: &str| {
@@ -390,7 +390,7 @@ pub(super) fn text_literal(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
 }
 
-/// Returns a text as one word of a shell.
+/// Quotes a text as a single shell word.
 pub(super) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }

@@ -8,17 +8,17 @@ use super::fields::Fields;
 use super::import::Import;
 use super::write::Map;
 
-/// Attempts where a retry names no number, the first one included.
+/// Default number of attempts, the first attempt included.
 const ATTEMPTS: u64 = 3;
-/// Retries that a workflow file allows.
+/// Maximum number of retries in a workflow file.
 const RETRIES_MAX: u64 = 1_000;
-/// Keys under which a step, the items or the file have a retry.
+/// Keys for a retry of a step, of the items or of the file.
 pub(super) const KEYS: [&str; 4] = ["retry", "retries", "retry_config", "retry_defaults"];
-/// Keys that name the number of attempts.
+/// Keys for the number of attempts.
 const COUNTS: [&str; 3] = ["attempts", "max_attempts", "max_retries"];
 
 impl Import<'_> {
-    /// Returns the `retry` of a step: its own, else that of the items around it.
+    /// Returns the `retry` of a step, or of the surrounding items if the step has none.
     pub(super) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
         if let Some(count) = metadata.and_then(|metadata| metadata.word("retries")) {
             let count = count.parse::<u64>().ok().filter(|count| (1..=RETRIES_MAX).contains(count))?;
@@ -32,7 +32,7 @@ impl Import<'_> {
         }
     }
 
-    /// Returns the `retry` that a value stands for; nothing, with a note, where the number of attempts is unknown.
+    /// Returns the `retry` for a value; `None`, with a note, if the number of attempts is unknown.
     pub(super) fn retry(&mut self, key: &str, node: &Node) -> Option<Map> {
         let fields = Fields::new(node);
         let is_map = node.entries().is_some();
@@ -84,7 +84,7 @@ impl Import<'_> {
         Some(map)
     }
 
-    /// Writes the first and the longest delay; `initial` is the first one where the retry itself names none.
+    /// Writes the first and the maximum delay. `initial` is the first delay for a retry without its own.
     fn delays(&mut self, fields: &Fields<'_>, initial: Option<String>, map: &mut Map) {
         let mut first = Duration::ZERO;
         for (theirs, ours, default) in [("initial_delay", "delay", "1s"), ("max_delay", "max_delay", "30s")] {
@@ -93,7 +93,7 @@ impl Import<'_> {
             let backoff = if ours == "delay" { initial.clone() } else { None };
             let text = named.or(backoff).unwrap_or_else(|| default.to_owned());
             match parse_duration(&text) {
-                // A longest delay below the first has no meaning.
+                // A maximum delay below the first delay has no meaning.
                 Ok(time) if time < first => {}
                 Ok(time) => {
                     first = time;
@@ -156,7 +156,7 @@ impl Import<'_> {
         );
     }
 
-    /// Returns the `retry` of every step of the file that has none of its own.
+    /// Returns the `retry` for the steps of the file without their own.
     pub(super) fn retry_of_all(&mut self, fields: &Fields<'_>) -> Option<Map> {
         let policy = fields.node.get("error_policy").filter(|_| !self.is_map_reduce);
         let below = policy.and_then(|policy| policy.get("retry_config"));
@@ -165,7 +165,7 @@ impl Import<'_> {
         self.retry(key, node)
     }
 
-    /// Returns the `retry` of all steps of the items, from the policy of a map-reduce workflow.
+    /// Returns the `retry` for all steps of the items, from the policy of a map-reduce workflow.
     pub(super) fn retry_of_items(&mut self, node: &Node) -> Option<Map> {
         let retry = self.retry("retry_config", node)?;
         let message = "a failed step of an item is retried; in Prodigy the whole item is";
@@ -174,13 +174,13 @@ impl Import<'_> {
     }
 }
 
-/// The growth of delays, and the first delay if it names one.
+/// The growth of delays, and the first delay if given.
 struct Backoff {
     name: &'static str,
     delay: Option<String>,
 }
 
-/// Returns a duration as a workflow file writes it: `1s`, or `{ secs: 1, nanos: 0 }`.
+/// Returns a duration in the syntax of a workflow file, from `1s` or `{ secs: 1, nanos: 0 }`.
 fn duration_text(node: &Node) -> String {
     match node.get("secs").and_then(Node::spelled) {
         Some(seconds) => format!("{seconds}s"),

@@ -1,7 +1,7 @@
 //! Positions and quotes of variables in a shell command.
 //!
-//! Prodigy pastes values into the text of a command. A made command reads variables of the shell, and the quotes around
-//! a variable decide its spelling. Unknown syntax counts as unquoted.
+//! Prodigy pastes values into the text of a command. A converted command reads shell variables instead, and the
+//! quotes around a variable decide its spelling. Unknown syntax counts as unquoted.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(super) fn in_command(command: &str) -> Vec<Found> {
     found
 }
 
-/// Finds the variables of a text that is not a command.
+/// Finds the variables of a text other than a command.
 pub(super) fn in_text(text: &str) -> Vec<Found> {
     let mut found = Vec::new();
     plain(text, 0..text.len(), Place::Bare, &mut found);
@@ -45,7 +45,7 @@ pub(super) fn in_text(text: &str) -> Vec<Found> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Command,
-    /// `$( )`, `( )`: a command that ends with a parenthesis.
+    /// `$( )`, `( )`: a command that ends at a parenthesis.
     Parenthesis,
     Backtick,
     Double,
@@ -67,7 +67,7 @@ impl Level {
     }
 }
 
-/// A here-document that begins with the next line.
+/// A here-document that begins on the next line.
 struct Pending {
     end: String,
     strips_tabs: bool,
@@ -136,7 +136,7 @@ fn scan(text: &str, range: Range<usize>, base: Level, found: &mut Vec<Found>) {
             b'#' if level.is_command() && (at == range.start || bytes[at - 1].is_ascii_whitespace()) => {
                 at = text[at..range.end].find('\n').map_or(range.end, |end| at + end);
             }
-            // A here-string: the word after it is an ordinary word.
+            // A here-string: an ordinary word follows.
             b'<' if level.is_command() && rest.starts_with(b"<<<") => at += 3,
             b'<' if level.is_command() && rest.starts_with(b"<<") => {
                 let (next, document) = here(text, at + 2, range.end);
@@ -169,7 +169,7 @@ fn here(text: &str, begin: usize, end: usize) -> (usize, Option<Pending>) {
     (from + length, document)
 }
 
-/// Finds the variables in a here-document, and returns the position after it.
+/// Finds the variables in a here-document, and returns the position after the here-document.
 fn body(text: &str, range: Range<usize>, document: &Pending, found: &mut Vec<Found>) -> usize {
     let mut at = range.start;
     let mut next = range.end;
@@ -203,7 +203,7 @@ fn plain(text: &str, range: Range<usize>, place: Place, found: &mut Vec<Found>) 
     }
 }
 
-/// Reads the variable at the `$` at `at`; returns its end and its text.
+/// Reads the variable at the `$` at `at`; returns the end and the text of the variable.
 fn variable(text: &str, at: usize, end: usize) -> Option<(usize, String)> {
     let rest = &text[at + 1..end];
     if let Some(inner) = rest.strip_prefix('{') {

@@ -1,8 +1,8 @@
-//! Sessions and checkpoints of Prodigy: recognised, and refused with what to do instead.
+//! Recognises sessions and checkpoints of Prodigy, and refuses these with a hint.
 //!
-//! A checkpoint of Waypost says of each finished step what its definition was and what its result is believed by. The
-//! files of Prodigy do not: a session lists the numbers of finished steps, and a map-reduce checkpoint lists items
-//! whose work is in git worktrees and branches. A made-up checkpoint would be trusted without a reason.
+//! A checkpoint of Waypost holds the definition and the evidence of each finished step. The files of Prodigy do
+//! not: a session lists the numbers of finished steps, and a map-reduce checkpoint lists items with their work in
+//! git worktrees and branches. A made-up checkpoint would be trusted without a reason.
 //!
 //! # Source
 //! Prodigy 0.4.4: `src/cook/workflow/checkpoint.rs`, `src/unified_session/state.rs`, `src/cook/session/state.rs`,
@@ -20,7 +20,7 @@ enum Kind {
     MapReduce,
 }
 
-/// The kinds, by the keys that only such a file has: outermost keys, or `outer.inner`.
+/// The kinds, by their characteristic keys: outermost keys, or `outer.inner`.
 const KINDS: [(Kind, &[&str]); 6] = [
     (Kind::Checkpoint, &["workflow_id", "execution_state", "completed_steps"]),
     (Kind::Checkpoint, &["session_id", "worktree_path", "completed_steps"]),
@@ -30,18 +30,18 @@ const KINDS: [(Kind, &[&str]); 6] = [
     (Kind::MapReduce, &["job_id", "work_items", "agent_results"]),
 ];
 
-/// A file of the state folder of Prodigy, which cannot be imported.
+/// A file of the state folder of Prodigy; cannot be imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     kind: Kind,
     id: String,
     workflow: Option<String>,
     folder: Option<String>,
-    /// How many steps or items are finished, and how many there are, if the file says so.
+    /// The number of finished steps or items and the total, if known.
     finished: Option<(usize, usize)>,
 }
 
-/// Returns what a file of the state folder of Prodigy is; nothing for any other text.
+/// Returns the kind of a file of the state folder of Prodigy; `None` for any other text.
 #[must_use]
 pub fn prodigy_state(text: &[u8]) -> Option<State> {
     if !text.trim_ascii_start().starts_with(b"{") {
@@ -82,7 +82,7 @@ fn at<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
 }
 
 impl State {
-    /// Returns the commands that take the place of the import.
+    /// Returns the commands to use instead of the import.
     #[must_use]
     pub fn hint(&self) -> String {
         let workflow = self.workflow.as_deref().unwrap_or("WORKFLOW.yml");
@@ -112,8 +112,8 @@ impl fmt::Display for State {
     }
 }
 
-/// Why finished steps cannot be taken over.
+/// The reason why finished steps cannot be imported.
 const STEPS: &str =
     "it lists finished steps by number, without their definitions and the digests of their files";
-/// Why finished items cannot be taken over.
+/// The reason why finished items cannot be imported.
 const ITEMS: &str = "the work of its finished items is in git worktrees, of which it has only the names";

@@ -1,4 +1,4 @@
-//! One step: its work and its keys.
+//! Converts a step: its work and its keys.
 
 use waypost_workflow::file::{Node, parse_duration};
 
@@ -9,7 +9,7 @@ use super::names::{Captured, Done, Format};
 use super::texts::Command;
 use super::write::{Item, Map, Value};
 
-/// Keys of a step without an equivalent: the difference, and what to do.
+/// Keys of a step without an equivalent: the difference, and the fix.
 const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
@@ -58,7 +58,7 @@ pub(super) enum Work {
     Agent(String),
 }
 
-/// A step of the made file, before its hooks are known.
+/// A step of the converted file, before its hooks are known.
 pub(super) struct Draft {
     pub(super) done: Done,
     pub(super) name: Option<String>,
@@ -75,7 +75,7 @@ pub(super) struct Draft {
 }
 
 impl Import<'_> {
-    /// Returns the steps made of a list, with the steps that ask git between them.
+    /// Converts a list of steps, and inserts the steps that query git.
     pub(super) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
         let mut items = Vec::new();
         let outer = (std::mem::take(&mut self.changes.pending), self.changes.step.take());
@@ -95,7 +95,7 @@ impl Import<'_> {
         items
     }
 
-    /// Returns the steps made of one step; `others` are keys that the caller reads.
+    /// Converts a step. `others` are keys that the caller reads.
     pub(super) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
         let fields = Fields::new(node);
         fields.pass(others);
@@ -120,7 +120,7 @@ impl Import<'_> {
         items
     }
 
-    /// Returns the key that names the work of a step, and its text.
+    /// Returns the key for the work of a step, and its text.
     fn work_of(&mut self, fields: &Fields<'_>) -> Option<(&'static str, String)> {
         if let Some(text) = fields.node.spelled() {
             return Some(("claude", format!("/{}", text.trim_start_matches('/'))));
@@ -245,7 +245,7 @@ impl Import<'_> {
         if let Some(metadata) = &metadata {
             draft.tolerates |= metadata.is_true("continue_on_error");
         }
-        // `temporary` is true of every step: it has an environment of its own.
+        // `temporary` is implied: every step has its own environment.
         fields.pass(&["temporary"]);
         let mut items = self.committing(fields, metadata.as_ref(), &mut draft);
         if let Some(metadata) = &metadata {
@@ -266,7 +266,7 @@ impl Import<'_> {
         items
     }
 
-    /// Adds the evidence of a required commit; returns the step that prints the commit before.
+    /// Adds the evidence of a required commit. Returns the step that prints the previous commit.
     fn committing(
         &mut self,
         fields: &Fields<'_>,
@@ -352,7 +352,7 @@ impl Import<'_> {
         Work::Write(Command { text: command, env: vec![(name.to_owned(), path)] }, text)
     }
 
-    /// Returns the variables that hold the output of a step, and the format to capture.
+    /// Returns the variables for the output of a step, and the capture format.
     fn capture(&mut self, fields: &Fields<'_>) -> (Vec<Captured>, Option<Format>) {
         let mut names: Vec<String> = Vec::new();
         for key in ["capture", "capture_output"] {
@@ -396,7 +396,7 @@ impl Import<'_> {
         (captured, capture)
     }
 
-    /// Returns the `file_pattern` outputs of a step: name, id of the step that finds the file, and pattern.
+    /// Returns the `file_pattern` outputs of a step: name, id of the step that finds the file, pattern.
     fn files(&mut self, fields: &Fields<'_>, stem: &str, line: usize) -> Vec<(String, String, String)> {
         let mut files = Vec::new();
         let outputs = fields.take("outputs").and_then(Node::entries).unwrap_or_default();
@@ -443,7 +443,7 @@ impl Import<'_> {
         }
     }
 
-    /// Returns a duration; a plain number counts seconds.
+    /// Returns a duration; a plain number is in seconds.
     pub(super) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
         let text = self.constant(node);
         let duration = match text.parse::<u64>() {
@@ -462,7 +462,7 @@ impl Import<'_> {
         None
     }
 
-    /// Returns a scalar, or the value of the variable of the file that it names.
+    /// Returns a scalar, or the value of the file's variable if the scalar names a variable.
     pub(super) fn constant(&self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default().trim();
         let name = text.strip_prefix('$').map(|name| name.trim_start_matches('{').trim_end_matches('}'));
@@ -470,7 +470,7 @@ impl Import<'_> {
         value.map_or(text, String::as_str).to_owned()
     }
 
-    /// Adds a note for each key that is not marked as read.
+    /// Adds a note for each unread key.
     pub(super) fn lost_keys(&mut self, fields: &Fields<'_>) {
         for (key, value) in fields.rest() {
             let name = key.key_text();
@@ -491,11 +491,11 @@ impl Import<'_> {
     }
 }
 
-/// Prints the file of the newest commit that matches a pattern.
+/// Prints the file of the newest commit that matches `$PATTERN`.
 const FIND_FILE: &str =
     "git log -1 --format= --name-only --diff-filter=AM -- \":(glob)**/$PATTERN\" | tail -n 1";
 
-/// Puts comments before the first of some steps.
+/// Puts comments before the first step.
 pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<Item> {
     if items.is_empty() && !comments.is_empty() {
         items.push(Item { comments: Vec::new(), map: Map::default() });
@@ -506,12 +506,12 @@ pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<
     items
 }
 
-/// Says whether a name can be that of a variable here.
+/// Returns true if a name is valid for a variable of a step.
 pub(super) fn is_variable(name: &str) -> bool {
     crate::draft::is_name(name) && !name.starts_with("WAYPOST_")
 }
 
-/// Returns the word of a command that makes the best id.
+/// Returns the word of a command best suited as an id.
 fn word_of(key: &str, text: &str) -> String {
     if key == "write_file" {
         return "write-file".to_owned();
@@ -524,7 +524,7 @@ fn word_of(key: &str, text: &str) -> String {
         is_name && !word.contains('=') && !known.contains(word)
     };
     let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    // A keyword of the shell does not name a command.
+    // A shell keyword does not name a command.
     let word = line.and_then(|line| line.split_whitespace().next()).filter(keyword).unwrap_or_default();
     let word = word.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     word.split(['.', ';', '|', '&']).next().unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! Texts with variables: commands read values from variables of the shell; all other texts contain the values.
+//! Texts with variables. Commands read values from shell variables; all other texts contain the values.
 
 use waypost_workflow::file::Node;
 
@@ -22,7 +22,7 @@ pub(super) struct Command {
 }
 
 impl Import<'_> {
-    /// Returns the command made of a shell command; `taken` are variables of the step.
+    /// Converts a shell command. `taken` are variables of the step.
     pub(super) fn command(
         &mut self,
         node: &Node,
@@ -39,7 +39,7 @@ impl Import<'_> {
             at = found.range.end;
             let before = &text[found.range.clone()];
             let meaning = match self.meaning(node, key, found) {
-                // Every step has the variable.
+                // Every step has this variable.
                 Meaning::Value(value, _)
                     if found.place != Place::Verbatim && self.is_computed(&found.inner, &value) =>
                 {
@@ -106,7 +106,7 @@ impl Import<'_> {
         own
     }
 
-    /// Returns the name of a variable that the command does not use.
+    /// Returns a variable name that the command does not use.
     fn free_name(
         &self,
         inner: &str,
@@ -124,7 +124,7 @@ impl Import<'_> {
         variable_name(inner, is_taken)
     }
 
-    /// Returns the spelling of a variable that the shell expands.
+    /// Returns the spelling of a variable for the shell.
     fn of_shell(&mut self, node: &Node, key: &str, found: &Found, before: &str, meaning: &Meaning) -> String {
         match (meaning, found.place) {
             (Meaning::Variable(name), Place::Verbatim) if self.scope.env.contains(name) => {
@@ -191,8 +191,8 @@ impl Import<'_> {
         pasted
     }
 
-    /// Returns the expression of a variable of the caller, perhaps with a default; the first steps of the file print
-    /// the value. A secret has none.
+    /// Returns the expression of a variable of the caller, possibly with a default. The first steps of the file
+    /// print the value. Returns `None` for a secret.
     fn of_caller(&mut self, inner: &str) -> Option<String> {
         let name = inner.split(":-").next().unwrap_or_default();
         let is_plain = !inner.contains(['"', '$', '`', '\\', '}', '\n']);
@@ -249,7 +249,7 @@ impl Import<'_> {
         }
     }
 
-    /// Returns a variable as an operand of an expression; nothing for a variable of the shell.
+    /// Returns a variable as an operand of an expression; `None` for a shell variable.
     pub(super) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
         let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
         let text = names::Format::Text;
@@ -263,7 +263,7 @@ impl Import<'_> {
     }
 }
 
-/// Returns a variable of the shell, quoted so that its value is one word.
+/// Returns a quoted shell variable, so that the value is a single word.
 fn in_place(braced: &str, short: &str, place: Place) -> String {
     match place {
         Place::Bare => format!("\"{short}\""),
@@ -272,9 +272,9 @@ fn in_place(braced: &str, short: &str, place: Place) -> String {
     }
 }
 
-/// Appends a variable to a command; returns how many characters after the variable it replaces.
+/// Appends a variable to a command. Returns the number of replaced characters after the variable.
 ///
-/// Single quotes around the variable are closed and reopened, or dropped if nothing else is between them.
+/// Single quotes around the variable are closed and reopened, or dropped if the variable is their only content.
 fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize {
     let is_split = found.place == Place::Single && written.starts_with("'\"") && written.ends_with("\"'");
     let opens = is_split && text[..found.range.start].ends_with('\'');
@@ -287,7 +287,7 @@ fn put(command: &mut String, written: &str, text: &str, found: &Found) -> usize 
     usize::from(closes)
 }
 
-/// Returns a name for the variable of the shell that holds `inner`.
+/// Returns a name for the shell variable for `inner`.
 fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let inner = inner.split(['|', ':']).next().unwrap_or_default().trim();
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
@@ -306,7 +306,7 @@ fn variable_name(inner: &str, is_taken: impl Fn(&str) -> bool) -> String {
     chosen
 }
 
-/// Says whether a command reads or sets the variable.
+/// Returns true if a command reads or sets the variable.
 fn uses(command: &str, name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let uses = |(at, _): (usize, &str)| {

@@ -1,4 +1,4 @@
-//! The whole file: its kind, its keys beside the steps, and the head of the made file.
+//! Converts a whole file: its kind, its keys next to the steps, and the head of the converted file.
 
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
@@ -12,12 +12,12 @@ use super::step::is_variable;
 use super::write::{Item, Map, Value};
 use crate::draft::plain;
 
-/// Keys of the file that are part of the policy for failed items.
+/// Keys of the file that belong to the policy for failed items.
 const POLICY: [&str; 5] =
     ["on_item_failure", "continue_on_failure", "max_failures", "failure_threshold", "error_collection"];
-/// Keys of steps of Waypost that Prodigy does not have.
+/// Keys of Waypost steps unknown to Prodigy.
 const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
-/// Keys that name the work of a step of Prodigy.
+/// Keys for the work of a step of Prodigy.
 const THEIRS: [&str; 11] = [
     "shell",
     "claude",
@@ -32,7 +32,7 @@ const THEIRS: [&str; 11] = [
     "name",
 ];
 
-/// Returns the text of the made file, and the notes.
+/// Returns the text of the converted file, and the notes.
 pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
     let root = document.root();
     let nodes = check(document)?;
@@ -125,7 +125,7 @@ fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), Fil
     Err(document.wrong(document.root(), message, help))
 }
 
-/// Returns the comments at the head of the made file.
+/// Returns the comments at the head of the converted file.
 fn head(from: &str, comments: &[String]) -> String {
     let mut text = format!(
         "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
@@ -143,7 +143,7 @@ fn head(from: &str, comments: &[String]) -> String {
     text
 }
 
-/// Returns the steps of a workflow of Prodigy, and refuses every other file.
+/// Returns the steps of a workflow of Prodigy; an error for any other file.
 fn check(document: &Document) -> Result<&[Node], FileError> {
     let root = document.root();
     let help = "a workflow of Prodigy is a list of steps, or a map with `commands`, or one with `map`";
@@ -203,7 +203,8 @@ struct Variable<'n> {
     is_secret: bool,
 }
 
-/// Returns the variable that a value refers to. Any other value of a secret is the secret itself, and never shown.
+/// Returns the variable that a value refers to. Any other value of a secret is the secret itself and must not be
+/// shown.
 fn reference(value: &str) -> Option<&str> {
     let name = value.trim().strip_prefix('$')?;
     let name = name.strip_prefix('{').map_or(Some(name), |name| name.strip_suffix('}'))?;
@@ -234,7 +235,7 @@ impl Import<'_> {
                 self.mask(&name, self.line(key));
             }
             if let Some(text) = node.spelled() {
-                // Variables of one level do not read each other.
+                // Variables of the same level do not read each other.
                 if text.contains('$') && !super::shell::in_text(text).is_empty() {
                     let help = "set the variable for the command: `NAME=… waypost run FILE`";
                     self.note(node, "env", format!("`{name}` has the text `{text}` as its value: variables of one level do not read each other"), help);
@@ -277,7 +278,7 @@ impl Import<'_> {
             items.push(Item { comments: Vec::new(), map });
             self.computed.push((name.clone(), id.clone()));
             let captured = Captured { name: name.clone(), format: Format::Text, below: String::new() };
-            // It is never the last step of `${last.output}`.
+            // First in the list, so that `${last.output}` never means this step.
             self.scope
                 .done
                 .insert(0, Done { id, is_agent: false, captured: vec![captured], ..Done::default() });
@@ -285,7 +286,7 @@ impl Import<'_> {
         items
     }
 
-    /// Returns a step for each variable of the caller that a text contains.
+    /// Returns a step for each variable of the caller used in a text.
     fn printed(&self) -> Vec<Item> {
         let item = |(name, id): &(String, String)| {
             let mut map = Map::default();
@@ -339,7 +340,7 @@ impl Import<'_> {
         names
     }
 
-    /// Adds the secrets of a list of names, or of one name.
+    /// Adds the secrets of a list of names, or of a single name.
     fn listed_secrets(&mut self, node: &Node, names: &mut Vec<String>) {
         let listed = match node.items() {
             Some(items) => items.iter().collect(),
@@ -354,7 +355,7 @@ impl Import<'_> {
                     self.scope.secrets.insert(name.to_owned());
                     names.push(name.to_owned());
                 }
-                // The text may be the secret itself, so no note contains it.
+                // The text may be the secret itself, so the note omits the text.
                 None => {
                     let message = "cannot carry over a secret: its name is taken, or not that of a variable";
                     self.note(item, "secrets", message, "write names of variables: `secrets: [NAME]`");
@@ -363,7 +364,7 @@ impl Import<'_> {
         }
     }
 
-    /// Adds a note on the source of a secret, unless it is the caller's variable of the same name.
+    /// Adds a note on the source of a secret, unless the source is the caller's variable of the same name.
     fn secret_from(&mut self, node: &Node, name: &str, source: Option<&str>) {
         let (message, source) = match source {
             Some(source) if source == name => return,
@@ -383,7 +384,7 @@ impl Import<'_> {
             steps.extend(self.setup(setup));
         }
         let error_policy = fields.take("error_policy");
-        // A key beside `map` precedes the same key of `error_policy`.
+        // A key next to `map` precedes the same key of `error_policy`.
         let mut policy: Vec<(&Node, &str)> =
             POLICY.iter().filter_map(|key| Some((fields.take(key)?, *key))).collect();
         let below = error_policy.and_then(Node::entries).unwrap_or_default();
@@ -437,7 +438,7 @@ impl Import<'_> {
         steps
     }
 
-    /// Makes the output of a step known under a name of `capture_outputs`.
+    /// Registers the output of a step under a name of `capture_outputs`.
     fn capture_output(&mut self, name: &str, value: &Node, before: usize, items: &mut [Item]) {
         let path = value.get("json_path").and_then(Node::spelled);
         let below = path.and_then(|path| path.strip_prefix('$')).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `validate` of a step: a group that is repeated until the check of the step's work holds.
+//! `validate` of a step: a group that repeats until the check of the work holds.
 //!
 //! ```text
 //!   step, then group:  check -- complete? --> done
@@ -14,20 +14,20 @@ use super::import::Import;
 use super::names::Done;
 use super::write::{Item, Map, Value};
 
-/// Repairs where `on_incomplete` names no number.
+/// Default number of repairs.
 const ATTEMPTS: u64 = 2;
 
-/// What a validation asks of a step.
+/// The check of a validation.
 struct Validation {
     /// The steps of the check, in order.
     check: Vec<Item>,
     /// The condition under which the work is complete.
     complete: String,
-    /// The report of the check as an expression, if it gives one.
+    /// The report of the check as an expression, if there is a report.
     report: Option<String>,
 }
 
-/// What is done about incomplete work.
+/// The reaction to incomplete work.
 struct Repair {
     items: Vec<Item>,
     passes: u64,
@@ -35,7 +35,7 @@ struct Repair {
 }
 
 impl Import<'_> {
-    /// Returns the steps that validate the work of the step `done`; none where nothing would follow from the check.
+    /// Returns the steps that validate the work of the step `done`; empty if the check has no consequence.
     pub(super) fn validated(&mut self, node: &Node, done: &Done) -> Vec<Item> {
         let list = node.items().is_some();
         let fields = Fields::new(node);
@@ -61,7 +61,7 @@ impl Import<'_> {
         items
     }
 
-    /// Makes the steps of the check, and the condition that they give.
+    /// Returns the steps of the check, and the condition for complete work.
     fn check(&mut self, node: &Node, fields: &Fields<'_>, done: &Done) -> Option<Validation> {
         let commands = if node.items().is_some() { Some(node) } else { fields.take("commands") };
         let file = fields.take("result_file");
@@ -115,7 +115,7 @@ impl Import<'_> {
         "100".to_owned()
     }
 
-    /// Makes the step that reads the report of a check from its file.
+    /// Returns the step that reads the report of a check from its file.
     fn report(&mut self, file: &Node, done: &Done) -> Item {
         let mut source = Map::default();
         source.text("from", self.pasted(file, "result_file", file.spelled().unwrap_or_default()));
@@ -129,7 +129,8 @@ impl Import<'_> {
         Item { comments: Vec::new(), map }
     }
 
-    /// Makes the step of a check that is one command; it prints its report unless that is in a file.
+    /// Returns the step of a check with a single command. The command prints its report unless the report is in a
+    /// file.
     fn single_check(&mut self, fields: &Fields<'_>, done: &Done, prints: bool) -> Option<Item> {
         let (key, node) =
             ["shell", "command", "claude"].iter().find_map(|key| Some((*key, fields.take(key)?)))?;
@@ -152,12 +153,12 @@ impl Import<'_> {
         Some(Item { comments: Vec::new(), map })
     }
 
-    /// Writes the group of a check and its repair.
+    /// Returns the group of a check and its repair.
     fn repeated(&mut self, fields: &Fields<'_>, done: &Done, validation: Validation) -> Vec<Item> {
         let Validation { check, complete, report } = validation;
         self.scope.validation = report;
         let repair = fields.take("on_incomplete").map(|node| self.repair(node));
-        // Without a repair the run goes on, whatever the check says.
+        // Without a repair the run continues in any case.
         let Some(Repair { items, passes, fails }) = repair else { return check };
         let condition = format!("!({complete}) && iteration <= {passes}");
         let mut steps = check;
@@ -175,7 +176,8 @@ impl Import<'_> {
         vec![Item { comments: Vec::new(), map }]
     }
 
-    /// Has a repair run only where the work is incomplete: one step by its `if`, several as a group.
+    /// Guards a repair, so that it runs only for incomplete work: a single step by its `if`, several steps as a
+    /// group.
     fn guarded(&mut self, done: &Done, mut items: Vec<Item>, condition: &str, fails: bool) -> Vec<Item> {
         if !fails {
             items.iter_mut().for_each(|item| item.map.tolerate());
@@ -221,7 +223,7 @@ impl Import<'_> {
     }
 }
 
-/// Makes a command print a report: its own JSON, else that the work is complete, as its exit code says.
+/// Returns a command that prints a report: its own JSON, or else complete, if the exit code is 0.
 fn reporting(command: &str) -> String {
     format!(
         "printed=\"$WAYPOST_OUTPUT.printed\"\n\

@@ -1,26 +1,26 @@
-//! YAML with comments, as text.
+//! Writes YAML with comments.
 
 use crate::draft::{fits_block, plain, scalar};
 
 /// A value.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Text of YAML.
+    /// YAML text.
     Raw(String),
     Text(String),
     List(Vec<Item>),
     Map(Map),
 }
 
-/// An item of a list, after its comments.
+/// A list item, after its comments.
 #[derive(Debug, Clone)]
 pub(super) struct Item {
     pub(super) comments: Vec<String>,
-    /// Empty if the item is only comments.
+    /// Empty if the item has only comments.
     pub(super) map: Map,
 }
 
-/// Entries in order, each after its comments.
+/// Entries in order; comments precede each entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Map(Vec<(Vec<String>, String, Value)>);
 
@@ -41,7 +41,7 @@ impl Map {
         })
     }
 
-    /// Says whether a step in it is an agent or runs git, at any depth.
+    /// Returns true if the value contains an agent or a git command, at any depth.
     pub(super) fn changes_files_together(&self) -> bool {
         self.0.iter().any(|(_, key, value)| match value {
             Value::Text(_) if key == "agent" => true,
@@ -68,7 +68,7 @@ impl Map {
         self.0.push((comments, key.to_owned(), value));
     }
 
-    /// Adds a map of texts, unless it is empty.
+    /// Adds a map of texts, unless empty.
     pub(super) fn texts(&mut self, key: &str, values: &[(String, String)]) {
         let mut map = Self::default();
         values.iter().for_each(|(name, value)| map.text(name, value.clone()));
@@ -77,7 +77,7 @@ impl Map {
         }
     }
 
-    /// Adds a list of steps, unless it is empty.
+    /// Adds a list of steps, unless empty.
     pub(super) fn steps(&mut self, key: &str, items: Vec<Item>) {
         if !items.is_empty() {
             self.put(key, Value::List(items));
@@ -92,22 +92,22 @@ impl Map {
         }
     }
 
-    /// Tolerates the failure of a step that is a process.
+    /// Tolerates the failure of a step, if the step is a process.
     pub(super) fn tolerate(&mut self) {
         self.of_process("continue_on_error", "true");
     }
 
-    /// Captures the output of a step that is a process.
+    /// Captures the output of a step, if the step is a process.
     pub(super) fn capture(&mut self, format: &str) {
         self.of_process("capture", format);
     }
 
-    /// Limits the time of a step that is a process.
+    /// Limits the time of a step, if the step is a process.
     pub(super) fn limit(&mut self, timeout: &str) {
         self.of_process("timeout", timeout);
     }
 
-    /// Adds a key of processes, unless the step has the key.
+    /// Adds a key of process steps, unless the key exists.
     fn of_process(&mut self, key: &str, value: &str) {
         if (self.has("run") || self.has("agent")) && !self.has(key) {
             self.raw(key, value);
@@ -127,7 +127,7 @@ impl Map {
         self.0.iter().map(|(_, _, value)| of_value(value)).max().unwrap_or(0)
     }
 
-    /// Returns the text, with an empty line before each outermost entry of several lines.
+    /// Returns the text, with an empty line before each outermost entry with several lines.
     pub(super) fn written(&self) -> String {
         let mut text = String::new();
         for (comments, key, value) in &self.0 {
@@ -196,7 +196,7 @@ fn push_spaces(text: &mut String, count: usize) {
     text.extend(std::iter::repeat_n(' ', count));
 }
 
-/// Writes a text plainly, in quotes or as a block, so that YAML reads the same text.
+/// Writes a text plain, quoted or as a block, so that YAML reads the same text.
 fn words(text: &mut String, indent: usize, value: &str) {
     let is_line = !value.contains('\n');
     let can_block = fits_block(value) && !value.ends_with("\n\n");
@@ -214,7 +214,7 @@ fn words(text: &mut String, indent: usize, value: &str) {
         text.push_str(&format!(" {}\n", scalar(value)));
         return;
     }
-    // A block whose first line is indented needs an indentation indicator.
+    // A block with an indented first line needs an indentation indicator.
     let indicator = if value.starts_with([' ', '\t', '\n']) { "2" } else { "" };
     let end = if value.ends_with('\n') { "" } else { "-" };
     text.push_str(&format!(" |{indicator}{end}\n"));
@@ -227,7 +227,7 @@ fn words(text: &mut String, indent: usize, value: &str) {
     }
 }
 
-/// Says whether YAML reads a text without quotes as that text.
+/// Returns true if YAML reads an unquoted text unchanged.
 fn is_simple(text: &str) -> bool {
     let is_word = matches!(
         text.to_ascii_lowercase().as_str(),

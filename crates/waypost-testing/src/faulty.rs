@@ -231,9 +231,9 @@ impl Store for FaultyStore {
         self.through(Call::Other("release"), self.inner.release(lease, wake_at)).await
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         let copy = batch.clone();
-        self.through(Call::Append(&copy), self.inner.append(lease, batch)).await
+        self.through(Call::Append(&copy), self.inner.append(leases, batch)).await
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {

@@ -5,7 +5,7 @@ use waypost::record::{End, FailureKind, Header, Phase, RunStatus, SkipCause, Ver
 use waypost::store::Batch;
 use waypost::{BranchPath, Digest, RunId};
 
-use crate::records::{Links, branch, evidence, failed, step_id, time};
+use crate::records::{Links, branch, evidence, failed, step_id, summary_mut, time};
 use crate::seed::Seeded;
 
 /// Branches of random records: few, so that branches grow long, and not sorted by name.
@@ -93,12 +93,12 @@ impl Random {
             sealed.push(if bare { links.seal_bare(header) } else { links.seal(header, &state) });
         }
         let mut batch = links.batch(sealed);
-        batch.summary.status =
+        summary_mut(&mut batch).status =
             self.one_of(&[RunStatus::Running, RunStatus::Running, RunStatus::Failed, RunStatus::Completed]);
-        batch.summary.doubtful = self.chance(10);
+        summary_mut(&mut batch).doubtful = self.chance(10);
         batch.updated_at = self.made.is_multiple_of(7).then(|| time(self.made as i64));
-        batch.summary.progress.done = self.below(4);
-        batch.summary.wake_at = self.chance(10).then(|| time(7));
+        summary_mut(&mut batch).progress.done = self.below(4);
+        summary_mut(&mut batch).wake_at = self.chance(10).then(|| time(7));
         batch.release = self.chance(8);
         batch
     }

@@ -85,6 +85,14 @@ pub fn sealed(record: RunRecord) -> SealedRun {
     SealedRun::seal(record).expect("a run record of a test can be sealed")
 }
 
+/// Returns the summary in a batch, to change it.
+///
+/// # Panics
+/// The batch has none.
+pub fn summary_mut(batch: &mut Batch) -> &mut Summary {
+    batch.summary.as_mut().expect("a batch of a test has a summary")
+}
+
 /// Returns the summary of a run with this status.
 pub fn summary(status: RunStatus) -> Summary {
     let progress = Progress { done: 0, total: 3 };
@@ -181,6 +189,7 @@ impl Links {
             body: None,
             end: None,
             resumed: false,
+            resume: 0,
             status: None,
             failed: None,
             evidence: None,
@@ -250,7 +259,7 @@ impl Links {
     pub fn batch(&mut self, records: Vec<Record>) -> Batch {
         self.batches += 1;
         let id = BatchId { token: self.token, count: self.batches };
-        let summary = summary(RunStatus::Running);
+        let summary = Some(summary(RunStatus::Running));
         Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: false }
     }
 

@@ -1,7 +1,8 @@
-//! The engine: carries a plan out and appends what happened.
+//! The engine: executes a plan and records the results.
 //!
-//! One record a step boundary, one code path that appends (`engine/chain.rs`), one loop (`engine/session.rs`). The engine knows steps
-//! only through a [`Program`]: a workflow file's processes and a Rust graph's functions run through the same loop.
+//! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
+//! (`engine/turn.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
+//! the functions of a Rust graph run through the same loop.
 //!
 //! ```text
 //!   create / acquire --> plan --> [ start steps --> wait for an end --> record it, and what starts next ]* --> release
@@ -34,6 +35,7 @@ mod commit;
 mod completion;
 mod definition;
 mod dry_run;
+mod early_cutoff;
 mod escalation;
 mod failure;
 mod fan_out;
@@ -69,6 +71,7 @@ mod signals;
 mod taken;
 mod trace;
 mod trust;
+mod turn;
 mod undo;
 
 pub use attempt::{
@@ -98,18 +101,18 @@ pub use reuse::step_path;
 pub use signals::{Stop, StopHandle, StopLevel};
 pub use undo::{UNDO, Undone};
 
-/// How often the engine asks its store whether somebody wants the run to stop.
+/// How often the engine polls its store for stop requests.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Is told what was committed, right after it was; for screens and streams.
+/// Receives every commit right after its write, for screens and streams.
 pub trait Observer: Debug + Send + Sync {
-    /// A batch was committed.
+    /// Called after each commit of a batch.
     fn committed(&self, records: &[Record], position: &Position, progress: Progress);
-    /// Something a person should know.
+    /// Called with a warning for a person.
     fn warned(&self, text: &str);
 }
 
-/// Tells nobody.
+/// Ignores all events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -118,7 +121,8 @@ impl Observer for Silent {
     fn warned(&self, _: &str) {}
 }
 
-/// Tells two.
+/// Forwards to two observers.
+/// Runs programs on a store.
 #[derive(Debug)]
 struct Both(Arc<dyn Observer>, Arc<dyn Observer>);
 
@@ -148,50 +152,52 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes an engine over a store, with the system's clock, no observer, and the probes of this crate.
+    /// Creates an engine on a store, with the system clock, without an observer, and with the probes of this
+    /// crate.
     pub fn new(store: Arc<dyn Store>) -> Self {
         let (clock, observer, verifier) = (Arc::new(SystemClock), Arc::new(Silent), Arc::default());
         let (base, allowed, host) = (None, Vec::new(), None);
         Self { store, clock, observer, verifier, base, allowed, host, is_base_shared: false }
     }
 
-    /// Looks for the files of evidence beneath `folder`, and not in the run's own base folder, which is the one that
-    /// holds the store. Stores that are in no folder, as in memory, have none: claims about files are `unknown` there.
+    /// Sets the base folder for the files of evidence. The default is the base folder of the run, next to its
+    /// store. A store outside a folder, such as memory, has no base folder: claims about files are then
+    /// `unknown`.
     #[must_use]
     pub fn with_base(self, folder: impl Into<PathBuf>) -> Self {
         Self { base: Some(folder.into()), ..self }
     }
 
-    /// Says that every machine that works on runs of this store sees the same files as evidence. If it is not said, a claim
-    /// about a file that was made on another machine is `unknown`: what is found here is no word about what is there.
+    /// Declares that all machines that work on runs of this store share the files of evidence. Without this call,
+    /// a claim about a file from another machine is `unknown`: a local check proves nothing about the other host.
     #[must_use]
     pub fn with_shared_base(self) -> Self {
         Self { is_base_shared: true, ..self }
     }
 
-    /// Gives this machine a name for evidence in place of its host name: for containers, which are called otherwise each
-    /// time that they start and have the same files all the same.
+    /// Sets the host name for evidence, instead of the name of this machine. For containers: their host name
+    /// changes with each start, but their files stay.
     #[must_use]
     pub fn on_host(self, host: impl Into<String>) -> Self {
         Self { host: Some(host.into()), ..self }
     }
 
-    /// Allows evidence to name absolute paths beneath `folder`.
+    /// Allows absolute paths under `folder` in evidence.
     #[must_use]
     pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
         self.allowed.push(folder.into());
         self
     }
 
-    /// Checks evidence by these probes and limits.
+    /// Sets the probes and limits for evidence checks.
     #[must_use]
     pub fn with_verifier(self, verifier: Verifier) -> Self {
         Self { verifier: Arc::new(verifier), ..self }
     }
 
-    /// Returns where the claims of a run are checked.
+    /// Returns the site of the evidence checks of a run.
     fn site(&self, run: &RunRecord) -> Site {
-        // No absolute path of a store is trusted: it may have come from another place.
+        // An absolute path from a store is not trusted: the store may come from another machine.
         let own = Path::new(run.base.as_deref().unwrap_or("."));
         let own = self.store.home().filter(|_| own.is_relative()).map(|home| home.join(own));
         let site = self.base.clone().or(own).map_or_else(Site::nowhere, Site::beneath);
@@ -200,7 +206,7 @@ impl Engine {
         self.allowed.iter().fold(site, Site::allowing)
     }
 
-    /// Uses another clock.
+    /// Replaces the clock.
     #[must_use]
     pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
@@ -216,24 +222,24 @@ impl Engine {
         self.clock.as_ref()
     }
 
-    /// Tells `observer` too.
+    /// Adds an observer.
     #[must_use]
     pub(crate) fn also_observed_by(self, observer: Arc<dyn Observer>) -> Self {
         let observer = Arc::new(Both(Arc::clone(&self.observer), observer));
         Self { observer, ..self }
     }
 
-    /// Tells `observer` of every commit.
+    /// Sets the observer of all commits.
     #[must_use]
     pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
         Self { observer, ..self }
     }
 
-    /// Makes a run and works on it until it is done, fails, waits or is stopped.
+    /// Creates a run and executes the run until it is done, fails, waits or is stopped.
     ///
     /// # Errors
     /// - [`RunError::Store`] with [`StoreError::Exists`]: nothing was done.
-    /// - [`RunError::Checkpoint`]: the run is there up to its last acknowledged checkpoint; resume it.
+    /// - [`RunError::Checkpoint`]: the run exists up to its last acknowledged checkpoint; resume the run.
     pub async fn run_program<P: Program>(
         &self,
         program: &P,
@@ -246,13 +252,13 @@ impl Engine {
         begin::first(self, program, &sealed, state, options, &holder).await
     }
 
-    /// Takes a run up where it stood.
+    /// Resumes a run.
     ///
     /// # Errors
-    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody is at it. Nothing changed.
-    /// - [`RunError::Store`] with [`StoreError::Damaged`]: nothing sound is left. Nothing changed; only
-    ///   [`ResumeOptions::restart`] starts over.
-    /// - [`RunError::InDoubt`]: nothing was started.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Damaged`]: no sound record is left. Nothing changed; only
+    ///   [`ResumeOptions::restart`] can continue.
+    /// - [`RunError::InDoubt`]: no step was started.
     /// - [`RunError::Checkpoint`]: as for [`run_program`](Self::run_program).
     pub async fn resume_program<P: Program>(
         &self,
@@ -264,7 +270,7 @@ impl Engine {
         resume::resumed(self, program, run, options, &holder).await
     }
 
-    /// Returns the configuration that is in force at a position.
+    /// Returns the configuration in force at a position.
     async fn config_of(
         &self,
         entry: &RunEntry,

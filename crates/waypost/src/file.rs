@@ -1,4 +1,4 @@
-//! The file store: runs as folders that a person can read, one file a commit.
+//! The file store: runs as folders of readable files, a file per commit.
 //!
 //! ```text
 //! DIR/ordinal.json                        gives runs their order
@@ -12,19 +12,23 @@
 //!              signals/  quarantine/  events.jsonl  report.md  logs/  blobs/
 //! ```
 //!
-//! **The highest sound commit file decides**; nothing else says what is newest, no time and no pointer. It carries the
-//! run's summary, counters and token, so that a step costs two syncs, that of the file and that of its folder
-//! (`write`), and finding it costs the same however long the run is (`read`). Every file vouches for itself
-//! (`format`); one that does not is reported, passed over, and moved to quarantine by the holder of the lease.
+//! **The highest sound commit file decides.** No timestamp and no pointer says which commit is the newest. A
+//! commit file holds the summary, the counters and the token of the run. So a step costs two syncs, of the file
+//! and of its folder (`write`), and the cost of finding the newest commit does not depend on the length of the
+//! run (`read`). Every file verifies itself (`format`); a damaged file is reported, skipped, and quarantined by
+//! the holder of the lease.
 //!
-//! **Why a writer that lost its lease is refused.** One writer at a time is the kernel's doing: the lock of a run dies
-//! with its process. Should it not hold (the lock file was removed by hand, a network file system lies), the token does:
-//! a new lease makes a greater one durable in `lease.json` before its holder does anything, and every append looks
-//! there first. Between that look and the write the new holder may still come; then both write the commit of the same
-//! number, which only one of them can: its name is given by a hard link, that never takes the place of another file.
-//! So of two writers one appends, and the other is told that it was overtaken.
+//! **Fencing.** The kernel lock of a run ensures a single writer and ends with its process. The lock may fail:
+//! its file was removed by hand, or a network file system does not lock. Then the token protects the run. A new
+//! lease makes a greater token durable in `lease.json` before its holder writes anything, and every append reads
+//! that token first.
 //!
-//! All disk calls go through [`Disk`], but for the kernel's locks. Calls block the thread for a few syncs at most.
+//! A new holder may still appear between this read and the write. Both writers then write the commit of the same
+//! number, and the hard link that names the file admits only one writer. The other writer gets the error that it
+//! was fenced.
+//!
+//! All disk access goes through [`Disk`], except for kernel locks. A call blocks the thread for a few syncs at
+//! most.
 
 use std::fmt;
 use std::io;
@@ -67,8 +71,8 @@ use lookup::{IndexSource, LookupCache};
 use paths::RunPaths;
 use read::{RunReader, read_error};
 
-/// How many step boundaries keep their states where neither run nor store says otherwise: enough to go back a little,
-/// few enough that a person finds the newest at a glance.
+/// The default number of step boundaries that keep their states: enough to go back a few steps, and few enough
+/// for a readable folder.
 pub const RETENTION_DEFAULT: u32 = 5;
 
 /// A store that keeps runs as folders.
@@ -92,10 +96,10 @@ impl fmt::Display for FileStore {
 }
 
 impl FileStore {
-    /// Opens the store in the folder `dir`, which is made if it is not there, with those above it.
+    /// Opens the store in the folder `dir`, and creates the folder and its parents if missing.
     ///
     /// # Errors
-    /// [`StoreError::Create`]: the folder cannot be made, or is none.
+    /// [`StoreError::Create`]: the folder cannot be created, or `dir` is not a folder.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let store = Self::new(Arc::new(RealDisk), dir.into(), Locking::Kernel { allow_network: false });
         if store.disk.metadata(&store.dir).is_err() {
@@ -105,10 +109,10 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Opens the store for reading: nothing is ever written, and calls that would are refused.
+    /// Opens the store for reading only. Calls that would write are refused.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]: there is no such folder.
+    /// [`StoreError::NotFound`]: the folder does not exist.
     pub fn open_read_only(dir: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let mut store = Self::new(Arc::new(RealDisk), dir.into(), Locking::Kernel { allow_network: false });
         store.read_only = true;
@@ -118,8 +122,8 @@ impl FileStore {
         }
     }
 
-    /// Makes a store on another disk. The locks of its runs then exclude each other only within this value: everything
-    /// else must be kept away from that disk by other means.
+    /// Makes a store on another disk. Run locks are valid only within this value, so the caller must keep all
+    /// other writers away from the disk.
     pub fn on(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Self {
         Self::new(disk, dir.into(), Locking::InProcess)
     }
@@ -138,14 +142,14 @@ impl FileStore {
         }
     }
 
-    /// Keeps the states of so many step boundaries of each run that does not say itself how many; less than 2 means 2.
-    /// `None` keeps all.
+    /// Sets how many step boundaries keep their states, for runs without their own setting. Values below 2 mean
+    /// 2; `None` keeps all.
     #[must_use]
     pub fn with_retention(self, retention: Option<u32>) -> Self {
         Self { retention, ..self }
     }
 
-    /// Trusts network file systems to lock: for a folder that only one machine ever uses.
+    /// Trusts the locks of network file systems: for a folder used by a single machine.
     #[must_use]
     pub fn allow_network(self) -> Self {
         let locking = match self.locking {
@@ -155,7 +159,7 @@ impl FileStore {
         Self { locking, ..self }
     }
 
-    /// Returns what went wrong with the files for people of a run that is held here, once.
+    /// Returns the last problem with the event log or the report of a run held by this store, once.
     pub fn take_trouble(&self, run: &RunId) -> Option<Trouble> {
         let seat = locked(&self.seats).get(run).cloned()?;
         let mut seat = locked(&seat);
@@ -186,7 +190,7 @@ impl FileStore {
         RunReader { disk: self.disk.as_ref(), run, paths: self.run_paths(run) }
     }
 
-    /// Returns a reader of a run that is there.
+    /// Returns a reader of an existing run.
     fn readable<'a>(&'a self, run: &'a RunId) -> Result<RunReader<'a>, StoreError> {
         self.check_open()?;
         self.check_there(run)?;
@@ -255,7 +259,8 @@ impl Store for FileStore {
         Ok(())
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
+        let lease = batch.whole_run_lease(leases)?;
         self.check_writable()?;
         let seat = self.seat(lease.run());
         let mut seat = locked(&seat);
@@ -265,7 +270,7 @@ impl Store for FileStore {
         }
         let known = seat.token;
         let Some(writer) = seat.writer.as_mut().filter(|_| known == lease.token()) else {
-            // Perhaps it was applied under a lease that this store never saw.
+            // The batch may have been applied under a lease unknown to this store.
             let newest = self.readable(lease.run())?.newest()?;
             return match newest {
                 Some(commit) if applied(commit.batch) => Ok(Appended::Before),

@@ -27,9 +27,8 @@
 //! # }
 //! ```
 //!
-//! A branch has one state and runs one step at a time; parallel work is in forks and in [`each`](Builder::each), where
-//! every branch has a state of its own. This module knows no store: what it makes is a [`Program`], and the engine does
-//! the rest.
+//! A branch has one state and runs its steps in sequence. Forks and [`each`](Builder::each) run in parallel; each
+//! branch has its own state. This module does not know the store: the result is a [`Program`] for the engine.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -85,7 +84,7 @@ use level::{Held, Level};
 use perform::{Given, GraphJob, Work};
 use trial::{Reading, Trials};
 
-/// How long a step that heeds [`Context::cancelled`] may take to end by itself, before its future is dropped.
+/// How long a step that observes [`Context::cancelled`] may take to end before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A checked graph of functions over states of type `S`.
@@ -111,33 +110,34 @@ impl<S> fmt::Debug for Graph<S> {
 }
 
 impl<S: State> Graph<S> {
-    /// Begins a graph of that name.
+    /// Starts a builder for a graph called `name`.
     pub fn builder(name: &str) -> Builder<S> {
         Builder::new(name)
     }
 
-    /// Returns its name.
+    /// Returns the name of the graph.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns its steps and edges.
+    /// Returns the steps and edges.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Reads each state back as soon as it is made, also in release builds, and gives the next step what was read.
+    /// Decodes each state right after its encoding, also in release builds, and passes the decoded state to the
+    /// next step.
     ///
-    /// Each step then sees what it would see after a crash: a field that is not written, as with `#[serde(skip)]`, has its
-    /// default from the next step on, and not only after a resume. A state that comes back with other fields is refused,
-    /// and the step that made it and the field are named. Builds with debug assertions always do that; a release build
-    /// does it for the first states of a session, and compares only. Costs about four times as much as to write the state.
+    /// Each step then sees the state as after a crash: a field with `#[serde(skip)]` has its default from the
+    /// next step on, not only after a resume. A state that decodes with other fields is refused, with the names
+    /// of the step and the field. Builds with debug assertions always do this. A release build checks only the
+    /// first states of a session, by comparison. The check costs about four times as much as encoding the state.
     #[must_use]
     pub fn strict_states(self) -> Self {
         Self { reading: Reading::All, ..self }
     }
 
-    /// Makes sure that a run that nobody named but by its id is one of this graph.
+    /// Refuses a run of another graph, for calls that name the run only by id.
     fn check_name(&self, other: &RunRecord) -> Result<(), RunError> {
         if other.workflow == self.name {
             return Ok(());
@@ -147,18 +147,18 @@ impl<S: State> Graph<S> {
         Err(RunError::Changed { run: other.run.clone(), why })
     }
 
-    /// Draws it as a Mermaid flowchart.
+    /// Draws the graph as a Mermaid flowchart.
     pub fn mermaid(&self) -> String {
         draw::mermaid(&self.shape)
     }
 
-    /// Draws it in the language of Graphviz.
+    /// Draws the graph in the language of Graphviz.
     pub fn dot(&self) -> String {
         draw::dot(&self.name, &self.shape)
     }
 }
 
-/// A graph whose type of state is forgotten, as the engine runs it in one session.
+/// A graph with its state type erased, for a session of the engine.
 pub(crate) struct Erased {
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
@@ -252,7 +252,7 @@ impl Program for Erased {
     fn subjects(&self, spot: StepRef<'_>, state: &Held) -> Vec<String> {
         let level = &self.levels[spot.level];
         let pack = unpanicked(|| level.evidence(spot.place, state));
-        // A state that the step has not worked on may lack what its evidence looks for: then it tells nothing.
+        // The evidence function may panic on an input state. The step then has no known subjects.
         let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
         claims.into_iter().map(|claim| claim.subject).collect()
     }
@@ -266,7 +266,7 @@ impl Program for Erased {
 
     fn restore(&self, _: StepRef<'_>, _: &mut Held, _: &Held) {}
 
-    /// A graph has no secrets of which the engine knows.
+    /// The engine knows no secrets of a graph.
     fn redact(&self, _: &mut Claim) {}
 
     fn redact_answer(&self, _: &mut Value) {}
@@ -295,8 +295,7 @@ impl Program for Erased {
         None
     }
 
-    /// Only the caller can make the state that the step would have returned, with
-    /// [`Resume::settle_doubtful`].
+    /// Only the caller can provide the output state of the step, with [`Resume::settle_doubtful`].
     fn settle_as_done(
         &self,
         _: StepRef<'_>,
@@ -323,7 +322,7 @@ impl Program for Erased {
         settled: Settlement<'_, Given>,
     ) -> Result<Follow, Failure> {
         let Settlement::Completed(given, _) = settled else {
-            // No step of a graph is skipped or tolerated; were one, its state would stay.
+            // A graph never skips or tolerates a step; the state would stay unchanged.
             return self.route(spot, state);
         };
         *state = given.state;

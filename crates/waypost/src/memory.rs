@@ -211,7 +211,8 @@ impl Store for MemoryStore {
         })
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
+        let lease = batch.whole_run_lease(leases)?;
         self.with(lease.run(), |run| {
             if batch.id.token == run.last.token && batch.id.count <= run.last.count {
                 return Ok(Appended::Before);

@@ -4,7 +4,8 @@
 //! - the checkpoint with its position and state,
 //! - the run record (workflow, definition, config, settings),
 //! - the headers referenced by the position (results, evidence, memos),
-//! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items.
+//! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items,
+//! - the names of the steps that have begun since the checkpoint.
 //!
 //! The file begins with its own hash; docs/format.md specifies each byte.
 //!
@@ -65,7 +66,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, CheckpointRef, Digest};
+use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
 use crate::record::{Definition, Fan, Flaw, Header, Parent, Position, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::sealed::{RecordText, begin, check, finish, json_to_the_byte, member, parse, push_record_members};
@@ -77,7 +78,7 @@ mod export;
 pub use disk::{LoadError, SaveError, SaveMode};
 
 /// The newest format of portable checkpoints, for reading and writing.
-pub const PORTABLE_FORMAT: u32 = 2;
+pub const PORTABLE_FORMAT: u32 = 3;
 /// Largest file. A state of the largest size fits several times over, and a machine of 2 GB can still load
 /// the file. A fan-out of more than some hundred thousand children is moved with its store instead.
 pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
@@ -91,6 +92,7 @@ pub struct Portable {
     history: Vec<Record>,
     children: Vec<Record>,
     blobs: BTreeMap<String, Vec<u8>>,
+    begun_since: BTreeSet<StepId>,
 }
 
 /// Why a checkpoint cannot be exported. The store did not change.
@@ -197,6 +199,12 @@ impl Portable {
         &self.blobs
     }
 
+    /// Returns the steps of the branch that have begun between the checkpoint and the export. A run that begins here must not
+    /// repeat their effects without a question.
+    pub fn begun_since(&self) -> &BTreeSet<StepId> {
+        &self.begun_since
+    }
+
     /// Decodes the state, in the current version of its schema.
     ///
     /// # Errors
@@ -224,6 +232,7 @@ impl Portable {
         let blobs: BTreeMap<_, _> =
             self.blobs.iter().map(|(name, bytes)| (name, BlobText::of(bytes))).collect();
         member(&mut text, "blobs", &blobs);
+        member(&mut text, "begun_since", &self.begun_since);
         finish(text)
     }
 
@@ -249,6 +258,7 @@ impl Portable {
             children: Vec<RecordText<'a>>,
             #[serde(borrow)]
             blobs: BTreeMap<String, BlobText<'a>>,
+            begun_since: BTreeSet<StepId>,
         }
         if text.len() as u64 > PORTABLE_BYTES_MAX {
             return Err(Flaw::Limit(format!(
@@ -267,7 +277,8 @@ impl Portable {
         let (history, children) = (open(file.history)?, open(file.children)?);
         let blobs = file.blobs.into_iter().map(|(name, blob)| Ok((name, blob.bytes()?)));
         let blobs = blobs.collect::<Result<_, Flaw>>()?;
-        let portable = Self { run, checkpoint, position, history, children, blobs };
+        let begun_since = file.begun_since;
+        let portable = Self { run, checkpoint, position, history, children, blobs, begun_since };
         if file.portable_checkpoint != portable.reference().to_string() {
             return Err(Flaw::Malformed(format!(
                 "it says that it is of {}",

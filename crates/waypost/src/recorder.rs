@@ -182,7 +182,7 @@ impl Recorder {
             id: BatchId { token: FIRST_TOKEN, count: 1 },
             records: vec![seal(&mut tip, draft, &state, now)?],
             consumed: Vec::new(),
-            summary: tip.summary(None),
+            summary: Some(tip.summary(None)),
             updated_at: None,
             release: false,
         };
@@ -286,6 +286,7 @@ impl Recorder {
             repair: torn,
             root: None,
             resumed: true,
+            resume: header.resume + 1,
             repeated: None,
         };
         let epoch = header.at.epoch;

@@ -16,6 +16,7 @@ use crate::lock::{Holder, RunLock};
 use crate::record::{Header, Record, SealedRun};
 
 mod batch;
+mod branches;
 mod error;
 mod query;
 pub mod retention;
@@ -46,7 +47,8 @@ pub use query::{
 ///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
 /// - `append_is_answered_once`: a repeated batch with the same id returns [`Appended::Before`] and is not
 ///   applied again, even if the batch released the lease.
-/// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the run, permanently.
+/// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the scope, permanently;
+///   [`StoreError::Invalid`] refuses a record of a scope that no given lease covers.
 /// - `acquire_excludes`: while the lease is held, others get [`StoreError::Held`] with the holder.
 /// - `acquire_raises_the_token`: every lease has a greater token than all leases before.
 /// - `release_frees`: after [`release`](Self::release) or a batch with `release`, the lease is free at once, and
@@ -97,8 +99,8 @@ pub trait Store: Debug + Display + Send + Sync {
     /// - [`StoreError::Damaged`]: the run record is damaged; its checkpoints may still be sound.
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError>;
 
-    /// Takes the lease of a branch, unless another process holds it. A local store leases the whole run at
-    /// once.
+    /// Takes the lease of a scope, unless another process holds it. A local store has one lock for each run: its
+    /// lease covers all scopes of the run.
     ///
     /// # Errors
     /// - [`StoreError::Held`]: by this holder, since this time. Nothing changed; wait, or stop the other process.
@@ -119,6 +121,8 @@ pub trait Store: Debug + Display + Send + Sync {
 
     /// Appends a batch, all or nothing, and returns when it is as durable as the run's setting requires.
     ///
+    /// `leases` cover all scopes that the batch writes; the batch is named by the token of the first.
+    ///
     /// # Errors
     /// - [`StoreError::Fenced`]: another process took the lease. Nothing was written; stop all work of this
     ///   run.
@@ -127,7 +131,7 @@ pub trait Store: Debug + Display + Send + Sync {
     ///   data is intact. After a failed sync the store refuses further appends ([`StoreError::Poisoned`])
     ///   until it is opened again.
     /// - [`StoreError::Unknown`]: the answer was lost; send the same batch again with the same id.
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError>;
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError>;
 
     /// Returns the newest sound record of each open branch, with its body, by pages.
     ///
@@ -298,10 +302,12 @@ pub const BLOB_NAME_BYTES_MAX: usize = 512;
 /// Size of a chunk: a log line arrives soon, and a database row stays small.
 pub const BLOB_CHUNK_BYTES: usize = 64 << 10;
 
-/// The right to append to a run.
+/// The right to append to the scopes of a run: to all of them, or to one.
 #[derive(Debug, Clone)]
 pub struct Lease {
     run: RunId,
+    /// The scope; `None` for the whole run.
+    scope: Option<BranchPath>,
     token: u64,
     lock: Option<Arc<RunLock>>,
     #[expect(dead_code, reason = "it is kept for what its drop does")]
@@ -312,9 +318,20 @@ pub struct Lease {
 pub trait Guard: Debug + Send + Sync {}
 
 impl Lease {
-    /// Creates a lease; for stores. A local store passes its kernel lock.
+    /// Creates a lease of a whole run; for stores. A local store passes its kernel lock.
     pub fn new(run: RunId, token: u64, lock: Option<RunLock>) -> Self {
-        Self { run, token, lock: lock.map(Arc::new), guard: None }
+        Self { run, scope: None, token, lock: lock.map(Arc::new), guard: None }
+    }
+
+    /// Narrows the lease to one scope, without its child scopes; for stores with several writers per run.
+    #[must_use]
+    pub fn of_scope(self, scope: BranchPath) -> Self {
+        Self { scope: Some(scope), ..self }
+    }
+
+    /// Returns whether the lease permits appends to a scope.
+    pub fn covers(&self, scope: &BranchPath) -> bool {
+        self.scope.as_ref().is_none_or(|own| own == scope)
     }
 
     /// Creates a lease that names a run and holds nothing: stores never issue token 0. For calls without
@@ -582,16 +599,7 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store::scan`].
     async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
-        let mut names = BTreeSet::new();
-        let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
-        loop {
-            let page = self.scan(&scan).await?;
-            names.extend(page.records.iter().map(|record| record.header().branch.clone()));
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(names),
-            }
-        }
+        branches::names(self, run).await
     }
 }
 

@@ -37,7 +37,7 @@ const RULES: [Rule; 11] = [
     },
     Rule {
         name: "a result is compared before it is reused",
-        file: "reuse.rs",
+        file: "early_cutoff.rs",
         on: "if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {",
         off: "if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()).filter(|_| false) {",
         level: "leaves",

@@ -68,9 +68,11 @@ impl Params {
     }
 }
 
-/// Warns of pending answers and signals of a run: the new run does not inherit them.
+/// Warns of pending answers of a run: the new run does not inherit them.
 pub(super) async fn tell_of_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
-    tell_of_given(context, run, &pending(store, run).await?);
+    let mut given = pending(store, run).await?;
+    given.retain(|one| matches!(one.kind, SignalKind::Answer { .. }));
+    tell_of_given(context, run, &given);
     Ok(())
 }
 

@@ -1,10 +1,12 @@
 //! `waypost export`: a checkpoint with all dependencies of a new run, as one self-verifying file.
 
 use std::io;
+use std::sync::Arc;
 
-use waypost::engine::RunError;
+use waypost::CheckpointRef;
+use waypost::engine::{Engine, RunError};
 use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
-use waypost::store::StoreError;
+use waypost::store::{Signal, SignalKind, Store, StoreError};
 
 use super::branched::tell_of_pending;
 use super::travel::{checkpoint, on_main};
@@ -14,6 +16,7 @@ use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::output::shown;
 use crate::store_location::Access;
 use crate::view::{ExportedView, VERSION};
 
@@ -27,6 +30,7 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
     }
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
     tell_of_pending(context, store.as_ref(), &reference.run).await?;
+    tell_of_signals(context, &store, &reference).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
     portable.save(&args.file, mode).map_err(not_saved)?;
     let bytes = args.file.metadata().map_or(0, |file| file.len());
@@ -36,12 +40,33 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
         context.output.document(&ExportedView { v: VERSION, checkpoint, file, bytes })?;
         return Ok(Exit::Done);
     }
-    let file = crate::output::shown(&file);
+    let file = shown(&file);
     context.output.answer(&format!("Exported {reference} to {file} ({})", size::shown(bytes)))?;
     context.output.note(
         "It holds the params, the state and the workflow of the run as they are, and commands are code: give it to those who may read them.",
     );
     Ok(Exit::Done)
+}
+
+/// Warns of the signals that the checkpoint leaves to later steps: the file has none.
+async fn tell_of_signals(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    reference: &CheckpointRef,
+) -> Result<(), Error> {
+    let signals = Engine::new(Arc::clone(store)).signals_at(reference).await?;
+    let name = |signal: &Signal| match &signal.kind {
+        SignalKind::Named { name, .. } => Some(format!("`{}`", shown(name))),
+        _ => None,
+    };
+    let names: Vec<String> = signals.iter().filter_map(name).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        context.output.warn(&format!(
+            "no step finished at {reference} has taken signal {names}, and the file has no signals: send them to the new run with `waypost signal`"
+        ));
+    }
+    Ok(())
 }
 
 fn not_exported(error: ExportError) -> Error {

@@ -174,7 +174,18 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
         ..Scan::of(run)
     };
     let page = store.scan(&scan).await?;
-    let Some(last) = page.records.first() else { return Err(no_step(store, run, named).await?) };
+    let Some(last) = page.records.first() else {
+        let shape = super::show::shape_in_force(snapshot);
+        if shape.as_ref().and_then(|shape| shape.of_branch(&branch)?.step(step.as_str())).is_none() {
+            return Err(no_step(store, run, named).await?);
+        }
+        // Its records are damaged or missing.
+        let (action, cause) = match about.end {
+            Some(End::Completed) => (Action::Reuse, Cause::Finished(None)),
+            _ => (Action::Skip, Cause::BranchEnded),
+        };
+        return Ok(Decision { step, branch, action, cause });
+    };
     let last = last.header();
     let (action, cause) = match &last.phase {
         _ if opened_by_work(snapshot, &branch) && !dead_letters::counts(store, run, &newest).await? => {

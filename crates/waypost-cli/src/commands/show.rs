@@ -129,7 +129,7 @@ pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     Workflow::parse(text, Path::new("the run's copy")).ok()
 }
 
-fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+pub(super) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
     shape_of(&workflow_in_force(snapshot)?, environment::cores()).ok()
 }
 

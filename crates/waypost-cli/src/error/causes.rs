@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::io;
 
 use waypost::plan::{Cause, Decision};
-use waypost_workflow::program::ScratchError;
+use waypost_workflow::program::{NO_RESOURCES, ScratchError, lacking};
 use waypost_workflow::supervisor::SupervisorError;
 
 /// Returns whether the cause is a full disk.
@@ -25,6 +25,11 @@ pub(super) fn is_without_descriptors(error: &(dyn StdError + 'static)) -> bool {
     let number = |error: &(dyn StdError + 'static)| error.downcast_ref::<io::Error>()?.raw_os_error();
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     chain.any(|error| matches!(number(error), Some(libc::EMFILE | libc::ENFILE)))
+}
+
+/// Returns the resource of the system that was exhausted, other than space on a disk.
+pub(super) fn lacking_resource(error: &(dyn StdError + 'static)) -> Option<String> {
+    lacking(error).filter(|lack| lack.starts_with(NO_RESOURCES))
 }
 
 /// Says whether the supervisor of a run was killed while it started.

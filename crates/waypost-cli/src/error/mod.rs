@@ -27,7 +27,7 @@ pub(crate) use once::OnceError;
 pub(crate) use store::log_with_record;
 pub(crate) use words::undo_command;
 
-use causes::is_without_descriptors;
+use causes::{is_without_descriptors, lacking_resource};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use run::of_run;
 use store::of_store;
@@ -508,6 +508,10 @@ impl Error {
                 ),
             ),
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
+            Self::Runtime(error) if lacking_resource(error).is_some() => {
+                let how = |lack| format!("{lack}: raise that limit and call it again");
+                ("no_resources", Exit::NoResources, lacking_resource(error).map(how))
+            }
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
                 ("internal", Exit::Internal, None)
             }

@@ -1,15 +1,16 @@
 //! Messages, exit codes and next commands for errors of the engine.
 
 use waypost::engine::RunError;
+use waypost::plan::Decision;
 use waypost::record::Flaw;
 use waypost::{BranchPath, RunId, StepId};
-use waypost_workflow::program::{NO_RESOURCES, lacking};
 
-use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch};
+use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch, lacking_resource};
 use super::store::of_store;
 use super::words::other_states;
 use super::words::{undo_choices, undo_command};
 use crate::exit::Exit;
+use crate::format::text::quoted;
 
 /// The engine's part of the one `match`.
 pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
@@ -29,11 +30,9 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         }
         RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
-        RunError::InDoubt { run, questions } if are_of_evidence(questions) => (
-            "evidence",
-            Exit::Evidence,
-            Some(format!("put right what stands in the way, then: `waypost resume {run}`")),
-        ),
+        RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
+            ("evidence", Exit::Evidence, Some(put_right(run, questions)))
+        }
         RunError::InDoubt { run, questions } => (
             "in_doubt",
             Exit::InDoubt,
@@ -89,10 +88,10 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
             ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
         }
-        RunError::Begin(error) if lacking(error).is_some_and(|lack| lack.starts_with(NO_RESOURCES)) => (
+        RunError::Begin(error) if lacking_resource(error).is_some() => (
             "no_resources",
             Exit::NoResources,
-            lacking(error).map(|lack| {
+            lacking_resource(error).map(|lack| {
                 format!("{lack}: raise that limit; no step was started, and `waypost resume` resumes the run")
             }),
         ),
@@ -111,6 +110,15 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         ),
         RunError::Begin(_) => ("cannot_begin", Exit::Internal, None),
     }
+}
+
+/// Returns the ways on from evidence that cannot be checked.
+fn put_right(run: &RunId, questions: &[Decision]) -> String {
+    let accept = questions.first().map_or_else(String::new, |Decision { branch, step, .. }| {
+        let step = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
+        format!("; or take what is there now: `waypost evidence accept {run} {}`", quoted(&step))
+    });
+    format!("put right what stands in the way, then: `waypost resume {run}`{accept}")
 }
 
 /// Returns the command to rerun a step of the main branch, or the opener of the step's branch.

@@ -248,7 +248,7 @@ mod tests {
 
             let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("second")).await.unwrap();
             links.under(&lease);
-            store.append(&lease, links.step()).await.unwrap();
+            store.append(&[&lease], links.step()).await.unwrap();
             store.release(lease, None).await.unwrap();
 
             assert_eq!(logged_and_lost(&store, &before).await, None);

@@ -213,8 +213,10 @@ impl<'a> Session<'a> {
                 _ => false,
             };
             let said = engine.store().signals(&outcome.run).await?;
-            // An older stop request was meant for a process that ended before reading it.
-            let stops = |signal: &&Signal| signal.kind == SignalKind::Stop && signal.created_at >= self.began;
+            // An older stop request was meant for a process that ended before reading it, also if the clock was set back.
+            let times = self.began..=crate::format::time::now();
+            let stops =
+                |signal: &&Signal| signal.kind == SignalKind::Stop && times.contains(&signal.created_at);
             if let Some(stop) = said.iter().find(stops) {
                 return Ok(WaitResult::Stop(stop.sender.clone()));
             }

@@ -1,8 +1,8 @@
-//! What the command does after a failure: exit codes, the last lines, and what a resume retries.
+//! The command after a failure: exit codes, last lines, and the steps that a resume retries.
 
 use crate::rig::{Rig, code_of};
 
-/// Runs a file as `r`, and returns its exit code and what it printed.
+/// Runs a file as `r` and returns its exit code and output.
 fn run(rig: &Rig, flow: &str, more: &[&str]) -> (Option<i32>, String) {
     rig.write("flow.yaml", flow);
     let output = rig.call(&[&["run", "flow.yaml", "--id", "r", "-q"], more].concat());

@@ -1,4 +1,4 @@
-//! What runs again by name or elsewhere: steps that open branches, and steps that must not be repeated blindly.
+//! Reruns by name, and in other runs: openers, and non-idempotent steps.
 
 use crate::rig::{Rig, code_of};
 
@@ -8,8 +8,8 @@ fn lines(rig: &Rig) -> Vec<String> {
     rig.read("trace").lines().map(str::to_owned).collect()
 }
 
-// What happened: a step of an item that opens branches itself was recorded as done again, and was not. Why: it went back to
-// where it had joined them. What stops it now: it goes back to before them.
+// Bug: a rerun of an opener inside an item was recorded, but did not happen. Cause: the branch went back to its
+// join. Fix: the branch goes back to before the opening.
 #[test]
 fn a_step_of_a_branch_that_opens_branches_runs_again_with_them() {
     for store in STORES {
@@ -42,7 +42,7 @@ steps:
     }
 }
 
-/// Runs a workflow until it says `pay`, and kills it there.
+/// Runs a workflow until it prints `pay`, and kills the process there.
 fn killed_amid_payment(rig: &Rig, payments: usize) {
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
     rig.wait_for("trace", |text| text.lines().filter(|line| *line == "pay").count() == payments);
@@ -53,8 +53,8 @@ fn killed_amid_payment(rig: &Rig, payments: usize) {
 
 const PAY: &str = "idempotent: false, run: 'echo pay >> trace; test -e go || sleep 1000'";
 
-// What happened: a fork or an import of a run in doubt repeated the step. Why: nothing is under way in a new run, and all
-// that was began from its top. What stops it now: such a step is in doubt there as well.
+// Bug: a fork or an import of a run in doubt repeated the step. Cause: a new run has no running steps, so all
+// started steps restarted. Fix: the step is in doubt in the new run too.
 #[test]
 fn a_new_run_asks_about_what_was_cut_in_the_other() {
     let alone = format!("steps:\n  - {{id: pay, {PAY}}}\n  - {{id: c, run: 'echo c >> trace'}}\n");
@@ -101,8 +101,8 @@ fn a_fork_asks_about_an_effect_that_has_happened_since() {
     assert_eq!(lines(&rig), ["pay", "pay"]);
 }
 
-// What happened: whoever went back to a step had another one beside it repeated that had been cut. What stops it now: of
-// what comes next there, a step that is in doubt stays so.
+// Bug: a rollback to a step repeated an interrupted step next to it. Fix: steps in doubt at the target stay in
+// doubt.
 #[test]
 fn who_goes_back_beside_it_is_asked_all_the_same() {
     for store in STORES {
@@ -139,8 +139,7 @@ fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
     );
 }
 
-/// Two lines of steps that have nothing to do with each other, the second of them with a step that must not be repeated
-/// blindly, and a step over items.
+/// Two independent sequences of steps, the second with a non-idempotent step, and a `foreach` step.
 const APART: &str = "checkpoints: {retention: 3}
 max_parallel: 4
 steps:
@@ -160,9 +159,9 @@ fn traced(rig: &Rig) -> Vec<String> {
     lines
 }
 
-// What happened: whatever was done again in a graph, a dead letter, a step that was named, its finished siblings were done
-// again as well, also such as must not be repeated. Why: the whole branch went back to the state of then. What stops it now:
-// only what needs the step is open again, and what the others gave stays in the state.
+// Bug: in a graph, a rerun of a dead letter or a named step also reran its finished siblings, even non-idempotent
+// ones. Cause: the whole branch went back to the earlier state. Fix: only downstream steps are invalidated, and
+// other outputs stay in the state.
 #[test]
 fn what_does_not_need_a_step_is_not_done_again_with_it() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -190,8 +189,8 @@ fn what_does_not_need_a_step_is_not_done_again_with_it() {
     }
 }
 
-// What happened: the reason was that the step had been cut, which it had not, and that it was done could not be said, as its
-// outputs were not there. What stops it now: the question names why, and what it gave before is kept until it is answered.
+// Bug: the question wrongly reported an interrupted step, and "done" was refused for lack of outputs. Fix: the
+// question names the cause, and the earlier outputs are kept until the answer.
 #[test]
 fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_again() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -223,7 +222,7 @@ fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_a
     }
 }
 
-// The same within an item: what comes after the inner items there was done again without a word.
+// The same within an item: steps downstream of inner items were silently rerun.
 #[test]
 fn a_step_of_an_item_that_must_not_be_repeated_is_asked_about() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -257,8 +256,8 @@ fn a_step_of_an_item_that_must_not_be_repeated_is_asked_about() {
     }
 }
 
-// What happened: items, groups and passes with such a step were done again whole, without a word. Why: only the step that
-// opens them was looked at, which may be repeated. What stops it now: what it opens is looked at too.
+// Bug: items, groups and passes with a non-idempotent step were silently rerun as a whole. Cause: only the opener
+// was checked, and openers are idempotent. Fix: the opened steps are checked too.
 #[test]
 fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
     let openers = [
@@ -303,8 +302,8 @@ fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
     }
 }
 
-// What happened: a pass that was cut and is done was followed by another one, whatever the step is repeated for, and its
-// passes were counted from 0. Why: only the order of the steps was asked what comes next. What stops it now: the workflow is.
+// Bug: after "done" for an interrupted pass, another pass always followed, counted from 0. Cause: only the order
+// of the steps was used. Fix: the `repeat` condition of the workflow decides.
 #[test]
 fn a_pass_that_is_treated_as_done_counts_as_one() {
     let cases = [("iteration >= 1", &["p1", "z"][..]), ("iteration >= 2", &["p1", "p2", "z"])];
@@ -328,8 +327,8 @@ fn a_pass_that_is_treated_as_done_counts_as_one() {
     }
 }
 
-// What happened: a step that was repeated in vain did its last pass again with each resume. Why: that pass counted as failed.
-// What stops it now: it counts, and the next one is not begun.
+// Bug: a step that exhausted its `repeat` reran the last pass in each resume. Cause: the pass counted as failed.
+// Fix: the pass counts, and no further pass begins.
 #[test]
 fn the_last_pass_of_a_step_is_not_done_again_by_a_resume() {
     let rig = Rig::with(
@@ -349,8 +348,9 @@ fn the_last_pass_of_a_step_is_not_done_again_by_a_resume() {
     assert_eq!(traced(&rig), ["m3"]);
 }
 
-// What happened: a rollback, or a fork, to a checkpoint amid items had all of them worked on again, also steps that had ended
-// before it and must not be repeated. Why: which of them had, nobody knows. What stops it now: it is refused where there are such.
+// Bug: a rollback or a fork to a checkpoint with open items restarted all items, including finished
+// non-idempotent steps. Cause: the checkpoint does not show the finished items. Fix: refused if there are
+// non-idempotent steps.
 #[test]
 fn nobody_goes_back_amid_items_that_must_not_be_repeated() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -370,4 +370,67 @@ fn nobody_goes_back_amid_items_that_must_not_be_repeated() {
             }
         }
     }
+}
+
+/// A run that was killed while an effect after step `a` was under way.
+fn killed_amid_effects(effects: &str) -> Rig {
+    let rig = Rig::with(&format!(
+        "steps:\n  - {{id: a, run: 'true'}}\n  - {{id: b, run: 'true'}}\n  - {effects}\n"
+    ));
+    rig.write("pay.sh", "echo $1 >> trace; test $1 = x || test -e paid || sleep 1000\n");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.ends_with("y\n"));
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("paid", "");
+    rig
+}
+
+// What happened: a rollback, a fork or an import before a step that was cut, or that had items with effects, repeated the
+// effects unasked.
+// Why: only ends since the checkpoint counted as effects, and a portable checkpoint knew of none.
+// What stops it now: a begun step counts too, and a portable checkpoint names the steps begun since.
+#[test]
+fn who_begins_before_an_effect_is_asked_before_it_is_repeated() {
+    let pays = "steps: [{id: pay, idempotent: false, env: {I: '${{ i }}'}, run: '. ./pay.sh $I'}]";
+    for (effects, all) in [
+        ("{id: pay, idempotent: false, run: '. ./pay.sh y'}".to_owned(), &["y"][..]),
+        (format!("{{id: each, foreach: {{items: [x, y], as: i, max_parallel: 1, {pays}}}}}"), &["x", "y"]),
+        ("{id: group, steps: [{id: pay, idempotent: false, run: '. ./pay.sh y'}]}".to_owned(), &["y"]),
+    ] {
+        let rig = killed_amid_effects(&effects);
+        assert_eq!(code_of(&rig, &["export", "r@2", "old.json"]), Some(0), "{effects}");
+        let made = [
+            (&["fork", "r@2", "--id", "f", "-q"][..], "f"),
+            (&["import", "old.json", "--trust", "--id", "i", "-q"], "i"),
+            (&["rollback", "r@2", "-q"], "r"),
+        ];
+        for (args, run) in made {
+            let before = lines(&rig);
+            let begun = code_of(&rig, args);
+            let begun = if run == "r" { code_of(&rig, &["resume", "r", "-q"]) } else { begun };
+            assert_eq!(begun, Some(8), "{args:?} {effects}");
+            assert_eq!(lines(&rig), before, "{args:?} {effects}");
+            assert_eq!(code_of(&rig, &["resume", run, "--treat-as", "retry", "-q"]), Some(0), "{args:?}");
+            assert_eq!(lines(&rig)[before.len()..], *all, "{args:?} {effects}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_without_a_taker_is_forked_and_named_by_an_export() {
+    let rig =
+        Rig::with("steps:\n  - {id: a, run: 'true'}\n  - {id: go, wait: go}\n  - {id: c, run: 'true'}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["signal", "r", "go", "1"]), Some(0));
+    let named = |exported: &str| {
+        exported.contains("has taken signal `go`, and the file has no signals: send them to the new run")
+    };
+
+    assert!(named(&rig.waypost(&["export", "r", "pending.json"])));
+    let forked = rig.waypost(&["fork", "r", "--id", "f"]);
+    assert!(forked.starts_with("exit 0\n") && !forked.contains("come along"), "it comes along: {forked}");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert!(named(&rig.waypost(&["export", "r@2", "taken.json"])), "taken since");
+    assert!(!named(&rig.waypost(&["export", "r", "ended.json"])), "taken before");
 }

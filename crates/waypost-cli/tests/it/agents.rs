@@ -1,4 +1,4 @@
-//! Steps that an agent does: its command, its prompt, its answer, what it took.
+//! Agent steps: command, prompt, reply and usage.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -22,7 +22,7 @@ steps:
     env: {A: "${{ steps.ask.outputs.result }}"}
 "#;
 
-/// A rig in which the agent `stub` is this script.
+/// Returns a rig whose agent `stub` is this script.
 fn with_agent(flow: &str, config: &str, script: &str) -> Rig {
     let rig = Rig::with(flow);
     std::fs::create_dir_all(rig.path(".waypost")).unwrap();
@@ -76,8 +76,8 @@ echo plain text"#;
     assert_eq!(events.matches("\"event\":\"usage\"").count(), 3, "{events}");
 }
 
-// What happened: an agent that printed `"is_error": true` and exited with 0 counted as done, its complaint as its answer.
-// Why: only the exit code was asked. What stops it now: what it says of itself counts, too.
+// Bug: an agent that printed `"is_error": true` and exited with 0 counted as done, with the error as its reply.
+// Cause: only the exit code was checked. Fix: the reply is checked as well.
 #[test]
 fn an_agent_that_says_that_it_failed_fails_its_step() {
     let said = r#"{"type":"result","is_error":true,"result":"API Error: overloaded","total_cost_usd":0.25,"usage":{"input_tokens":3}}"#;
@@ -109,7 +109,7 @@ fn check_warns_of_agents_that_are_not_configured_for_the_file() {
     let below = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
     assert!(below.starts_with("exit 2") && below.contains("agent `mine`"), "{below}");
 
-    // The configuration that counts is that of the file, wherever the command is called.
+    // The configuration of the file's folder counts, wherever the command runs.
     std::fs::create_dir(rig.path("other")).unwrap();
     rig.write("flow.yaml", flow);
     let mut command = rig.command(&["check", "../flow.yaml", "--json"]);
@@ -158,8 +158,8 @@ fn usage_that_is_no_number_fails_the_step() {
     }
 }
 
-// What happened: what failed tries had used was in the events and counted against the budget, but not in `show`. Why: it
-// looked at the last try. What stops it now: it adds up all of them.
+// Bug: the usage of failed attempts was in the events and counted against the budget, but was missing in `show`.
+// Cause: `show` read only the last attempt. Fix: `show` adds up all attempts.
 #[test]
 fn what_failed_tries_used_is_in_the_sum() {
     let rig = Rig::with(

@@ -1,16 +1,16 @@
-//! Events that steps add to their run.
+//! Custom events of steps.
 
 use serde_json::{Value, json};
 
 use crate::rig::{Rig, check};
 
-/// Steps that call the program itself, as `$W`.
+/// Makes steps that call the program itself, as `$W`.
 fn rig(steps: &str) -> Rig {
     let program = env!("CARGO_BIN_EXE_waypost");
     Rig::with(&format!("secrets: [TOKEN]\nenv: {{W: '{program}'}}\nsteps:\n{steps}"))
 }
 
-/// Runs it, and returns the events of its steps' own.
+/// Runs the workflow and returns the custom events of its steps.
 fn own_events(rig: &Rig, code: i32) -> Vec<Value> {
     let ended =
         rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", "hunter2-hunter2").output().unwrap();
@@ -40,7 +40,7 @@ fn a_step_adds_events_to_its_run() {
             (&b, &json!("more"), &json!({})),
         ]
     );
-    // It prints nothing that would become the output.
+    // The command prints nothing, so the output stays unchanged.
     assert_eq!(rig.json(&["show", "r", "--json"])["steps"][0]["outputs"], json!({"result": "got"}));
     assert!(rig.waypost(&["events", "r"]).contains("custom a file=a b.csv rows=12 name=loaded"));
 }

@@ -1,4 +1,4 @@
-//! Archives and what can go wrong with them: targets, logs that are missing, damage, and what a kill leaves.
+//! Archives and their failures: targets, missing logs, damage, and kills.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ steps:
   - {id: last, run: 'echo last >> trace; test -e go'}
 "#;
 
-/// A folder in which run `r` has failed at its last step.
+/// Returns a rig in which run `r` has failed at its last step.
 fn failed() -> Rig {
     let rig = Rig::with(FLOW).at("sqlite:kept/waypost.db");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
@@ -43,7 +43,7 @@ fn members(rig: &Rig, name: &str) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// Makes an archive by hand.
+/// Writes an archive by hand.
 fn pack(rig: &Rig, name: &str, members: &[(String, Vec<u8>)]) {
     let encoder = zstd::Encoder::new(File::create(rig.path(name)).unwrap(), 1).unwrap();
     let mut tar = tar::Builder::new(encoder);
@@ -87,8 +87,9 @@ fn only_regular_files_are_replaced() {
     assert!(!rig.path("nowhere").exists());
 }
 
-// What happened: a log that was gone, or was no file, was left out of the archive without a word, and `delete` was
-// advised. Why: only what was found was packed. What stops it now: it is compared with what records say.
+// Bug: a missing log, or a log that is not a file, was silently left out of the archive, and the output
+// recommended `delete`. Cause: the archive packed the files that it found. Fix: the found files are compared with
+// the records.
 #[test]
 fn what_an_archive_lacks_of_a_run_is_said() {
     let rig = failed();
@@ -139,7 +140,7 @@ fn large_logs_and_kept_outputs_are_as_their_records_say() {
 #[test]
 fn a_log_that_cannot_be_read_is_named() {
     let rig = failed();
-    // Permissions do not hold root back, so that it calls a copy of the program as somebody else.
+    // Permissions do not restrict root, so root runs a copy of the program as another user.
     let program = rig.path("program");
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_waypost")).arg(&program).status().unwrap();
     let opened = Command::new("chmod").args(["-R", "a+rwX"]).arg(rig.path("")).status().unwrap();
@@ -160,8 +161,8 @@ fn a_log_that_cannot_be_read_is_named() {
     assert!(!rig.path("x").exists());
 }
 
-// What happened: a truncated or changed archive was imported. Why: it was read as far as its checkpoint. What stops it
-// now: it is read to its end, and every member is compared with the manifest.
+// Bug: a truncated or changed archive was imported. Cause: the import stopped reading at the checkpoint. Fix: the
+// import reads to the end and compares every member with the manifest.
 #[test]
 fn a_damaged_archive_is_not_imported() {
     let rig = failed();

@@ -1,18 +1,17 @@
-//! Steps that must not be repeated blindly, and were done or begun before something else is done again: whatever way that
-//! comes about, a person is asked first.
+//! Non-idempotent steps that ran or started before an upstream step reruns: in all cases a person is asked first.
 
 use crate::rig::{Rig, code_of};
 
 pub(crate) const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// What ran since it was asked last.
+/// Returns the steps that ran since the last call.
 pub(crate) fn ran(rig: &Rig) -> Vec<String> {
     let lines = rig.read("trace").lines().map(str::to_owned).collect();
     rig.write("trace", "");
     lines
 }
 
-/// Has a step say so, and fail while there is a file of its name.
+/// A command that logs its step, and fails while a file with the name of the step exists.
 fn says(id: &str) -> String {
     format!("run: 'echo {id} >> trace; test ! -e fail-{id}'")
 }
@@ -22,7 +21,7 @@ pub(crate) fn has_ended(rig: &Rig, args: &[&str], code: i32, what: &str) {
     assert_eq!(out.status.code(), Some(code), "{what}: {args:?}: {}", rig.told(&out));
 }
 
-/// Workflows of `a`, of a step that opens `pay` and then `q`, and of `z`.
+/// Workflows with `a`, an opener of `pay` and then `q`, and `z`.
 pub(crate) fn flows() -> Vec<String> {
     let (a, pay, q, z) = (says("a"), says("pay"), says("q"), says("z"));
     let inner = format!("[{{id: pay, idempotent: false, {pay}}}, {{id: q, {q}}}]");
@@ -47,9 +46,9 @@ pub(crate) fn rig_of(flow: &str, store: &str) -> Rig {
     rig
 }
 
-// What happened: a payment within items, a group or another file was repeated without a word, as the step that holds it had
-// not ended. Why: only what is finished was asked about. What stops it now: also what has begun is put aside and asked about;
-// "done" goes on with it as it stood.
+// Bug: a payment within items, a group or another file was silently repeated, because its opener had not ended.
+// Cause: only finished steps were asked about. Fix: a started step is parked and asked about; "done" restores its
+// position.
 #[test]
 fn what_has_begun_behind_a_step_that_is_done_again_is_asked_about() {
     for store in STORES {
@@ -78,8 +77,8 @@ fn what_has_begun_behind_a_step_that_is_done_again_is_asked_about() {
     }
 }
 
-// What happened: once the first step that was asked about was said to be done, the one behind it ran again unasked. Why: it
-// counted as changed. What stops it now: what a person says is done gave what it gave. So does what gives the same again.
+// Bug: after "done" for the first step in doubt, the next step ran again unasked. Cause: the first step counted
+// as changed. Fix: a step declared done keeps its output. The same holds after a rerun with an equal output.
 #[test]
 fn what_comes_after_broken_evidence_is_asked_about_to_its_end() {
     for store in STORES {
@@ -108,8 +107,8 @@ fn what_comes_after_broken_evidence_is_asked_about_to_its_end() {
     }
 }
 
-// What happened: with a changed file, payments behind the changed step were repeated without a word. Why: a change was taken
-// for the wish to repeat all that comes after it. What stops it now: it is asked about as after `--from`.
+// Bug: with a changed file, payments downstream of the changed step were silently repeated. Cause: a changed file
+// counted as a requested rerun of all downstream steps. Fix: a person is asked, as after `--from`.
 #[test]
 fn a_changed_file_repeats_nothing_unasked() {
     for store in STORES {
@@ -146,7 +145,7 @@ fn a_changed_file_repeats_nothing_unasked() {
     }
 }
 
-// The same of the step itself that must not be repeated: what it does now, it may have done.
+// The same for a changed non-idempotent step: the effect of its new definition may have happened.
 #[test]
 fn a_changed_step_that_must_not_be_repeated_is_asked_about() {
     for store in STORES {
@@ -170,7 +169,7 @@ fn a_changed_step_that_must_not_be_repeated_is_asked_about() {
     }
 }
 
-// What happened: `plan`, `why` and dry runs said that such a step runs. What stops it now: they say that it is asked about.
+// Bug: `plan`, `why` and dry runs showed `run` for a step in doubt. Fix: these show the question.
 #[test]
 fn who_looks_before_is_told_what_is_asked_about() {
     for store in STORES {
@@ -201,9 +200,9 @@ fn who_looks_before_is_told_what_is_asked_about() {
     }
 }
 
-// What happened: a payment of an item that was in doubt was repeated when another step was gone back to, or once the file did
-// not say any more that it must not be. Why: only the main branch was asked about, and by the graph of now. What stops it
-// now: every branch is, and by the graph that it was started with too.
+// Bug: a payment of an item in doubt was repeated after a rollback to another step, or after the file dropped
+// `idempotent: false`. Cause: only the main branch was asked about, with the current graph. Fix: every branch is
+// asked about, with the graph at the start of the step too.
 #[test]
 fn what_was_cut_within_an_item_is_asked_about_whatever_else_changes() {
     let slow = "run: 'echo pay >> trace; test -e go || sleep 1000'";
@@ -239,8 +238,8 @@ fn what_was_cut_within_an_item_is_asked_about_whatever_else_changes() {
     }
 }
 
-// What happened: passes behind a step that gave something else went on with the one after the last. What stops it now: they
-// begin with the first.
+// Bug: passes downstream of a changed output continued after the last pass. Fix: these start over at the first
+// pass.
 #[test]
 fn passes_behind_broken_evidence_begin_with_the_first() {
     for store in STORES {
@@ -263,8 +262,8 @@ fn passes_behind_broken_evidence_begin_with_the_first() {
     }
 }
 
-// What happened: after a rollback to a checkpoint at which a payment stood as started, and was still in doubt, it was
-// repeated. Why: who goes on from a checkpoint has decided. What stops it now: who only goes back has not.
+// Bug: a rollback to a checkpoint with a started payment, still in doubt, repeated the payment. Cause: a resume
+// from a checkpoint counts as a decision. Fix: a mere rollback does not.
 #[test]
 fn a_rollback_does_not_decide_what_became_of_a_step() {
     for store in STORES {
@@ -288,8 +287,7 @@ fn a_rollback_does_not_decide_what_became_of_a_step() {
     }
 }
 
-// What happened: steps that had been skipped, and such as had no items, counted as done. What stops it now: what did nothing
-// is decided anew.
+// Bug: skipped steps, and steps without items, counted as done. Fix: steps without an effect are decided again.
 #[test]
 fn nobody_is_asked_about_what_did_nothing() {
     for store in STORES {
@@ -307,8 +305,7 @@ fn nobody_is_asked_about_what_did_nothing() {
     }
 }
 
-// What happened: the first step of a run that began from another could not be done again. What stops it now: it need not
-// have been started in this run.
+// Bug: the first step of a forked run could not rerun. Fix: the step may have started in the parent run.
 #[test]
 fn a_step_of_the_run_before_is_done_again_in_a_fork() {
     for store in STORES {
@@ -328,7 +325,7 @@ fn a_step_of_the_run_before_is_done_again_in_a_fork() {
     }
 }
 
-/// Items whose first step has evidence that changes what it gives, and whose second fails while there is a file.
+/// Items with a first step whose evidence changes its output, and a second step that fails while a file exists.
 const BELIEVED_ITEMS: &str = "steps:
   - id: e
     foreach:
@@ -340,8 +337,8 @@ const BELIEVED_ITEMS: &str = "steps:
   - {id: z, run: 'echo z >> trace'}
 ";
 
-// What happened: an item that was done again for its evidence, and failed then, counted as done. Why: of branches that went
-// back, only those that came out well were looked at. What stops it now: one that failed makes the join another.
+// Bug: an item that was rerun for its evidence and then failed counted as done. Cause: of rewound branches, only
+// successful ones were checked. Fix: a failed branch changes the join.
 #[test]
 fn an_item_that_is_done_again_and_fails_has_failed() {
     for store in STORES {
@@ -366,8 +363,8 @@ fn an_item_that_is_done_again_and_fails_has_failed() {
     }
 }
 
-// What happened: a run whose items had failed and were all done again well, as what comes before them was, ended with exit
-// code 3 for ever. Why: how they had failed was counted on. What stops it now: what begins anew counts anew.
+// Bug: after an upstream rerun, a run with all failed items rerun successfully kept exit code 3. Cause: the old
+// failures stayed counted. Fix: a restarted step has a new count.
 #[test]
 fn failures_that_were_done_again_count_no_more() {
     for store in STORES {
@@ -391,8 +388,8 @@ fn failures_that_were_done_again_count_no_more() {
     }
 }
 
-// What happened: an item within one that was begun anew stayed a dead letter, and stood in the way of all others. What stops
-// it now: only what is waited for, or was joined last, counts.
+// Bug: an inner item of a restarted item stayed a dead letter, and blocked the retry of all others. Fix: only
+// awaited or last joined items count.
 #[test]
 fn what_was_left_behind_is_no_dead_letter() {
     for store in STORES {
@@ -416,8 +413,8 @@ fn what_was_left_behind_is_no_dead_letter() {
         has_ended(&rig, &["dead-letters", "retry", "r", "-q"], 0, store);
     }
 }
-// What happened: of a step that a person said is done, `show` told no outputs and no exit code, while later steps read those
-// that it gave before. Why: the record of its end had nothing. What stops it now: it has what the state keeps.
+// Bug: `show` had no outputs and no exit code for a step declared done, although later steps read its earlier
+// outputs. Cause: the end record had none. Fix: the record has the outputs of the state.
 #[test]
 fn what_a_person_says_is_done_shows_what_it_gave_before() {
     let long = "x".repeat(600);
@@ -458,8 +455,8 @@ fn what_a_person_says_is_done_shows_what_it_gave_before() {
     }
 }
 
-// What happened: a step whose outputs are read from outside its item, or its file, could be said to be done, and what reads
-// them failed for ever. Why: only its own file was looked at, and by its own name. What stops it now: so are those above it.
+// Bug: a step with outputs read from outside its item or its file could be declared done, and the readers failed
+// forever. Cause: only the step's own file was checked. Fix: the enclosing files are checked too.
 #[test]
 fn what_is_read_from_outside_is_not_said_to_be_done() {
     let b = "{id: b, idempotent: false, run: 'echo v=1 >> $WAYPOST_OUTPUT; touch begun; sleep 1000'}";
@@ -502,8 +499,8 @@ fn what_is_read_from_outside_is_not_said_to_be_done() {
     }
 }
 
-// What happened: a tolerated failure became a success when a person said that the step was done. What stops it now: it is
-// what it was.
+// Bug: a tolerated failure became a success when a person declared the step done. Fix: it stays a tolerated
+// failure.
 #[test]
 fn a_failure_that_was_tolerated_stays_one() {
     for store in STORES {

@@ -1,17 +1,17 @@
-//! What a person is asked about, further: passes, what was put aside, and what else does not hold meanwhile.
+//! Questions to a person, continued: passes, parked steps, and other failures at the same time.
 
 use crate::asked::{STORES, flows, has_ended, ran, rig_of};
 use crate::rig::{Rig, code_of};
 
-/// A run whose second pass failed of a step that must not be repeated and is repeated.
+/// A run with a non-idempotent repeated step that failed in its second pass.
 const PASSES: &str = "steps:
   - {id: a, run: 'echo a >> trace; echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
   - {id: g, idempotent: false, repeat: {until: iteration == 3, max: 4}, run: 'echo g$I >> trace; test $I != 2 || test -e go', env: {I: '${{ iteration }}'}}
   - {id: z, run: 'echo z >> trace'}
 ";
 
-// What happened: passes that were done were repeated without a word where a later one had failed, or what was left of them
-// was passed over. Why: a step that has failed was not taken for one that did something. What stops it now: its passes did.
+// Bug: after a failure in a later pass, finished passes were silently repeated, or the remaining passes were
+// dropped. Cause: a failed step counted as a step without effects. Fix: its passes count.
 #[test]
 fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
     for store in STORES {
@@ -43,7 +43,7 @@ fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
     }
 }
 
-/// A run whose `q` failed, of which `a` was done again, so that it is asked about what comes after that.
+/// A run with a failed `q`, and a rerun of `a`, so that the downstream steps are asked about.
 fn asked(flow: &str, store: &str) -> Rig {
     let rig = rig_of(flow, store);
     rig.write("fail-q", "");
@@ -53,8 +53,8 @@ fn asked(flow: &str, store: &str) -> Rig {
     rig
 }
 
-// What happened: a step that had begun on items was said to be done in a run that began elsewhere, or after its own steps had
-// changed: what was left of it was passed over. What stops it now: that is refused, and says why.
+// Bug: a started `foreach` was declared done in a fork, or after a change of its own steps: its remaining work
+// was dropped. Fix: refused, with the reason.
 #[test]
 fn what_cannot_be_gone_on_with_is_not_done() {
     for store in STORES {
@@ -74,8 +74,8 @@ fn what_cannot_be_gone_on_with_is_not_done() {
     }
 }
 
-// What happened: after a rollback to before it, a step that was put aside and begun anew was taken up with branches that are
-// not there any more, and paid again. What stops it now: only with branches that are.
+// Bug: after a rollback to before it, a parked and restarted step was restored with abandoned branches, and paid
+// again. Fix: a parked step is restored only with existing branches.
 #[test]
 fn who_goes_back_does_not_take_up_what_was_begun_anew() {
     for store in STORES {
@@ -85,7 +85,7 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
             has_ended(&rig, &["resume", "r", "--treat-as", "retry", "-q"], 0, &flow);
             ran(&rig);
             has_ended(&rig, &["rollback", "r@asked", "-q"], 0, &flow);
-            // Whoever has gone back is asked anew.
+            // After a rollback, the question is asked again.
             has_ended(&rig, &["resume", "r", "-q"], 8, &flow);
 
             let refused = rig.call(&["resume", "r", "--treat-as", "done"]);
@@ -97,8 +97,8 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
     }
 }
 
-// What happened: such a rollback amid items was accepted behind a redo, and paid again. Why: the question about them was kept,
-// and what it was about was not. What stops it now: it is refused as it is without a redo.
+// Bug: such a rollback into open items was accepted after a rerun, and paid again. Cause: the question about the
+// items was kept, but not its items. Fix: refused, as without a rerun.
 #[test]
 fn nobody_goes_back_amid_items_while_they_are_asked_about() {
     for store in STORES {
@@ -116,8 +116,8 @@ fn nobody_goes_back_amid_items_while_they_are_asked_about() {
     }
 }
 
-// What happened: where a step was in doubt, and the evidence of another one gone, the same was asked for ever. Why: no decision
-// was taken while something else was in question. What stops it now: the decision is written first.
+// Bug: with a step in doubt and missing evidence of another step, the same question was asked forever. Cause: a
+// decision was refused while there was another question. Fix: the decision is recorded first.
 #[test]
 fn a_decision_is_taken_although_something_else_does_not_hold() {
     for store in STORES {
@@ -147,9 +147,9 @@ fn a_decision_is_taken_although_something_else_does_not_hold() {
     }
 }
 
-// What happened: a step that was cut and must not be repeated was done again without a word once the file called it, or
-// what opened its branch, otherwise. Why: only the steps of the new file were asked about. What stops it now: those of the
-// old one that are not gone on with are, too.
+// Bug: an interrupted non-idempotent step was silently rerun after the file renamed the step or its opener.
+// Cause: only the steps of the new file were asked about. Fix: abandoned steps of the old file are asked about
+// too.
 #[test]
 fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_more() {
     const CUT: &str = "{id: p, idempotent: false, run: 'echo p >> trace; test -e go || kill -9 $PPID'}";
@@ -183,7 +183,7 @@ fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_mor
             has_ended(&rig, &resume, 8, to);
             assert_eq!(ran(&rig), [""; 0], "{store} {to}");
 
-            // Who goes back to a step decides first.
+            // A rollback to a step decides first.
             let how = if how.contains(&"--from") { &[][..] } else { how };
             has_ended(&rig, &[&["resume", "r", "-q", "--treat-as", "retry"], how].concat(), 0, to);
             assert_eq!(ran(&rig), then, "{store} {to}");
@@ -191,8 +191,9 @@ fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_mor
     }
 }
 
-// What happened: `plan` and `why` asked about a step of an item that a resume settled by its evidence, and `why` of the whole
-// run named the step that waits for the items. What stops it now: evidence of branches is looked at, and questions come first.
+// Bug: `plan` and `why` asked about a step of an item that a resume settled by its evidence, and `why` of the
+// whole run named the step that waits for the items. Fix: the evidence of branches is verified, and questions
+// come first.
 #[test]
 fn steps_of_items_that_were_cut_are_planned_by_their_evidence() {
     const FLOW: &str = "steps:\n  - id: e\n    foreach: {items: [1], steps: [{id: p, idempotent: false, run: 'echo p >> trace; echo 1 > made; kill -9 $PPID', evidence: [{file: made}]}]}\n";

@@ -1,4 +1,4 @@
-//! Evidence about what answers over a connection.
+//! Evidence over a network connection.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Says what stands in a file of the rig, as JSON; 404 where it is not there, 503 while there is a file `down`.
+/// Serves a file of the rig as JSON; 404 if the file is missing, 503 while a file `down` exists.
 fn server(rig: &Rig) -> Server {
     let folder = rig.path("");
     let says = move |head: &str| {
@@ -56,7 +56,7 @@ steps:
         let told = rig.waypost(&["verify", "r"]);
         assert!(told.starts_with("exit 4\n") && told.contains(r#"found {"status":404}"#), "{told}");
 
-        // A server that cannot answer says nothing of what is there: nothing is done again for that.
+        // A server error is not evidence, so no step reruns.
         rig.write("down", "");
         let told = rig.waypost(&["resume", "r", "-q"]);
         assert!(told.starts_with("exit 4\n"), "{told}");
@@ -180,8 +180,8 @@ steps:
     }
 }
 
-/// Sees that no command tells what it has kept of any of these, and that no file has it as it stands. What a store has in it
-/// is compressed, so that looking at its bytes alone would show nothing.
+/// Asserts that no command prints a secret from the store, and that no file contains a secret in plain text. The
+/// store is compressed, so a search of its bytes alone proves nothing.
 fn assert_untold(rig: &Rig, secrets: &[&str]) {
     for args in [
         &["show", "r", "--json"][..],
@@ -192,7 +192,7 @@ fn assert_untold(rig: &Rig, secrets: &[&str]) {
         &["events", "r", "--json"],
         &["logs", "r"],
     ] {
-        // What is looked at anew is masked by who knows the secrets.
+        // A new check is masked by the command that knows the secrets.
         let mut command = rig.command(args);
         let command = command.env("TOKEN", secrets[0]).env("PIN", secrets.last().unwrap_or(&"0000"));
         let output = command.output().unwrap();
@@ -239,8 +239,8 @@ fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
-// What happened: the claim of a step in a file of another folder was about `parts/8089`. Why: every subject counted as a path.
-// What stops it now: each kind says what its claims are about.
+// Bug: the claim of a step in a file of another folder was about `parts/8089`. Cause: every subject counted as a
+// path. Fix: each kind of evidence says whether its subject is a path.
 #[test]
 fn what_is_no_path_does_not_begin_at_the_folder_of_a_file() {
     let rig = Rig::with("steps:\n  - {id: in, workflow: parts/inner.yaml}\n");

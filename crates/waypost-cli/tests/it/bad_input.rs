@@ -1,4 +1,4 @@
-//! Everything that can be wrong with what the program is given.
+//! All kinds of invalid input.
 
 use std::io::{Seek as _, SeekFrom, Write as _};
 
@@ -137,7 +137,7 @@ fn a_store_of_another_version_is_refused() {
     check("older", &rig.waypost(&["store", "upgrade"]));
 }
 
-/// Flips one bit of the newest record of `r-1`, behind the store's back.
+/// Flips a bit of the newest record of `r-1`, past the store.
 fn damage(rig: &Rig) {
     let tables = rusqlite::Connection::open(rig.path(".waypost/waypost.db")).unwrap();
     let newest = "FROM records ORDER BY key DESC LIMIT 1";
@@ -194,8 +194,8 @@ fn a_step_that_fails_with_control_characters_does_not_move_the_cursor() {
 
 #[test]
 fn a_limit_on_the_size_of_files_is_told() {
-    // What happened: beyond `ulimit -f` the command ended without a word, by a signal. Why: that is what SIGXFSZ does
-    // unless it is ignored. What stops it: it is, for the command and not for its steps; the write fails and is told.
+    // Bug: beyond `ulimit -f` the command died silently by a signal. Cause: SIGXFSZ, unless ignored. Fix: the
+    // command ignores the signal, its steps do not; the failed write is reported.
     let flow = "version: 1\nsteps:\n  - run: echo \"x=$(head -c 2500 /dev/zero | tr '\\0' x)\" >> \"$WAYPOST_OUTPUT\"\n";
     for (url, code, words) in [
         ("sqlite:kept/waypost.db", 73, "cannot create a store"),
@@ -203,7 +203,7 @@ fn a_limit_on_the_size_of_files_is_told() {
     ] {
         let rig = Rig::with(flow).at(url);
         let mut shell = std::process::Command::new("sh");
-        // Blocks of 512 bytes: room for what the step writes, and not for a checkpoint with that in it.
+        // Blocks of 512 bytes: enough for the output of the step, but not for a checkpoint with this output.
         shell.args(["-c", "ulimit -f 6; exec \"$0\" --store \"$1\" run flow.yaml --id r-1"]);
         let output =
             shell.args([env!("CARGO_BIN_EXE_waypost"), url]).current_dir(rig.path("")).output().unwrap();
@@ -248,8 +248,9 @@ fn a_store_variable_that_is_empty_names_no_store() {
 
 #[test]
 fn too_few_descriptors_are_an_error_and_no_panic() {
-    // What happened: with 6 descriptors (`ulimit -n 6`) the command panicked. Why: its runtime does, where it finds none for
-    // its signals. What stops it now: it is made only if there are enough, and the lack of them is told.
+    // Bug: with 6 descriptors (`ulimit -n 6`) the command panicked. Cause: the runtime panics without a
+    // descriptor for its signals. Fix: the runtime is created only with enough descriptors, and a lack is
+    // reported.
     let rig = Rig::with("steps:\n  - run: 'true'\n");
     for limit in 4..=24 {
         let mut shell = std::process::Command::new("sh");
@@ -264,8 +265,8 @@ fn too_few_descriptors_are_an_error_and_no_panic() {
     }
 }
 
-// What happened: of a file name that is not UTF-8, as `ls` prints it, an item was made that names no file. Why: what a
-// command prints is read with signs in place of such bytes, also for items. What stops it now: the bytes are looked at before.
+// Bug: a file name that is not UTF-8 in the output of `ls` became an item without a file. Cause: such bytes are
+// replaced in the output of a command, also for items. Fix: the bytes are checked first.
 #[test]
 fn items_are_not_made_of_what_is_no_text() {
     let rig = Rig::with(
@@ -282,8 +283,8 @@ fn items_are_not_made_of_what_is_no_text() {
     assert!(!rig.path("done.txt").exists());
 }
 
-// What happened: `--from each:zz/p` of an item that is not there gave three reasons of which one might be it. What stops it now:
-// a branch that the run never had is refused by its name.
+// Bug: `--from each:zz/p` for an unknown item printed three possible reasons. Fix: an unknown branch is refused
+// by its name.
 #[test]
 fn a_branch_that_is_not_there_is_not_gone_on_from() {
     let rig = Rig::with("steps:\n  - {id: each, foreach: {items: [x], steps: [{id: p, run: 'true'}]}}\n");

@@ -1,4 +1,4 @@
-//! What is believed of steps that were done again for their evidence, and what is asked.
+//! Evidence of rerun steps, and questions about evidence.
 
 use crate::rig::{Rig, code_of};
 
@@ -12,9 +12,9 @@ fn remove(rig: &Rig, files: &[&str]) {
     files.iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
 }
 
-// What happened: once an item had been done again for its evidence, nobody looked at that of any item any more; and a run with
-// a dead letter was completed without one. Why: a join that need not run again was not known to have joined them. What stops
-// it now: the position keeps which branches a step joined, and how many had failed.
+// Bug: after the rerun of an item for its evidence, no item evidence was checked any more, and a run with a dead
+// letter was completed without its failure. Cause: a join that need not run again did not know its branches. Fix:
+// the position keeps the joined branches and their failure count.
 #[test]
 fn items_are_looked_at_again_after_one_was_done_again() {
     let flow = "steps:
@@ -38,8 +38,8 @@ fn items_are_looked_at_again_after_one_was_done_again() {
     }
 }
 
-// What happened: steps of items, and of a group, that must not be repeated were, as the evidence of the step around them or of
-// one beside them did not hold. Why: all of them were begun anew. What stops it now: a person is asked.
+// Bug: non-idempotent steps of items and groups were repeated when the evidence of their opener or of a sibling
+// failed. Cause: all branches restarted. Fix: a person is asked.
 #[test]
 fn what_must_not_be_repeated_is_not_for_the_evidence_of_what_is_around_it() {
     let items = "steps: [{id: s, evidence: [{file: out}], foreach: {items: [1], as: i, steps: [{id: pay, idempotent: false, run: 'echo pay >> trace; touch out'}]}}]";
@@ -64,8 +64,8 @@ fn what_must_not_be_repeated_is_not_for_the_evidence_of_what_is_around_it() {
     }
 }
 
-// What happened: a step that was in doubt, as what it needs was done again, was settled by the next resume by evidence of
-// before. What stops it now: only a step that was cut is settled so.
+// Bug: a step in doubt after an upstream rerun was settled by its old evidence in the next resume. Fix: evidence
+// settles only interrupted steps.
 #[test]
 fn evidence_of_before_settles_no_doubt() {
     for store in STORES {
@@ -91,8 +91,8 @@ fn evidence_of_before_settles_no_doubt() {
     }
 }
 
-// What happened: a step that must not be repeated and whose evidence was gone was asked about for ever: "done" was not
-// taken. What stops it now: a person's word counts, from then on.
+// Bug: a non-idempotent step with missing evidence was asked about forever: "done" was refused. Fix: the decision
+// is recorded and stays in force.
 #[test]
 fn a_person_says_that_a_step_is_done_whose_evidence_is_gone() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -131,7 +131,7 @@ fn a_person_says_that_a_step_is_done_whose_evidence_is_gone() {
     }
 }
 
-// A file that a person changed is pinned as it is now; what is claimed to be so is not made so by a word.
+// `accept` pins a changed file; a fixed expectation is not changed by `accept`.
 #[test]
 fn evidence_is_accepted_as_it_is_found() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -166,7 +166,7 @@ fn evidence_is_accepted_as_it_is_found() {
     }
 }
 
-// One item is named as everywhere else; the others are not believed by that.
+// An item is named by its branch, as in other commands; other items are unaffected.
 #[test]
 fn evidence_of_one_item_is_suggested_and_accepted() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -198,11 +198,11 @@ fn evidence_of_one_item_is_suggested_and_accepted() {
     }
 }
 
-// What a step wrote is suggested, and what it suggests is believed when it is put into the file.
+// The command suggests evidence for the files of a step, and the suggestion works in the workflow file.
 #[test]
 fn evidence_is_suggested_by_what_a_step_wrote() {
     const FLOW: &str = "steps:\n  - {id: a, run: 'sleep 0.1; mkdir -p out; echo x > out/a.txt; : > empty; sleep 0.1'}\n  - {id: b, run: 'sleep 0.1; echo b > b.txt'}\n";
-    // What the store keeps beside it is not the step's, wherever it is.
+    // Files of the store are not files of the step, wherever the store is.
     for store in ["sqlite:.waypost/waypost.db", "sqlite:x.db", "file:d", "file:."] {
         let rig = Rig::with(FLOW).at(store);
         rig.write("before", "x");
@@ -225,7 +225,7 @@ fn evidence_is_suggested_by_what_a_step_wrote() {
     }
 }
 
-// A path that holds a secret is not shown, and no claim would be made about it; one with signs of a pattern means itself.
+// A path with a secret is not shown, and gets no claim; pattern characters in a path are escaped.
 #[test]
 fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     let rig = Rig::with(
@@ -238,7 +238,7 @@ fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     let json = call(&["evidence", "suggest", "r", "a", "--json"]);
 
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
-    // An expression in the place of what would begin one.
+    // An expression escapes text that would begin an expression.
     let odd = "b${{ '${{' }}c";
     let odd_line = format!("  - sha256: \"{odd}\"  # 2 B");
     let lines = [
@@ -256,7 +256,7 @@ fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     assert_eq!(json["secret"], 1);
 }
 
-// A code that evidence names has not failed the step; what comes after it runs, and a resume believes it.
+// An exit code listed in the evidence is a success; later steps run, and a resume trusts the step.
 #[test]
 fn a_step_has_ended_well_with_a_code_that_its_evidence_names() {
     let flow = "steps:\n  - {id: a, run: 'echo a >> trace; echo n=1 >> $WAYPOST_OUTPUT; exit CODE', evidence: [{exit: [0, 3]}]}\n  - {id: b, run: 'echo ${{ steps.a.outputs.n }} >> trace; test -e go'}\n";
@@ -275,8 +275,8 @@ fn a_step_has_ended_well_with_a_code_that_its_evidence_names() {
     }
 }
 
-// What happened: a retry of dead letters asked a person about a step that may simply run again, and "done" ran it. What stops
-// it now: it says that a resume comes first.
+// Bug: a retry of dead letters asked a person about an idempotent step, and "done" ran the step. Fix: the message
+// says that a resume is needed first.
 #[test]
 fn items_are_tried_again_when_what_is_done_holds() {
     let rig = Rig::with(
@@ -330,8 +330,8 @@ fn what_a_verification_came_to_is_recorded_and_changes_nothing() {
     assert!(rig.waypost(&["verify", "r", "--record"]).contains("Nothing to record"));
 }
 
-// What happened: a step that was done again, with others finished behind it, was shown without evidence and times. Why: the word
-// that the results behind it are used again was taken for its end. What stops it now: only what finishes a step is its end.
+// Bug: a rerun step with reused downstream steps was shown without evidence and times. Cause: the note about the
+// reuse counted as its end. Fix: only a finishing record is an end.
 #[test]
 fn a_step_that_was_done_again_shows_its_evidence_and_times() {
     let one = |id: &str| format!("  - {{id: {id}, run: 'echo {id} > {id}', evidence: [{{sha256: {id}}}]}}\n");
@@ -351,8 +351,8 @@ fn a_step_that_was_done_again_shows_its_evidence_and_times() {
     }
 }
 
-// What happened: a checkpoint that keeps what a look at evidence came to was `skipped`. Why: it was never looked at itself. What
-// stops it now: its verdict is that of its claims, which says nothing of now.
+// Bug: a checkpoint with the verdicts of a verification was `skipped`. Cause: the checkpoint itself was never
+// verified. Fix: its verdict is that of its claims, at the time of the verification.
 #[test]
 fn what_a_look_came_to_has_the_verdict_of_its_claims() {
     let flow = "steps: [{id: a, run: 'echo a > a', evidence: [{sha256: a}]}]\n";

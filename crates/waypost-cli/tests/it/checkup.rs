@@ -1,4 +1,4 @@
-//! `waypost stats`, `waypost doctor` and `waypost store`: what a store has, and what could go wrong with it.
+//! `waypost stats`, `waypost doctor` and `waypost store`: the content of a store, and its problems.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{FLOW, Rig, check};
 
-/// The result of one check of `doctor`, with its message and its hint.
+/// Returns the result of one check of `doctor`, with its message and its hint.
 fn found(document: &Value, name: &str) -> (String, String, String) {
     let checks = document["checks"].as_array().unwrap();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -20,7 +20,7 @@ fn result(rig: &Rig, name: &str) -> String {
     found(&rig.json(&["doctor", "--json"]), name).0
 }
 
-/// Without what differs from machine to machine.
+/// Removes the parts that differ between machines.
 fn of_any_machine(text: &str) -> String {
     let mut told = String::new();
     for line in text.lines() {
@@ -127,7 +127,7 @@ fn who_holds_a_run_is_told_and_what_nobody_watches() {
     running.end();
     assert_eq!(found(&rig.json(&["doctor", "--json"]), "locks").1, "no run is held");
 
-    // As a step would be whose supervisor and reaper were killed in one moment.
+    // Like a step whose supervisor and reaper were killed at once.
     let mut left = Command::new("sleep")
         .arg("1000")
         .env("WAYPOST_RUN_MARK", rig.read("mark").trim())

@@ -1,4 +1,4 @@
-//! Steps that run another file.
+//! Steps that run another workflow file.
 
 use serde_json::json;
 
@@ -71,7 +71,7 @@ fn killed_within_another_file_only_what_was_cut_is_done_again() {
         running.end();
         std::fs::remove_file(rig.path("jobs/hold")).unwrap();
         check("child_plan", &rig.waypost(&["plan", "r"]));
-        // The run keeps its own copy of both.
+        // The run keeps its own copy of both files.
         std::fs::remove_file(rig.path("jobs/load.yaml")).unwrap();
 
         assert_eq!(code(&rig, &["resume", "r", "-q", "--keep-definition"]), Some(0), "{store}");
@@ -220,7 +220,7 @@ fn files_that_cannot_be_run_are_refused_before_anything_is() {
     rig.write("flow.yaml", &format!("{comment}steps:\n  - {{workflow: load.yaml, params: {{day: x}}}}\n"));
     let large = rig.waypost(&["check", "flow.yaml"]);
     assert!(large.contains("are larger than 4 MiB together"), "{large}");
-    // Each names the next a dozen times: three thousand million in all.
+    // Each file names the next a dozen times: 12 to the power of 7 steps below `level-1.yaml`.
     for level in 0..8 {
         let steps = format!("  - {{workflow: level-{}.yaml}}\n", level + 1).repeat(12);
         rig.write(&format!("level-{level}.yaml"), &format!("steps:\n{steps}"));
@@ -236,8 +236,8 @@ fn files_that_cannot_be_run_are_refused_before_anything_is() {
     check("child_param_at_run_time", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));
 }
 
-// What happened: a pipe or a device in the place of a workflow file hung `check` and `run`. Why: it was opened and read
-// like any file. What stops it now: it is looked at first, opened without waiting, and refused if it is no regular file.
+// Bug: a pipe or a device in the place of a workflow file hung `check` and `run`. Cause: any file was opened and
+// read. Fix: the file is checked first, opened without waiting, and refused unless regular.
 #[test]
 fn a_pipe_in_place_of_a_workflow_file_hangs_nothing() {
     let rig = Rig::with("steps: [{id: a, run: 'true'}, {id: kid, workflow: pipe.yaml}]\n");
@@ -260,8 +260,8 @@ fn a_pipe_in_place_of_a_workflow_file_hangs_nothing() {
     check("children_pipes", &said.collect::<String>());
 }
 
-// What happened: a file that the workflow names had changed, and only the workflow's own name was told; one that was gone
-// stopped a resume without a word of the run's own copy. What stops it now: the file is named, and so is the option.
+// Bug: after a change of a file that the workflow names, the error named only the workflow. A missing file
+// stopped a resume, without a hint at the run's own copy. Fix: the error names the file and the option.
 #[test]
 fn a_file_that_changed_or_is_gone_is_named() {
     let rig = Rig::with("steps:\n  - {id: w, workflow: child.yaml}\n  - {id: z, run: test -e ok}\n");

@@ -1,4 +1,4 @@
-//! Configuration files: which value counts, where it comes from, and what is said when a file is wrong.
+//! Configuration files: the value in force, its source, and the errors of an invalid file.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use crate::rig::{Rig, check};
 
 const FLOW: &str = "steps:\n  - {id: a, run: echo a}\n  - {id: go, wait: go}\n";
 
-/// A project with a folder `sub`, and a user with a home of their own.
+/// A project with a folder `sub`, and a user with a separate home.
 struct Place(Rig);
 
 impl Place {
@@ -37,7 +37,7 @@ impl Place {
         self.0.told(&self.call(args))
     }
 
-    /// The value of a key with its source, as `config --json` says.
+    /// Returns the value of a key with its source, from `config --json`.
     fn value(&self, command: &mut Command, key: &str) -> (Value, String) {
         let output = command.args(["config", "--json"]).output().unwrap();
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();

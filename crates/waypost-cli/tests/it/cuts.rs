@@ -1,8 +1,8 @@
-//! Steps that take down the process that runs them.
+//! Steps that kill the process that runs them.
 
 use crate::rig::{Rig, code_of};
 
-/// Calls the command in a shell that writes its process number to `runner`, so that a step can kill it.
+/// Runs the command in a shell that writes its process id to `runner`, so that a step can kill it.
 fn killed(rig: &Rig, args: &str) -> Option<i32> {
     let mut command = std::process::Command::new("bash");
     let waypost = env!("CARGO_BIN_EXE_waypost");
@@ -10,7 +10,7 @@ fn killed(rig: &Rig, args: &str) -> Option<i32> {
     command.env_remove("WAYPOST_STORE").output().unwrap().status.code()
 }
 
-/// Items of which the second kills the runner.
+/// Makes items of which the second kills the runner.
 fn poisoned(more: &str) -> Rig {
     Rig::with(&format!(
         "steps:
@@ -46,7 +46,7 @@ fn other_items_come_first_and_the_item_fails_in_the_end() {
     assert_eq!((count(&rig, "begin 2"), count(&rig, "end 6")), (2, 1), "the others first");
     assert_eq!(killed(&rig, "resume --all -q"), None);
     assert_eq!(count(&rig, "begin 2"), 3);
-    // Two cuts, and one more while the step was alone.
+    // Two cuts, and a third while the step ran alone.
     let failed = rig.call(&["resume", "--all"]);
     assert_eq!(failed.status.code(), Some(1));
     assert!(rig.told(&failed).contains("cut 3 times"), "{}", rig.told(&failed));
@@ -57,7 +57,7 @@ fn other_items_come_first_and_the_item_fails_in_the_end() {
     let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
     assert_eq!(letters["items"].as_array().unwrap().len(), 1);
 
-    // A person who resumes has mended it, and the count begins with 0.
+    // A resume by a person resets the count.
     assert_eq!(killed(&rig, "resume r -q"), None);
     rig.write("cured", "");
     assert_eq!(code_of(&rig, &["resume", "--all", "-q"]), Some(0));

@@ -1,4 +1,4 @@
-//! What the command does where SQLite's files are damaged in ways that SQLite does not notice, or have no room.
+//! Damage of SQLite files that SQLite does not detect, and full disks.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ const STORE: &str = "sqlite:kept/waypost.db";
 const FLOW: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t}\n";
 const ENDLESS: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t; sleep 99}\n";
 
-/// Calls the program, which must end so and say all of this.
+/// Runs the program; checks its exit code and its output.
 fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
     let output = rig.call(args);
     let told = rig.told(&output);
@@ -24,7 +24,7 @@ fn change(rig: &Rig, sql: &str) {
     database.execute_batch(&format!("PRAGMA ignore_check_constraints = 1; {sql}")).unwrap();
 }
 
-/// Makes a folder in which run `r` was killed in its second step.
+/// Makes a folder with run `r`, killed in its second step.
 fn killed() -> Rig {
     let rig = Rig::with(ENDLESS).at(STORE);
     let run = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
@@ -35,9 +35,9 @@ fn killed() -> Rig {
     rig
 }
 
-// What happened: after a kill, one byte changed early in SQLite's log made every reader say that there are no runs yet.
-// Why: the tables themselves were only in the log, which SQLite cuts off where it is damaged. What stops it now: the
-// tables are copied into the database as soon as they are made.
+// Bug: after a kill and a flipped byte early in SQLite's log, every reader reported an empty store. Cause: the
+// tables existed only in the log, and SQLite drops the log from the damage on. Fix: new tables are copied into
+// the database at once.
 #[test]
 fn a_log_that_is_damaged_early_hides_no_run() {
     let rig = killed();
@@ -55,7 +55,7 @@ fn a_log_that_is_damaged_early_hides_no_run() {
     assert_eq!(rig.read("t"), "a\nb\n", "nothing was done again");
 }
 
-// The same for a database whose tables never came out of its log.
+// The same for a database with tables only in the log.
 #[test]
 fn a_database_without_tables_hides_no_run() {
     let rig = Rig::with(FLOW).at(STORE);
@@ -75,9 +75,9 @@ fn a_database_without_tables_hides_no_run() {
     }
 }
 
-// What happened: with the body of its last record damaged, a completed run could neither be shown nor resumed, and the
-// hint named the command that had failed. Why: of branches that have ended only headers were looked at. What stops it
-// now: what the main branch ended with must be sound as a whole, or the record before it stands.
+// Bug: with a damaged body in its last record, a completed run could be neither shown nor resumed, and the hint
+// named the failed command. Cause: only headers of ended branches were verified. Fix: the whole end record of the
+// main branch must be sound, or the previous record is in force.
 #[test]
 fn a_damaged_result_of_a_completed_run_is_done_again() {
     for harm in ["body = x'7b7d'", "body = substr(body, 1, 20)", "codec = 1 - codec", "header = x'00'"] {
@@ -94,9 +94,9 @@ fn a_damaged_result_of_a_completed_run_is_done_again() {
     }
 }
 
-// What happened: a completed run whose row could not be read became `interrupted` for good by its resume, which ended as
-// if by Ctrl-C; and a wrong end of its main branch was never mended. Why: the row was written anew as if the run had not
-// ended. What stops it now: its newest record says how it ended.
+// Bug: a resume turned a completed run with an unreadable row into `interrupted` for good, with the exit code of
+// Ctrl-C; a wrong end of its main branch was never repaired. Cause: the row was rewritten as if the run had not
+// ended. Fix: the newest record has the end.
 #[test]
 fn a_damaged_row_of_a_completed_run_is_mended_by_its_records() {
     let harms = [
@@ -121,8 +121,8 @@ fn a_damaged_row_of_a_completed_run_is_mended_by_its_records() {
     assert_eq!(rig.read("t"), "a\nb\n");
 }
 
-// What happened: after the resume that got over a row that was taken away, `verify` found the count of bytes wrong. Why:
-// what that row had was still counted. What stops it now: the bytes are counted anew when it is noted that it is gone.
+// Bug: after a resume past a removed row, `verify` reported a wrong byte count. Cause: the bytes of the row were
+// still counted. Fix: the bytes are recounted when the loss is noted.
 #[test]
 fn what_a_lost_row_had_is_counted_no_more() {
     let rig = Rig::with(FLOW).at(STORE);
@@ -134,9 +134,9 @@ fn what_a_lost_row_had_is_counted_no_more() {
     expect(&rig, &["verify", "r"], 0, &["r: sound"]);
 }
 
-// What happened: on a full disk every command that reads failed with "disk I/O error". Why: SQLite makes 32 KiB of
-// shared memory beside the database before it reads. What stops it now: where there is no room for that, a database
-// without a log is read as one that nobody changes, and one with a log by a connection that has it to itself.
+// Bug: on a full disk every reading command failed with "disk I/O error". Cause: SQLite creates 32 KiB of shared
+// memory next to the database before a read. Fix: without room, a database without a log is opened as immutable,
+// and a database with a log is opened exclusively.
 #[test]
 fn a_full_disk_hides_no_run() {
     let completed = Rig::with(FLOW).at(STORE);
@@ -158,7 +158,7 @@ fn a_full_disk_hides_no_run() {
             "resume r --dry-run",
         ] {
             let mut shell = Command::new("sh");
-            // No file may grow: what SQLite is told then, it takes as it takes a full disk.
+            // No file may grow: SQLite treats the resulting error like a full disk.
             shell.args([
                 "-c",
                 "ulimit -f 0; exec \"$0\" --store \"$@\"",
@@ -175,14 +175,14 @@ fn a_full_disk_hides_no_run() {
     }
 }
 
-// What happened: near the end of the space, zeros that were written ahead of commits took what these needed, and under a limit of
-// file sizes they ended the process. Now none are written there.
+// Bug: near the end of the space, preallocated zeros used the room needed by commits, and a file size limit ended
+// the process. Fix: no preallocation there.
 #[test]
 fn room_in_the_log_is_made_only_where_there_is_plenty() {
     const FRAME: u64 = 24 + 8192;
     let length_of_log = |limit: &str| {
         let rig = Rig::with("steps: [{id: a, run: 'wc -c < kept/waypost.db-wal > length'}]\n").at(STORE);
-        // The log in which a store is made is long enough for a while; the next begins with nothing.
+        // The log of a new store is long enough for a while; the next log begins empty.
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-0", "-q"]).status.code(), Some(0));
         let mut shell = Command::new("bash");
         let script = format!("ulimit -f {limit}; exec \"$0\" --store {STORE} run flow.yaml --id r -q");

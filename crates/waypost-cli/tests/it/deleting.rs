@@ -1,4 +1,5 @@
-//! `delete` and `prune` killed before each system call that changes a file: the next command that writes ends the deletion.
+//! `delete` and `prune` killed before each system call that changes a file: the next command that writes
+//! completes the deletion.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -27,29 +28,31 @@ const CHANGING: &[libc::c_long] = &[
     libc::SYS_write,
 ];
 
-/// `PTRACE_GET_SYSCALL_INFO` of <linux/ptrace.h>, and the answer of a stop before a call: its number follows three words.
+/// `PTRACE_GET_SYSCALL_INFO` of <linux/ptrace.h>, and its value for a stop before a call. The number of the call
+/// follows three words.
 const GET_SYSCALL_INFO: libc::c_uint = 0x420e;
 const BEFORE_A_CALL: u64 = 1;
 
-/// Runs a command and kills it before call `count` of [`CHANGING`]; says whether it came so far.
+/// Runs a command and kills it before call `count` of [`CHANGING`]. Returns whether the command made so many
+/// calls.
 #[expect(unsafe_code, reason = "ptrace has no safe wrapper")]
 #[expect(clippy::zombie_processes, reason = "`waitpid` below is for all its threads")]
 fn killed_before(command: &mut Command, count: usize) -> bool {
     let ptrace = |request: libc::c_uint, thread: i32, addr: usize, data: usize| {
-        // SAFETY: the only pointer that is given is that to `info` below, of the size that is given with it.
+        // SAFETY: the only pointer points to `info` below, and the call has its size.
         unsafe { libc::ptrace(request as _, thread, addr as *mut libc::c_void, data as *mut libc::c_void) }
     };
     let trace_me = move || {
         ptrace(libc::PTRACE_TRACEME as _, 0, 0, 0);
         Ok(())
     };
-    // SAFETY: it is one system call.
+    // SAFETY: the closure makes one system call.
     unsafe { command.pre_exec(trace_me) };
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let process = i32::try_from(child.id()).unwrap();
     let wait = |of: i32| {
         let mut status = 0;
-        // SAFETY: `status` lives for the time of the call. Only the children of this thread are waited for.
+        // SAFETY: `status` outlives the call. The call waits only for children of this thread.
         let thread = unsafe { libc::waitpid(of, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
         (thread, status)
     };
@@ -96,7 +99,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Lists what bears the name of the run, also unfinished.
+/// Returns the files named after the run, temporary files included.
 fn left(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -110,7 +113,7 @@ fn left(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Kills a deletion of run `r-1` of a store before every changing call. Calls one of the next writers then.
+/// Kills a deletion of run `r-1` before every changing call, then runs one of the next writers.
 fn kill_everywhere(sound: &Rig, store: &str, deletion: &[&str]) {
     let next: [(&[&str], i32); 3] =
         [(&["run", "flow.yaml", "--id", "q", "-q"], 0), (&["delete", "r-1", "--yes"], 0), (&["doctor"], 0)];
@@ -147,8 +150,8 @@ fn kill_everywhere(sound: &Rig, store: &str, deletion: &[&str]) {
     assert!(cut >= 5, "{store}: only {cut} of {point} kills left something");
 }
 
-// What happened: `delete` killed half-way left logs, states and reports for good, or a run without its log.
-// Why: nothing told the next writer of it. What stops it now: a tombstone, which the next writer finds and removes last.
+// Bug: a killed `delete` left logs, states and reports for good, or a run without its log. Cause: the next writer
+// had no mark of the deletion. Fix: a tombstone, which the next writer finds and removes last.
 #[test]
 fn a_deletion_that_was_killed_is_ended_by_the_next_writer() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {

@@ -1,12 +1,12 @@
-//! Too few descriptors, at every limit below what a run needs.
+//! Too few file descriptors, at every limit below the need of a run.
 
 use std::process::Output;
 
 use crate::rig::Rig;
 
-/// Below this, the shell cannot start a program.
+/// Below this limit, the shell cannot start a program.
 const STARTS: u32 = 8;
-/// More than a run of one step needs.
+/// More than the need of a run with one step.
 const ENOUGH: u32 = 64;
 
 fn with_descriptors(rig: &Rig, count: u32) -> Output {
@@ -16,8 +16,8 @@ fn with_descriptors(rig: &Rig, count: u32) -> Output {
     limited.arg(run.get_program()).args(run.get_args()).current_dir(rig.path("")).output().unwrap()
 }
 
-// What happened: with too few descriptors, `run` was an internal error (70), or said that its database was removed (73).
-// Why: only errors of the supervisor were looked into. What stops it now: the causes of every error are.
+// Bug: with too few descriptors, `run` exited with an internal error (70), or reported a removed database (73).
+// Cause: only errors of the supervisor were inspected. Fix: the causes of every error are inspected.
 #[test]
 fn too_few_descriptors_are_told_at_every_limit() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {

@@ -1,5 +1,4 @@
-//! Files of a store that something else stands in the place of, that are taken away while they are in use, or that lie
-//! beside those of another store.
+//! Store files that are replaced, removed during use, or next to files of another store.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +7,7 @@ use crate::rig::{Rig, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Calls the program, which must end by itself, so, and say all of this.
+/// Runs the program; checks that it ends, its exit code, and its output.
 fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
     let output = rig.start(args).end_soon();
     let told = rig.told(&output);
@@ -30,9 +29,9 @@ fn put_pipe(path: &Path) {
     rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
 }
 
-// What happened: with a pipe in the place of a database, of its log, or of a lock, every command hung. Why: to open or
-// read a pipe waits for its other end. What stops it now: what is opened is looked at first, or opened without waiting,
-// and anything but a regular file is refused by name.
+// Bug: with a pipe in place of a database, a log or a lock, every command hung. Cause: an open or a read of a
+// pipe waits for the other end. Fix: the file type is checked first, or the open does not wait; anything except a
+// regular file is refused by name.
 #[test]
 fn a_pipe_in_place_of_any_file_hangs_nothing() {
     const COMMANDS: [&[&str]; 5] =
@@ -52,7 +51,7 @@ fn a_pipe_in_place_of_any_file_hangs_nothing() {
             for args in COMMANDS {
                 rig.start(args).end_soon();
             }
-            // Where it decides something, it is named.
+            // A replaced file with an effect is named.
             let name = file.file_name().unwrap().to_str().unwrap().to_owned();
             if name.starts_with("waypost.db") || ["run.json", "r.lock"].contains(&name.as_str()) {
                 let output = rig.start(&["resume", "r", "-q"]).end_soon();
@@ -97,7 +96,7 @@ fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
 // written. What stops it now: the one whose shared memory is gone writes no more and leaves the log as it is (file_identity.rs).
 #[test]
 fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
-    // A step ends in the run that stays behind before the other run does, or after it, or it is killed.
+    // The affected run ends its step before the other run, or after, or is killed.
     for (goes_on, killed) in [("at once", false), ("after", false), ("after", true)] {
         let rig = Rig::with(
             "steps:\n  - run: touch begun; while ! test -e go; do sleep 0.02; done\n  - run: echo second >> second\n",
@@ -135,9 +134,9 @@ fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
     }
 }
 
-// What happened: two databases in one folder shared the locks and the logs of their runs, so that a run of one was taken
-// for a lost one of the other. Why: these were named by run and lay in the folder around the database. What stops it now:
-// a database has a folder for them that is named after it, unless it is called `waypost.db`.
+// Bug: two databases in a folder shared the locks and logs of their runs, so a run of one database counted as a
+// lost run of the other. Cause: these files were named by run, next to the database. Fix: a database has a folder
+// with its own name, unless it is called `waypost.db`.
 #[test]
 fn two_databases_in_one_folder_keep_their_runs_apart() {
     let rig = Rig::with("steps:\n  - run: touch begun; while ! test -e go; do sleep 0.02; done\n");
@@ -163,7 +162,7 @@ fn two_databases_in_one_folder_keep_their_runs_apart() {
     assert!(!rig.path("kept/a.db.waypost/runs/r").exists());
 }
 
-// The same for what is left of a database that is gone.
+// The same for the leftovers of a missing database.
 #[test]
 fn what_a_lost_database_left_is_found_in_its_own_folder() {
     let rig = Rig::with("steps:\n  - run: echo hello\n").at("sqlite:kept/a.db");
@@ -174,9 +173,9 @@ fn what_a_lost_database_left_is_found_in_its_own_folder() {
     expect(&rig, &["list", "--store", "sqlite:kept/b.db"], 5, &[]);
 }
 
-// What happened: with a socket, a link or a device in the place of one run's lock, `list` of the whole store said only
-// that; of an SQLite store also with a pipe or a folder there. Why: it was taken for a matter of the whole store. What
-// stops it now: a run whose holder cannot be asked for is told as damaged beside the others.
+// Bug: with a socket, a link or a device in place of a run's lock, `list` printed only this error for the whole
+// store; with SQLite also for a pipe or a folder. Cause: the error counted as an error of the store. Fix: a run
+// with an unknown holder is listed as damaged, next to the others.
 #[test]
 fn something_else_in_the_place_of_one_lock_hides_no_other_run() {
     type Put = fn(&Path);
@@ -214,8 +213,7 @@ fn something_else_in_the_place_of_one_lock_hides_no_other_run() {
     }
 }
 
-// What happened: with a folder in the place of a run's record, and asked to go on. What it must do: name it, and leave all
-// as it is.
+// A resume with a folder in place of a run's record. Expected: the error names the folder, and nothing changes.
 #[test]
 fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
     let rig = Rig::with("steps:\n  - run: echo one\n  - run: test -e ok\n").at("file:kept");
@@ -233,9 +231,9 @@ fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
     expect(&rig, &["resume", "r"], 0, &["is completed"]);
 }
 
-// What happened: a run of a folder whose name is not UTF-8 went on, after a crash, in the folder of the store. Why: such a
-// path was left out of the record, and what is not there was taken for the store's own place. What stops it now: it is
-// refused before anything runs.
+// Bug: a run in a folder with a name that is not UTF-8 continued, after a crash, in the folder of the store.
+// Cause: the path was left out of the record, and a missing path means the store's own folder. Fix: refused
+// before anything runs.
 #[test]
 fn a_folder_that_cannot_be_written_down_is_refused_before_anything_runs() {
     use std::os::unix::ffi::OsStrExt as _;

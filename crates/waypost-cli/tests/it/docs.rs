@@ -5,8 +5,8 @@
 //! | in the page | in the script |
 //! |---|---|
 //! | a block `sh` or `bash` | its lines |
-//! | a block `console` | its lines behind `$ `, without that; the others are output |
-//! | a comment `<!-- sh` … `-->` | its lines: what the reader is assumed to have |
+//! | a block `console` | its lines behind `$ `, without this prefix; other lines are output |
+//! | a comment `<!-- sh` … `-->` | its lines: the assumed setup of the reader |
 //! | a block `yaml` whose first line ends in `# FILE` | makes that file |
 //! | a line that ends in `# exit N`, or has `# exit N:` and more | must exit with N, any other line with 0 |
 //! | `no-run` behind the language of a block | nothing: it installs, builds or is for another shell |
@@ -19,14 +19,14 @@ use std::process::Command;
 
 use crate::rig::Rig;
 
-/// Blocks that are not run, in all pages.
+/// The maximum number of blocks with `no-run`, over all pages.
 const NO_RUN_MAX: usize = 3;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// The pages for users.
+/// Returns the pages for users.
 fn pages() -> Vec<PathBuf> {
     let root = repository();
     let mut pages = vec![root.join("README.md")];
@@ -77,7 +77,7 @@ impl Page {
         match code {
             None => writeln!(self.script, "{line}").unwrap(),
             Some(code) => {
-                // The command stands on a line of its own: its comment ends there.
+                // The command is on a line of its own, so that its comment ends there.
                 let check =
                     format!("[ $code = {code} ] || {{ echo \"exit $code, not {code}\" >&2; exit 99; }}");
                 writeln!(self.script, "code=0\n{{ {line}\n}} || code=$?\n{check}").unwrap();
@@ -100,7 +100,7 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (name, target) = (entry.file_name(), to.join(entry.file_name()));
         match entry.file_type().unwrap().is_dir() {
-            // What is built or was run here.
+            // Skips build output and earlier runs.
             true if ["target", ".git", "out", "runs", "locks"].iter().any(|left| name == *left) => {}
             true => copy(&entry.path(), &target),
             false if name.to_string_lossy().starts_with("waypost.db") => {}
@@ -109,7 +109,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Runs a page in a copy of the repository; returns what went wrong.
+/// Runs a page in a copy of the repository. Returns the failure.
 fn played(path: &Path, page: &Page) -> Option<String> {
     let rig = Rig::new();
     copy(&repository(), &rig.path("clone"));
@@ -121,14 +121,14 @@ fn played(path: &Path, page: &Page) -> Option<String> {
     let mut command = Command::new("bash");
     command.args(["-euo", "pipefail", "-c", &page.script]).current_dir(rig.path("clone"));
     command.env("PATH", search).env("XDG_STATE_HOME", rig.path("state")).env_remove("WAYPOST_STORE");
-    // What a step has.
+    // Variables that a step has.
     command.env("WAYPOST_OUTPUT", rig.path("output"));
     command.stdin(std::process::Stdio::null());
     let ended = command.output().unwrap();
     (!ended.status.success()).then(|| format!("{}: {}\n{}", path.display(), rig.told(&ended), page.script))
 }
 
-// What happened: commands of the documentation failed for a reader. Why: no test ran them. What stops it now: this one does.
+// Bug: commands of the documentation failed for a reader. Cause: no test ran the commands. Fix: this test.
 #[test]
 fn the_commands_of_the_documentation_do_what_it_says() {
     let pages: Vec<(PathBuf, Page)> = pages()

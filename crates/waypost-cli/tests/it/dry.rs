@@ -1,8 +1,8 @@
-//! `waypost resume --dry-run` says what the resume with the same options would do.
+//! `waypost resume --dry-run` prints the decisions of a resume with the same options.
 
 use crate::rig::{FLOW, Rig, code_of};
 
-/// The steps of a dry run that are not used as they are, and what it says of them.
+/// Returns the steps of a dry run that are not reused, and its message.
 fn would(rig: &Rig, args: &[&str]) -> (Vec<String>, String) {
     let args = [&["resume", "r-1", "--dry-run", "--json"], args].concat();
     let output = rig.call(&args);
@@ -15,7 +15,7 @@ fn would(rig: &Rig, args: &[&str]) -> (Vec<String>, String) {
     (steps.collect(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// A completed run, and what it has recorded.
+/// A completed run, and its records.
 fn completed() -> (Rig, String) {
     let rig = Rig::with(FLOW);
     rig.write("ok", "");
@@ -24,9 +24,9 @@ fn completed() -> (Rig, String) {
     (rig, records)
 }
 
-// What happened: a dry resume with `--from`, `--restart`, `--retry-failed` or `--until` said what one without them
-// would do, and took steps that there are not. Why: it planned from where the run stands. What stops it now: it plans
-// from where the resume would begin, and refuses what that refuses.
+// Bug: a dry resume with `--from`, `--restart`, `--retry-failed` or `--until` ignored these options, and accepted
+// unknown steps. Cause: the plan began at the current position. Fix: the plan begins at the start point of the
+// resume, and refuses the same options.
 #[test]
 fn a_dry_resume_goes_back_and_starts_over_in_word_only() {
     let (rig, records) = completed();
@@ -98,8 +98,8 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     assert!(steps.is_empty() && said.contains("nothing, because"), "{said}");
 }
 
-// What happened: `run --dry-run --until` listed all steps. Why: only the real run heeded it. What stops it now: both dry
-// runs leave out the same.
+// Bug: `run --dry-run --until` listed all steps. Cause: only the real run used the option. Fix: both dry runs
+// leave out the same steps.
 #[test]
 fn a_dry_run_stops_where_the_run_would() {
     let rig = Rig::with(FLOW);
@@ -120,8 +120,8 @@ fn a_dry_run_stops_where_the_run_would() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--dry-run", "--until", "nonsense"]), Some(5));
 }
 
-// What happened: a plan said `run` of a step whose need was skipped, and the resume skipped it. Why: only the end of the
-// need was looked for. What stops it now: what is skipped with it is planned so.
+// Bug: the plan was `run` for a step with a skipped need, and the resume skipped the step. Cause: only the end of
+// the need was checked. Fix: the skip is planned.
 #[test]
 fn what_is_skipped_with_its_need_is_planned_so() {
     let rig = Rig::with(
@@ -145,8 +145,8 @@ fn what_is_skipped_with_its_need_is_planned_so() {
     assert_eq!(skipped, ["out", "with", "end"], "as it was planned");
 }
 
-// What happened: in a graph it said that finished steps would run again which a resume from a step leaves alone. Why: it planned
-// by rules of its own. What stops it now: the position is made by what makes it for the resume.
+// Bug: in a graph, the dry run predicted reruns of finished steps that a resume from a step does not rerun.
+// Cause: the plan had separate rules. Fix: the plan uses the position of the resume.
 #[test]
 fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
     let rig = Rig::with(

@@ -1,9 +1,9 @@
-//! What is told before anything runs: params that do not fit, and items that params make.
+//! Errors before the first step: invalid params, and items from params.
 
 use crate::rig::{Rig, check, code_of};
 
-// What happened: of a value of the wrong type in a `--params-file` neither the line nor the snippet was told. Why: only the
-// values were kept of the file. What stops it now: what is wrong is looked up in it.
+// Bug: for a value of the wrong type in a `--params-file`, the error had neither line nor snippet. Cause: only
+// the values of the file were kept. Fix: the error looks up the value in the file.
 #[test]
 fn a_wrong_value_in_a_params_file_is_shown_where_it_stands() {
     let flow = "params: { count: { type: integer }, who: { pattern: '^[a-z]+$' } }\nsteps: [{ run: 'touch begun' }]\n";
@@ -24,7 +24,7 @@ fn a_wrong_value_in_a_params_file_is_shown_where_it_stands() {
             (&file, &4.into(), &"why: not".into())
         ]
     );
-    // What was given on the line is not in the file.
+    // A value from the command line is not in the file.
     let mixed = rig.waypost(&[&args[..], &["-p", "count=2.5"]].concat());
     assert!(
         mixed.starts_with("exit 2\n") && mixed.contains("param `count` must be a whole number, not `2.5`"),
@@ -33,8 +33,8 @@ fn a_wrong_value_in_a_params_file_is_shown_where_it_stands() {
     assert!(!rig.path("begun").exists() && !rig.path(".waypost").exists());
 }
 
-// What happened: of items from a param, two of one key were found when the steps before them were done. Why: items are made
-// when their step begins. What stops it now: those that are made of params alone are looked at before.
+// Bug: two items from a param with the same key were found only after the steps before them. Cause: items are
+// made at the start of their step. Fix: items made from params alone are checked before the run.
 #[test]
 fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
     let flow = |more: &str, with: &str| {
@@ -70,7 +70,7 @@ fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
         let (told, _) = run(&flow(more, with), regions);
         assert!(told.starts_with("exit 0\n"), "{more} {with}: {told}");
     }
-    // What another step decides is not known before.
+    // Outputs of other steps are unknown before the run.
     let needs = "steps:\n  - { id: first, run: 'touch begun; echo n=1 >> $WAYPOST_OUTPUT' }\n  - id: each\n    foreach:\n      items: ${{ params.regions }}\n      key: ${{ item }}\n      filter: steps.first.outputs.n == 1\n      steps: [{ id: w, run: 'true' }]\n";
     let (told, begun) = run(&format!("params: {{ regions: {{ type: json }} }}\n{needs}"), r#"["eu","eu"]"#);
     assert!(told.starts_with("exit 1\n") && begun, "{told}");

@@ -1,4 +1,4 @@
-//! The runs of all stores that a user has worked with.
+//! The runs of all stores that a user has used.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::rig::Rig;
 
-/// A rig with stores in two projects and one of files, each with a run. What is temporary lies elsewhere.
+/// Makes a rig with stores in two projects and a file store, each with a run. Temporary files are elsewhere.
 fn rig() -> Rig {
     let rig = Rig::with("steps: [{run: echo hello}]\n");
     for project in ["one", "two"] {
@@ -56,7 +56,7 @@ fn the_runs_of_all_stores_are_listed_newest_first() {
     let told = rig.told(&call(&rig, &["list", "--everywhere"]));
     assert!(told.contains("STORE") && told.contains("file:[DIR]/three"), "{told}");
 
-    // What is gone is forgotten, what cannot be read is told.
+    // A missing store is forgotten; an unreadable store is reported.
     fs::remove_dir_all(rig.path("two")).unwrap();
     fs::write(rig.path("one/.waypost/waypost.db"), "nonsense").unwrap();
     assert_eq!(listed(&rig, &[]), expected[..1]);
@@ -67,7 +67,7 @@ fn the_runs_of_all_stores_are_listed_newest_first() {
 #[test]
 fn a_store_that_cannot_be_noted_works_all_the_same() {
     let rig = Rig::with("steps: [{run: echo hello}]\n");
-    // A file in the place of the folder, and a list that is none.
+    // A file in the place of the folder, and an invalid list.
     rig.write("state", "");
     assert_eq!(call(&rig, &["run", "flow.yaml", "--id", "a"]).status.code(), Some(0));
     fs::remove_file(rig.path("state")).unwrap();
@@ -78,7 +78,7 @@ fn a_store_that_cannot_be_noted_works_all_the_same() {
     let ran = call(&rig, &["run", "flow.yaml", "--id", "b"]);
 
     assert_eq!(ran.status.code(), Some(0), "{}", rig.told(&ran));
-    // The store that would be used here is listed in any case.
+    // The default store of this folder is always listed.
     assert_eq!(listed(&rig, &[]).len(), 2);
     fs::set_permissions(rig.path("state/waypost"), fs::Permissions::from_mode(0o700)).unwrap();
 }
@@ -87,7 +87,7 @@ fn a_store_that_cannot_be_noted_works_all_the_same() {
 fn temporary_stores_are_not_noted() {
     let rig = Rig::with("steps: [{run: echo hello}]\n");
 
-    // The folder of the rig is below the temporary one.
+    // The folder of the rig is below the temporary folder.
     let mut command = rig.command(&["run", "flow.yaml"]);
     assert!(command.env("XDG_STATE_HOME", rig.path("state")).output().unwrap().status.success());
 

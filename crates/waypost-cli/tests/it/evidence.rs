@@ -1,4 +1,4 @@
-//! Evidence of steps: checked when they end, and before a resume trusts them.
+//! Evidence of steps: checked at their end, and before a resume trusts them.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ fn trace(rig: &Rig) -> Vec<String> {
     fs::read_to_string(rig.path("trace")).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// Three steps in order, each leaving a file, and one that waits until it may go on.
+/// Three steps in order, each writing a file, and one that waits for a file.
 const CHAIN: &str = r#"
 steps:
   - id: a
@@ -99,7 +99,8 @@ fn what_a_step_gave_otherwise_is_taken_up_by_the_steps_after_it() {
         let told = rig.told(&command.env("N", "2").output().unwrap());
 
         assert!(told.starts_with("exit 0\n"), "{told}");
-        // `a` gives another output, so `b` runs; that pins the same and gives the same, so `c` and `d` are used again.
+        // Step `a` has another output, so `b` runs. Step `b` pins the same file and has the same output, so `c`
+        // and `d` are reused.
         assert_eq!(trace(&rig), ["a", "b", "c", "d", "a", "b"], "{store}");
     }
 }
@@ -223,7 +224,7 @@ fn what_cannot_be_checked_stops_a_resume_before_anything_is_done() {
     for store in STORES {
         let rig = Rig::with(flow).at(store);
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
-        // A file that no check gets through in its time.
+        // A file too large for any check within its timeout.
         fs::remove_file(rig.path("a.txt")).unwrap();
         let sparse = fs::File::create(rig.path("a.txt")).unwrap();
         sparse.set_len(1 << 40).unwrap();
@@ -280,7 +281,7 @@ steps:
         assert_eq!(claims[2]["metadata"]["ticket"], "OPS-7");
         assert!(claims[3]["expected"].is_null() && claims[3]["found"].is_null(), "{claims:?}");
 
-        // A change that is looked at only when somebody wants to know.
+        // A change that only an explicit check finds.
         rig.write("kept.txt", "changed");
         rig.write("go", "");
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");

@@ -1,4 +1,4 @@
-//! The examples of the repository, run as a reader would, and killed on the way.
+//! The examples of the repository, run as by a reader, and killed in the middle.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name();
-        // What a run made is not part of the example.
+        // Output of a run is not part of the example.
         if name == "out" || name == ".waypost" {
             continue;
         }
@@ -27,7 +27,8 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Four crates that each print a line in two halves, all first halves before any second one when there are four jobs.
+/// Four crates that each print a line in two halves. With four jobs, all first halves come before any second
+/// half.
 const HALVES: &str = r#"
 . "$1/common.sh"
 halves() {
@@ -42,9 +43,8 @@ each_crate halves "$OUT/crates.tsv"
 ls "$OUT" >&2
 "#;
 
-// What happened: the audit's fingerprint of one tree differed from run to run.
-// Why: several jobs wrote into one pipe, and the lines of two crates ended up inside each other.
-// What stops it now: each crate has a file of its own, and they are put together when all are whole.
+// Bug: the audit's fingerprint of one tree differed from run to run. Cause: several jobs wrote into one pipe, and
+// the lines of two crates mixed. Fix: each crate has its own file, and complete files are concatenated.
 #[test]
 fn the_audit_finds_the_same_with_any_number_of_jobs() {
     let rig = Rig::new();
@@ -106,7 +106,7 @@ fn the_research_survives_kills_and_reads_no_document_twice() {
     let repository = repository();
     let rig = Rig::new();
     copy(&repository.join("examples/research"), &rig.path("."));
-    // What a run made is left out of a copy, and the configuration stands beside it.
+    // A copy leaves out the output of runs; the configuration is copied separately.
     fs::create_dir_all(rig.path(".waypost")).unwrap();
     fs::copy(repository.join("examples/research/.waypost/config.yaml"), rig.path(".waypost/config.yaml"))
         .unwrap();
@@ -146,7 +146,7 @@ fn the_release_asks_before_it_publishes_and_can_go_back() {
     assert!(rig.path("registry/stable/release-1.2.0.tar.gz").exists());
     assert_eq!(rig.read("registry/news"), "release 1.2.0 is out\n");
 
-    // Back to where somebody was about to be asked, who now says no: that is a failure, and told.
+    // A resume from the step before the question, with the answer no: a reported failure.
     assert_eq!(code(&["resume", "rel", "--from", "ask", "-q"]), Some(75));
     assert_eq!(code(&["answer", "rel", "no"]), Some(0));
     assert_eq!(code(&["resume", "rel", "-q"]), Some(1));
@@ -170,7 +170,7 @@ fn the_tables_have_every_file_once_whatever_was_killed_and_the_broken_one_when_i
         command = vec!["resume", "etl", "-q"];
     }
     let resumed = rig.call(&command);
-    // Killed after its last step, it has nothing left to do.
+    // After a kill behind its last step, the run has no step left.
     assert_eq!(resumed.status.code(), Some(3), "{}", rig.told(&resumed));
     assert!(rig.read("out/report.md").contains("120 rows"), "{}", rig.read("out/report.md"));
     let letters = rig.json(&["dead-letters", "list", "etl", "--json"]);

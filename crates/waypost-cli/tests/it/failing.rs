@@ -1,17 +1,17 @@
-//! What is said of the step at which a run failed, wherever it stands.
+//! The reported failed step of a run, at any depth.
 
 use crate::rig::{Rig, check};
 
-/// Runs a file, and gives what is said of its failure: the end of stderr, and stdout.
+/// Runs a file. Returns its failure report: the end of stderr, and stdout.
 fn failure(rig: &Rig, file: &str) -> String {
     let output = rig.call(&["run", file, "--id", file.trim_end_matches(".yaml"), "-q"]);
     assert_eq!(output.status.code(), Some(1), "{file}");
     format!("$ waypost run {file}\n{}\n", rig.told(&output))
 }
 
-// What happened: of a step of an item, a group or another file that failed, neither the item nor its place was said.
-// Why: only the steps of the workflow's own list were looked up, and the branch was dropped. What stops it now: the
-// outcome names the branch, and the step is looked up along it.
+// Bug: for a failed step of an item, a group or a child workflow, the report had neither the item nor the place.
+// Cause: only top-level steps were looked up, and the branch was dropped. Fix: the outcome names the branch, and
+// the step is looked up along it.
 #[test]
 fn the_step_that_failed_is_told_with_its_item_or_branch_and_its_place() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Steps that work on items: what survives a crash, dead letters, limits, what later steps read.
+//! `foreach` steps: crashes, dead letters, limits, and values for later steps.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::rig::{Rig, check, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Fails for every item that has no file `ok-ITEM`.
+/// Fails for every item without a file `ok-ITEM`.
 const PICKY: &str = r#"name: picky
 steps:
   - id: each
@@ -95,7 +95,7 @@ steps:
         let rig = Rig::with(flow).at(store);
         rig.write("list", "a\nb\nc\nd\ne\n");
         let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
-        // All but the one that waits have been worked on.
+        // All items except the waiting item have run.
         rig.wait_for("trace", |text| text.contains("two e") && text.contains("two c"));
         wait_until("the others to end", || {
             let shown = rig.json(&["show", "r", "--json"]);
@@ -105,7 +105,7 @@ steps:
 
         running.signal(libc::SIGKILL);
         running.end();
-        // Who lists again would find something else.
+        // A second listing would give other items.
         rig.write("list", "x\ny\n");
         rig.write("go", "");
 
@@ -156,11 +156,11 @@ fn dead_letters_are_listed_tried_again_and_dropped() {
             (&json!("b"), &json!(1))
         );
 
-        // One is mended and tried again; what comes after counts anew, the others are left alone.
+        // A fixed item is retried; downstream steps count again, and other items are unaffected.
         rig.write("ok-b", "");
         assert_eq!(code(&rig, &["dead-letters", "retry", "r", "b", "-q"]), Some(3));
         assert_eq!(keys(&rig.json(&["dead-letters", "list", "r", "--json"])), ["c"]);
-        // Another goes on with another item.
+        // Another dead letter continues with a replaced item.
         assert_eq!(code(&rig, &["dead-letters", "retry", "r", "c", "--item", "\"d\"", "-q"]), Some(0));
         assert_eq!(keys(&rig.json(&["dead-letters", "list", "r", "--json"])), [] as [&str; 0]);
         let mut expected: Vec<&str> = vec!["work a", "work b", "work c", "work d", "more a", "more d"];
@@ -231,7 +231,7 @@ fn too_many_failures_stop_a_run() {
         for item in ["a", "b", "c", "d", "e", "f"] {
             rig.write(&format!("ok-{item}"), "");
         }
-        // The rest goes on, and those that failed do so when they are asked to.
+        // Pending items run; failed items run on request.
         assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "-q"]), Some(0), "{key}");
         assert!(rig.read("trace").ends_with("6 of 6\n"), "{key}");
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed", "{key}");
@@ -380,15 +380,14 @@ fn screens_of_items() {
     check("foreach_plan", &rig.waypost(&["plan", "r"]));
 }
 
-/// The same, where one that fails stops all.
+/// The same workflow, with a failure that stops all items.
 fn strictly() -> String {
     PICKY.replace("max_parallel: 2\n      failure_rate: 1", "max_parallel: 1\n      on_item_failure: stop")
 }
 
-// What happened: a file was changed in what is done for each item while items were under way. The rest was done by the
-// new file, and what was finished stood as the old one had made it.
-// Why: a step counts as finished only once its branches have ended, and only finished steps were asked about.
-// What stops it now: finished steps of items count too, item by item.
+// Bug: after an edit of a `foreach` body with open items, pending items ran with the new file, and finished items
+// kept results of the old file. Cause: the step had not ended, and only finished steps were compared. Fix:
+// finished steps of items are compared too, item by item.
 #[test]
 fn a_changed_step_of_items_runs_again_in_finished_items_if_a_person_says_so() {
     for store in STORES {
@@ -415,7 +414,7 @@ fn a_changed_step_of_items_runs_again_in_finished_items_if_a_person_says_so() {
             assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
             assert_eq!(lines(&rig, "trace"), wanted, "{store} {choice}");
         }
-        // Its own copy of the file is still there to go on with.
+        // The run's copy of the old file is still available for a resume.
         let rig = picky(store, "a\nb\n", &["a"]);
         rig.write("flow.yaml", &strictly());
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r"]), Some(1));
@@ -468,9 +467,8 @@ fn another_list_of_joined_items_needs_a_choice() {
     }
 }
 
-// What happened: a step was put before items that were under way. They were begun anew after it, and nobody was asked.
-// Why: only finished steps were looked at for a step before them that is not.
-// What stops it now: items under way count like a finished step there, too.
+// Bug: after an insertion of a step before open items, the items restarted unasked. Cause: only finished steps
+// were checked for an unfinished step upstream. Fix: open items are checked like a finished step.
 #[test]
 fn items_under_way_are_begun_anew_after_a_new_step_before_them() {
     for store in STORES {
@@ -517,9 +515,9 @@ fn an_item_that_is_given_to_a_dead_letter_holds_no_secret() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("it contains a secret"), "{refused:?}");
 }
 
-// What happened: items whose work is a group, or has a loop in it, and failed there were no dead letters.
-// Why: such an item fails because the branch of its group does; it was left to that branch, which is nobody's item.
-// What stops it now: the branch that failed is looked for from the item on, and goes on when the item is tried again.
+// Bug: items that failed inside a group or a loop were no dead letters. Cause: the item fails because its group's
+// branch fails, and that branch is not an item. Fix: the failed branch is searched below the item, and continues
+// on a retry of the item.
 #[test]
 fn an_item_that_failed_within_a_group_is_a_dead_letter_too() {
     let flow = r#"
@@ -566,9 +564,9 @@ steps:
     }
 }
 
-// What happened: a resume of a run that had failed as too many items failed said `completed`, exit 0. Why: the items that
-// had failed were counted when they were joined, and that step had failed before it. What stops it now: a step that failed
-// amid its items joins them once more, and counts.
+// Bug: a resume of a run that failed by its item limit reported `completed`, exit 0. Cause: failed items were
+// counted at the join, and the step failed before its join. Fix: such a step joins again, and counts the failed
+// items.
 #[test]
 fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -596,8 +594,8 @@ fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
     }
 }
 
-// What happened: an item whose dead letter was dropped was gone once another was tried again: no item had failed, exit 0.
-// Why: it was joined as one that was skipped. What stops it now: what a person leaves at its failure counts as failed.
+// Bug: after a retry of another item, a dropped dead letter no longer counted: exit 0 without failed items.
+// Cause: the item was joined as skipped. Fix: a dropped item counts as failed.
 #[test]
 fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -624,9 +622,9 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
     }
 }
 
-// What happened: the dead letters of two steps over equal items looked the same in the list, and a key dropped both.
-// Once dropped, the list said that no item had failed for good. What stops it now: what is ambiguous is listed with its
-// branch, and refused as a key; what was dropped is counted.
+// Bug: dead letters of two steps with equal keys looked the same in the list, and a key dropped both. After the
+// drop, the list showed no failed items. Fix: ambiguous letters are listed with their branch and refused as a
+// key; dropped letters are counted.
 #[test]
 fn equal_keys_of_two_steps_are_told_apart() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -657,9 +655,9 @@ fn equal_keys_of_two_steps_are_told_apart() {
     }
 }
 
-// What happened: an item that failed in one of several branches at once could not be tried again, and no other either while
-// it was there. Why: the branch that had failed was stopped with those beside it, and was not found. What stops it now: of
-// branches that were stopped, the one that failed by itself is looked for.
+// Bug: an item that failed in a parallel branch could not be retried, and blocked the retry of all others. Cause:
+// the failed branch was cancelled with its siblings, and not found. Fix: among the cancelled branches, the branch
+// with its own failure is found.
 #[test]
 fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -696,8 +694,8 @@ fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
     }
 }
 
-// What happened: items that failed in a fork, of a step that was amid its items where it was forked, were no dead letters of
-// it. Why: only a record that opens branches was looked for. What stops it now: one with which they came along counts, too.
+// Bug: a step was forked with open items, and items that failed in the fork were no dead letters. Cause: only a
+// record that opens branches was searched. Fix: the copied record counts too.
 #[test]
 fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -726,8 +724,8 @@ fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
     }
 }
 
-// What happened: what a skipped step over items has was not there, so that a file that passed the check failed when it ran. Why:
-// only outputs were null. What stops it now: so is all that such a step has.
+// Bug: the values of a skipped `foreach` step were undefined, so a file that passed the check failed at run time.
+// Cause: only outputs were null. Fix: all values of such a step are null.
 #[test]
 fn what_a_skipped_step_over_items_has_is_null() {
     let read = |name: &str| format!("${{{{ steps.e.{name} is none }}}}");

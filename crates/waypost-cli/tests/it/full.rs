@@ -1,12 +1,12 @@
-//! Deleting from a store on a full disk: what needs no room for that goes first.
+//! Deletion from a store on a full disk: files whose removal needs no space go first.
 
 use std::fs;
 use std::process::Command;
 
 use crate::rig::Rig;
 
-/// What a script prints in a folder that is a disk of 8 MiB, with `fill NAME`, which leaves no room on it; none where no
-/// disk can be mounted. There is a file `flow.yaml`, and `$0` is the program.
+/// Runs a script in a folder on an 8 MiB disk, with a file `flow.yaml`, and returns its output. `fill NAME`
+/// leaves no space on the disk, and `$0` is the program. Returns `None` if no disk can be mounted.
 #[expect(clippy::print_stderr, reason = "who reads the output of the tests is told what was not shown")]
 fn on_a_small_disk(flow: &str, script: &str) -> Option<String> {
     const DISK: &str = r#"
@@ -15,7 +15,7 @@ fn on_a_small_disk(flow: &str, script: &str) -> Option<String> {
     "#;
     let rig = Rig::with(flow);
     fs::create_dir(rig.path("disk")).unwrap();
-    // A mount of its own, which ends with the shell.
+    // A separate mount, which ends with the shell.
     let mut shell = Command::new("unshare");
     shell.args(["-rm", "sh", "-c", &format!("{DISK}{script}"), env!("CARGO_BIN_EXE_waypost")]);
     shell.current_dir(rig.path("")).env("WAYPOST_STORE", "sqlite:kept/waypost.db");
@@ -27,8 +27,8 @@ fn on_a_small_disk(flow: &str, script: &str) -> Option<String> {
     printed
 }
 
-// What happened: on a full disk `delete` and `prune` ended with 74, so that nothing could make room. Why: SQLite cannot even
-// be opened to write there. What stops it now: the logs of what is to be deleted go first, and then it is tried again.
+// Bug: on a full disk `delete` and `prune` ended with 74, so no space could be freed. Cause: SQLite cannot even
+// be opened for writing there. Fix: the logs of the deleted runs go first, and then the command tries again.
 #[test]
 fn runs_are_deleted_from_a_full_disk() {
     let printed = on_a_small_disk(

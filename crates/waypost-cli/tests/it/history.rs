@@ -1,4 +1,4 @@
-//! Older checkpoints that are damaged, or whose state is not kept any more: what is shown of the run is right all the same.
+//! Views of a run stay correct with damaged older checkpoints, and with checkpoints without state.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::rig::Rig;
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// The second step fails, which is tolerated; the fourth fails until there is a file `go`.
+/// The second step fails, which is tolerated; the fourth fails until the file `go` exists.
 const FLOW: &str = r#"
 steps:
   - id: s1
@@ -24,14 +24,14 @@ steps:
     run: echo ${{ steps.s3.outputs.v }}
 "#;
 
-/// Makes run `r-1` of [`FLOW`], which has failed at step four with its fifth record.
+/// Makes run `r-1` of [`FLOW`], whose fifth record is the failure of step four.
 fn failed(url: &str) -> Rig {
     let rig = Rig::with(FLOW).at(url);
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
     rig
 }
 
-/// Changes a bit of a record.
+/// Flips a bit of a record.
 fn spoil(rig: &Rig, url: &str, seq: u64) {
     if url == "file:kept" {
         let path = rig.path(&format!("kept/runs/r-1/history/checkpoint_{seq:010}.json"));
@@ -45,7 +45,7 @@ fn spoil(rig: &Rig, url: &str, seq: u64) {
     assert_eq!(database.execute(sql, [i64::try_from(seq).unwrap()]).unwrap(), 1);
 }
 
-/// What is shown of steps, without times.
+/// Returns the shown steps, without times.
 fn steps(shown: &Value) -> Vec<Value> {
     let of = |step: &Value| {
         json!([step["id"], step["status"], step["attempts"], step["exit_code"], step["outputs"]])
@@ -53,10 +53,10 @@ fn steps(shown: &Value) -> Vec<Value> {
     shown["steps"].as_array().unwrap_or_else(|| panic!("{shown}")).iter().map(of).collect()
 }
 
-// What happened: with a bit of an older record changed, `show` called the step that it had finished `pending`, without its
-// outputs, for ever, and neither `show` nor `events` nor `why` said a word. Why: the walk through the history passes over
-// what is damaged, and nobody asked what that was; what the newest state has of the step was not looked at. What stops it
-// now: the walk gives the damage, too, and the state tells of a finished step whose record does not (show/steps.rs).
+// Bug: after a bit of an older record changed, `show` reported its finished step as `pending`, without its
+// outputs, for good. Neither `show` nor `events` nor `why` reported damage. Cause: the walk of the history skips
+// damage, no command asked for that damage, and `show` ignored the steps in the newest state. Fix: the walk
+// returns the damage, and the state reports a finished step whose record is damaged (show/steps.rs).
 #[test]
 fn damage_is_seen() {
     for (url, seq, step) in
@@ -101,9 +101,9 @@ fn damage_is_seen() {
     }
 }
 
-// What happened: `show RUN@SEQ` called a step under way `pending` where the state of the checkpoint had been dropped, so that
-// the two stores told two things of one run. Why: only the state was asked what is under way. What stops it now: where there
-// is none, the last word of the headers about each step counts (show/steps.rs).
+// Bug: `show RUN@SEQ` reported a running step as `pending` if the state of the checkpoint had been dropped, so
+// the two stores disagreed. Cause: only the state was read for running steps. Fix: without a state, the newest
+// header of each step counts (show/steps.rs).
 #[test]
 fn a_checkpoint_without_its_state_shows_the_same_steps() {
     let flow = r#"

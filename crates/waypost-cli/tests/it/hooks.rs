@@ -1,4 +1,4 @@
-//! Steps that are done after another, depending on what became of it.
+//! Hooks: steps that run after another step, by its result.
 
 use crate::rig::{Rig, check};
 
@@ -40,7 +40,7 @@ fn hooks_are_done_once_and_the_step_again_by_a_resume() {
         let show = rig.json(&["show", "r", "--json"]);
         assert_eq!((&show["failed_step"], &show["error"]["exit_code"]), (&"bad".into(), &3.into()));
         assert_eq!(show["steps"][1]["attempts"], 2, "what came after it is no try");
-        // It fails once more, and its hooks are done once more.
+        // The step fails again, and its hooks run again.
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
         let again = "try 3\ntry 4\nthree is 3\nclean bad:on_failure\ncleaner\nrun failed at bad\n";
         assert_eq!(rig.read("trace"), format!("{FAILED}{again}"), "{store}");
@@ -55,9 +55,9 @@ fn hooks_are_done_once_and_the_step_again_by_a_resume() {
     }
 }
 
-// What happened: a fork of a run that had failed, or an import of its last checkpoint, failed at once in the same way.
-// Why: it took over that the hooks of the failed step were done, so that only the failure was left to be told.
-// What stops it now: as for a resume, a step that failed is done again with all that comes after it.
+// Bug: a fork of a failed run, or an import of its last checkpoint, failed at once in the same way. Cause: the
+// copy kept the finished hooks of the failed step, so only the failure was left. Fix: as in a resume, the failed
+// step and its hooks run again.
 #[test]
 fn what_begins_where_a_step_had_failed_does_it_again() {
     for store in STORES {

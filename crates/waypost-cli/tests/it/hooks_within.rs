@@ -1,4 +1,4 @@
-//! Hooks of steps that open branches: over items, groups, and other files.
+//! Hooks of steps that open branches: items, groups, and child workflows.
 
 use crate::rig::Rig;
 
@@ -23,8 +23,8 @@ fn flow(steps: &str) -> String {
     format!("{OF_RUN}steps:\n{steps}")
 }
 
-// What happened: where several items failed together, `on_failure` of the run was done for each of them. Why: it came
-// after the steps within. What stops it now: it comes after the step that fails the run, once its branches are at rest.
+// Bug: if several items failed together, `on_failure` of the run ran for each. Cause: the hook followed the inner
+// steps. Fix: the hook follows the step that fails the run, after its branches have stopped.
 #[test]
 fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
     let steps = r#"  - id: each
@@ -47,7 +47,7 @@ fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
         let show = rig.json(&["show", "r", "--json"]);
         assert_eq!((&show["failed_step"], &show["status"]), (&"work".into(), &"failed".into()), "{show}");
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
-        // Its branches go on, and if they fail again, so are its hooks.
+        // The branches continue; if they fail again, the hooks run again.
         std::fs::remove_file(rig.path("trace")).unwrap();
         assert_eq!(resume(&rig), Some(1), "{store}");
         let again = rig.read("trace").lines().filter(|line| !line.ends_with("done")).count();
@@ -74,7 +74,7 @@ fn a_step_over_items_that_fails_itself_has_hooks() {
         assert_eq!(run(&rig), Some(1), "{store}");
         assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\n", "{store}");
         rig.write("ok", "");
-        // The two that were too many are retried, and the others are done.
+        // The two failures over the limit are retried, and the other items run.
         assert_eq!(resume(&rig), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\na\nb\nc\nd\n", "{store}");
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
@@ -188,7 +188,7 @@ fn items_that_fail_and_fail_no_run_have_their_group_tell_it() {
         std::fs::remove_file(rig.path("trace")).unwrap();
         rig.write("ok", "");
 
-        // What comes after the step is done anew with what it comes to now.
+        // Downstream steps run again with the new results.
         let retried = rig.call(&["dead-letters", "retry", "r"]);
         assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
         assert_eq!(rig.read("trace"), "b\neach has 0\nend\n", "{store}");

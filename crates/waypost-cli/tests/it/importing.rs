@@ -1,4 +1,4 @@
-//! A run that begins with an exported checkpoint, elsewhere.
+//! A run that starts from an imported checkpoint, in another place.
 
 use crate::rig::{Rig, check};
 
@@ -11,7 +11,7 @@ steps:
   - {id: c, run: 'echo "c $N $WHO" >> out', env: {N: "${{ steps.a.outputs.n }}", WHO: "${{ params.who }}"}}
 "#;
 
-/// Two folders: in the first a run has failed at its second step and was exported to `x.json` in the other.
+/// Makes two rigs: in the first a run failed at its second step, and its export is `x.json` in the second.
 fn rigs() -> (Rig, Rig) {
     let (from, to) = (Rig::with(FLOW), Rig::new());
     assert_eq!(from.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
@@ -47,7 +47,7 @@ fn an_imported_run_goes_on_where_the_other_stood() {
     assert_eq!((&show["params"]["who"], &show["status"]), (&"moon".into(), &"completed".into()));
     assert!(show["parent"].as_str().unwrap().starts_with("r@"), "{show}");
     assert!(to.waypost(&["verify", "again"]).starts_with("exit 0\n"));
-    // There is one of that name now; another can be made.
+    // The name is taken now; an import under another name works.
     check("import_exists", &to.waypost(&["import", "x.json", "--trust", "--id", "again"]));
     assert!(to.waypost(&["import", "x.json", "--trust"]).starts_with("exit 0\n"));
 }
@@ -70,7 +70,7 @@ fn what_is_no_sound_checkpoint_is_refused() {
     let (_from, to) = rigs();
     let text = to.read("x.json");
     to.write("damaged.json", &text.replace("test -e ok", "test -e no"));
-    to.write("newer.json", &text.replacen("\"format\":2", "\"format\":99", 1));
+    to.write("newer.json", &text.replacen("\"format\":3", "\"format\":99", 1));
     to.write("other.json", "{}");
     let of = |file: &str| {
         let output = to.call(&["import", file, "--trust"]);

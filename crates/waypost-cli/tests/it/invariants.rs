@@ -1,9 +1,9 @@
-//! The promises that only the real program can show, each under its own name, on both local stores.
+//! Promises that only the real program can show, a test per promise, on both local stores.
 //!
-//! The other promises of the same list have their tests where they can be shown best: `finished_is_not_repeated`,
-//! `unfinished_is_not_skipped`, `cut_is_known`, `damage_is_seen`, `no_silent_fresh_start` with the engine
-//! (crates/waypost/tests/it/engine.rs), `verdicts_are_earned` with the plan (crates/waypost/tests/it/plan.rs),
-//! `nothing_outlives_its_run` in resuming.rs, `checks_change_nothing` in looking.rs.
+//! The other promises of the list are tested elsewhere: `finished_is_not_repeated`, `unfinished_is_not_skipped`,
+//! `cut_is_known`, `damage_is_seen`, `no_silent_fresh_start` with the engine (crates/waypost/tests/it/engine.rs),
+//! `verdicts_are_earned` with the plan (crates/waypost/tests/it/plan.rs), `nothing_outlives_its_run` in
+//! resuming.rs, `checks_change_nothing` in looking.rs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +15,7 @@ use crate::rig::{Rig, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Three steps; the second waits until there is a file `go`.
+/// Three steps; the second step waits for the file `go`.
 const FLOW: &str = r#"
 name: flow
 steps:
@@ -129,7 +129,7 @@ fn newer_is_refused() {
     let rig = Rig::with(FLOW).at(STORES[0]);
     rig.write("go", "");
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r"]).status.code(), Some(0));
-    // The version of a database stands at byte 60 of its file, big-endian.
+    // The version of a database is at byte 60 of its file, big-endian.
     let path = rig.path("kept/waypost.db");
     let mut bytes = fs::read(&path).unwrap();
     bytes[60..64].copy_from_slice(&99_u32.to_be_bytes());
@@ -168,8 +168,8 @@ steps:
 
 #[test]
 fn a_lost_database_is_no_fresh_start() {
-    // What happened: with the database gone, `--or-resume` began anew and did finished steps again.
-    // Why: the store knew no such run. What stops it: the run's log beside the store is looked for first.
+    // Bug: with the database gone, `--or-resume` started over and reran finished steps. Cause: the store did not
+    // know the run. Fix: the event log next to the store is checked first.
     let rig = Rig::with(FLOW).at(STORES[0]);
     kill_in_step_two(&rig, &["run", "flow.yaml", "--id", "r"], "one\ntwo\n");
     wait_until("the lock to be let go", || {
@@ -187,8 +187,9 @@ fn a_lost_database_is_no_fresh_start() {
 
 #[test]
 fn what_steps_hand_over_is_not_left_behind() {
-    // What happened: after `kill -9`, files with outputs of steps, and secrets in them, stayed in the system's folder for
-    // temporary files. Why: nobody knew of them. What stops it: they are in the run's folder, where the next one looks.
+    // Bug: after `kill -9`, output files of steps, with secrets, stayed in the temporary folder of the system.
+    // Cause: no process knew these files. Fix: the files are in the run's folder, where the next process finds
+    // these.
     let flow = r#"
 steps:
   - id: one
@@ -220,7 +221,7 @@ steps:
         assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
         assert!(!scratch.exists());
         assert_eq!(fs::read_dir(rig.path("tmp")).unwrap().count(), 0);
-        // Somebody put something else there: it goes, and what it leads to stays.
+        // The scratch folder was replaced by a link: the link is removed, and its target stays.
         fs::create_dir(rig.path("precious")).unwrap();
         rig.write("precious/file", "");
         std::os::unix::fs::symlink(rig.path("precious"), &scratch).unwrap();
@@ -228,7 +229,7 @@ steps:
         assert!(rig.path("precious/file").exists() && fs::symlink_metadata(&scratch).is_err());
         fs::write(&scratch, "").unwrap();
         assert_eq!(rig.call(&["resume", "r", "--restart"]).status.code(), Some(0));
-        // A kill after the last checkpoint leaves it, too.
+        // A kill after the last checkpoint leaves the folder too.
         fs::create_dir(&scratch).unwrap();
         fs::write(scratch.join("one.1.output"), "secret").unwrap();
         assert_eq!(rig.call(&["resume", "r"]).status.code(), Some(0));
@@ -238,8 +239,8 @@ steps:
 
 #[test]
 fn errors_about_outputs_do_not_quote_secrets() {
-    // What happened: a secret in a malformed output was quoted by the error, and so recorded and printed.
-    // Why: only what steps print was masked. What stops it: such errors are masked, or not shown at all.
+    // Bug: an error about a malformed output quoted a secret, which was recorded and printed. Cause: only the
+    // printed output of steps was masked. Fix: such errors are masked, or not shown at all.
     const SECRET: &str = "Zq9secretvalue77";
     let steps = [
         r#"- run: echo "$TOKEN" >> "$WAYPOST_OUTPUT""#,
@@ -265,8 +266,8 @@ fn errors_about_outputs_do_not_quote_secrets() {
 
 #[test]
 fn a_step_whose_reaper_is_killed_is_cut_and_not_failed() {
-    // What happened: a step that must not be repeated was retried after its reaper had been killed.
-    // Why: that counted as a failure of the step. What stops it: what ran it is gone, so the step is cut.
+    // Bug: a non-idempotent step was retried after the kill of its reaper. Cause: the kill counted as a failure
+    // of the step. Fix: without its runner, the step counts as interrupted.
     let flow = r#"
 steps:
   - id: pay
@@ -292,7 +293,7 @@ steps:
     });
 }
 
-/// Finds the reaper below a process: the grandchild of that name.
+/// Returns the reaper below a process: the grandchild with this name.
 fn wait_for_reaper(engine: &str) -> i32 {
     let find = || {
         let stats = fs::read_dir("/proc").unwrap().filter_map(|entry| {

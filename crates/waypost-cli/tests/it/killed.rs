@@ -1,8 +1,8 @@
-//! What is left of a run when those who keep its processes are killed.
+//! Runs after a kill of the supervisor and the reaper.
 
 use crate::rig::{Rig, lives, send, wait_until};
 
-/// Returns the processes below another one that have this name, as `ps` shows it.
+/// Returns the descendants of a process that `ps` shows with this name.
 fn below(pid: i32, name: &str) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -17,10 +17,9 @@ fn below(pid: i32, name: &str) -> Vec<i32> {
     found
 }
 
-// What happened: supervisor and reaper were killed together while the command lived; it ended the run as cut, and processes of
-// the step lived on.
-// Why: each of the two ends what the other leaves, and who outlived both did nothing.
-// What stops it now: the command ends what bears the mark of the run before it says that the step was cut.
+// Bug: supervisor and reaper were killed together while the command lived. The command ended the run as cut, and
+// processes of the step lived on. Cause: supervisor and reaper each end the processes that the other leaves, and
+// the command ended none. Fix: the command ends all processes with the mark of the run before it reports the cut.
 #[test]
 fn nothing_is_left_when_supervisor_and_reaper_are_killed_together() {
     for _ in 0..3 {
@@ -44,7 +43,7 @@ fn nothing_is_left_when_supervisor_and_reaper_are_killed_together() {
     }
 }
 
-// A report that somebody took away comes back with what was finished in sessions before, also where the last one was killed.
+// A deleted report comes back with the finished steps of earlier sessions, also after a kill of the last session.
 #[test]
 fn a_report_that_is_gone_comes_back_after_a_kill() {
     let flow = "steps:\n  - {id: a, run: echo}\n  - {id: b, run: 'echo x >> begun; while [ ! -e go ]; do sleep 0.02; done'}\n";
@@ -59,7 +58,7 @@ fn a_report_that_is_gone_comes_back_after_a_kill() {
         for (count, args) in [(1, &["run", "flow.yaml", "--id", "r"][..]), (2, &["resume", "r"])] {
             let running = rig.start(args);
             rig.wait_for("begun", |text| text.lines().count() == count);
-            // With its supervisor, so that nobody attests that the run's processes are dead.
+            // Kills the supervisor too, so that no process attests the end of the run's processes.
             running.signal(libc::SIGSTOP);
             send(below(running.pid(), "wp-supervisor")[0], libc::SIGKILL);
             running.signal(libc::SIGKILL);

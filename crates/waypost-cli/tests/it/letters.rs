@@ -1,4 +1,4 @@
-//! Dead letters, as people and later steps read them.
+//! Dead letters for people and for later steps.
 
 use crate::rig::{Rig, code_of};
 
@@ -8,9 +8,9 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
-// What happened: after `dead-letters retry --item`, later steps read the old item beside what was made of the new one.
-// Why: the item was taken from the list that was frozen when the items were found.
-// What stops it now: it is taken from the state of its branch, which its steps read too.
+// Bug: after `dead-letters retry --item`, later steps read the old item with the result of the new item. Cause:
+// the item was read from the stored item list. Fix: the item is read from the state of its branch, as in the
+// steps of the item.
 #[test]
 fn later_steps_read_the_item_that_was_worked_on() {
     let flow = r#"
@@ -30,9 +30,9 @@ steps:
     }
 }
 
-// What happened: of a `foreach` that failed by its limits, one saw how many items had failed, and of none why.
-// Why: the failure is that of the step, and those of its items are on branches of their own.
-// What stops it now: the first of them is looked up where the failure is shown.
+// Bug: `show` of a `foreach` that failed by its limits had the number of failed items, but no error of an item.
+// Cause: the failure belongs to the step; the item failures are on other branches. Fix: the first item failure is
+// looked up for display.
 #[test]
 fn a_step_that_too_many_items_failed_of_shows_the_first() {
     let flow = r#"
@@ -73,8 +73,8 @@ steps:
     }
 }
 
-// What happened: `dead-letters list` of a run of which items had failed said that none had.
-// Why: it spoke of dead letters only. What stops it now: what became of those that failed is said.
+// Bug: `dead-letters list` reported no failed items for a run with failed items. Cause: only dead letters were
+// listed. Fix: the fate of all failed items is reported.
 #[test]
 fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     let flow = |policy: &str| {
@@ -97,9 +97,8 @@ fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     assert!(list.contains(before), "{list}");
 }
 
-// What happened: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name was taken.
-// Why: what was typed was compared with the names of branches as they are kept.
-// What stops it now: where no branch is called so, it is compared with their keys as they are.
+// Bug: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name matched. Cause: the argument was
+// compared with the stored branch names. Fix: without a match, the argument is compared with the decoded keys.
 #[test]
 fn branches_are_found_by_their_keys_as_they_are() {
     let flow = r#"
@@ -125,8 +124,8 @@ steps:
     }
 }
 
-// What happened: of a run that had failures of an earlier pass it was said that no item had failed. Why: only the branches of
-// the last pass were looked at. What stops it now: what the position counts is told.
+// Bug: a run with failures in an earlier pass was reported without failed items. Cause: only the branches of the
+// last pass were read. Fix: the count in the position is reported.
 #[test]
 fn items_of_an_earlier_pass_are_told_of() {
     let rig = Rig::with(
@@ -145,9 +144,9 @@ fn items_of_an_earlier_pass_are_told_of() {
     assert!(told.contains("1 item failed in an earlier pass of a loop, which has gone on since"), "{told}");
 }
 
-// What happened: of several steps that began to work on items in one commit, the dead letters of the first were not listed, and so
-// not tried again. Why: their branches are named after the record that carries the state of that commit, and the one that
-// tells of the step was looked at. What stops it now: the one with the state is found.
+// Bug: if several `foreach` steps began in a commit, the dead letters of the first step were neither listed nor
+// retried. Cause: the branches name the record with the state of that commit as their origin, but the record of
+// the step was searched. Fix: the record with the state is found.
 #[test]
 fn steps_that_begin_together_have_their_letters_each() {
     for store in STORES {
@@ -169,8 +168,8 @@ fn steps_that_begin_together_have_their_letters_each() {
     }
 }
 
-// What happened: `resume --retry-failed --only` was taken, and `--only` had no effect. Why: what `--only` needs is not asked
-// for beside what excludes that. What stops it now: the two exclude each other.
+// Bug: `resume --retry-failed --only` was accepted, and `--only` had no effect. Cause: the requirement of
+// `--only` was not checked next to an option that excludes the required option. Fix: the two options conflict.
 #[test]
 fn only_is_refused_beside_retry_failed() {
     let rig = Rig::with(
@@ -184,8 +183,8 @@ fn only_is_refused_beside_retry_failed() {
     assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed_with_failures");
 }
 
-// What happened: `resume --with FILE --retry-failed`, where the change has the `foreach` begin anew, was refused with words
-// about the state of a branch. What stops it now: it is said why the two do not go together, and what to do.
+// Bug: `resume --with FILE --retry-failed`, with a change that restarts the `foreach`, was refused with an
+// internal error about a branch state. Fix: the message explains the conflict and the next step.
 #[test]
 fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
     let each = "  - {id: e, foreach: {items: [a, b], as: i, max_failures: 0, max_parallel: 1, steps: [{id: p, run: 'echo p$I >> trace; test $I = a -o -e ok', env: {I: '${{ i }}'}}]}}\n";
@@ -207,8 +206,8 @@ fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
     }
 }
 
-// What happened: `why RUN p` and `show RUN --step p` of a step of items said that there is no such step; of a dead letter `why`
-// said only that its branch has ended. What stops it now: the branches are named, and the error and what helps are told.
+// Bug: `why RUN p` and `show RUN --step p` did not find a step of an item; for a dead letter, `why` reported only
+// the end of its branch. Fix: the branches are named, with the error and the next step.
 #[test]
 fn a_step_of_an_item_is_found_and_its_failure_told() {
     let flow = "steps:\n  - {id: e, foreach: {failure_rate: 1, items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
@@ -232,8 +231,8 @@ fn a_step_of_an_item_is_found_and_its_failure_told() {
     }
 }
 
-// What happened: of a step of an item that is not among the items any more, `why` said that its result is used. Why: its branch
-// was looked at by itself. What stops it now: it is looked whether that still counts.
+// Bug: for a step of a removed item, `why` reported a reuse of its result. Cause: only the branch itself was
+// read. Fix: the branch must still be in force.
 #[test]
 fn why_says_that_an_item_was_left_behind() {
     let flow = "steps:
@@ -260,8 +259,8 @@ fn why_says_that_an_item_was_left_behind() {
     }
 }
 
-// What happened: who mended the command of an item in the file and tried its dead letter again had the old one run, without a
-// word. What stops it now: it is said, with the call that goes by the file.
+// Bug: after a fix of an item's command in the file, a retry of the dead letter silently ran the old command.
+// Fix: a message names the command that uses the changed file.
 #[test]
 fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
     let flow = "steps:\n  - id: e\n    foreach: {failure_rate: 1, items: [a, b], as: item, steps: [{id: work, run: 'echo \"$I\" >> trace; [ \"$I\" != b ]', env: {I: \"${{ item }}\"}}]}\n";
@@ -285,7 +284,7 @@ fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
     assert_eq!((count("a"), count("b")), (1, 4), "the other item is not worked on again");
 }
 
-// What happened: steps that had finished with the item of before were not done again with the one that took its place.
+// Bug: finished steps with the old item were not rerun for the replaced item.
 #[test]
 fn another_item_is_read_by_all_that_had_read_the_one_before() {
     let rig = Rig::with(

@@ -1,4 +1,4 @@
-//! What a run may use, and what it tells of itself meanwhile.
+//! Limits of a run, and its events while it runs.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn a_run_that_passes_its_budget_stops_and_goes_on_with_a_higher_one() {
     assert_eq!(rig.json(&["resume", "r", "--json"])["error"]["code"], "budget");
     assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "interrupted");
 
-    // By tokens now; what its steps did stays.
+    // By tokens now; finished steps stay.
     rig.write("flow.yaml", &PAID.replace("cost: 1.00", "cost: 1.20"));
     let ended = rig.waypost(&["resume", "r", "-q"]);
     assert!(ended.starts_with("exit 124\n"), "{ended}");
@@ -33,13 +33,13 @@ fn a_run_that_passes_its_budget_stops_and_goes_on_with_a_higher_one() {
     rig.write("more.yaml", &PAID.replace("cost: 1.00, tokens: 1k", "cost: 1.20, tokens: 1.1k"));
     assert_eq!(rig.call(&["resume", "r", "--with", "more.yaml", "-q"]).status.code(), Some(0));
     assert!(rig.path("d").exists());
-    // What has ended needs no budget.
+    // An ended run needs no budget.
     rig.write("flow.yaml", PAID);
     assert_eq!(rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]).status.code(), Some(0));
 }
 
-// What happened: `plan` and dry runs of a run that has passed its budget said that the next step runs, and not that a resume
-// stops at once. What stops it now: the budget is among what stops a resume.
+// Bug: `plan` and dry runs of a run over its budget listed the next step, although a resume stops at once. Fix:
+// the budget is among the reasons that stop a resume.
 #[test]
 fn a_plan_says_that_the_budget_is_passed() {
     let rig = Rig::with(PAID);
@@ -120,7 +120,7 @@ steps:
       until [ -e go ]; do sleep 0.01; done
 "#;
 
-/// Returns what was told of step `a` while it ran.
+/// Returns the events of step `a` while it ran.
 fn told(rig: &Rig) -> Vec<Value> {
     let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
     let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -164,8 +164,8 @@ fn a_step_that_is_killed_behind_such_a_checkpoint_runs_again() {
     assert_eq!(rig.json(&["show", "r", "--json"])["steps"][0]["attempts"], 2);
 }
 
-// What happened: with two plain resumes, a run went past a step of whose items more had failed than may. Why: each session
-// counted for itself. What stops it now: the step that joins them counts all.
+// Bug: two plain resumes got past a step with more failed items than its limit allows. Cause: each session
+// counted its own failures. Fix: the join of the items counts all failures.
 #[test]
 fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -198,7 +198,7 @@ fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
     }
 }
 
-/// Calls the command in a shell with other limits.
+/// Runs the command in a shell with other limits.
 fn limited(rig: &Rig, limits: &str, args: &str) -> std::process::Output {
     let waypost = env!("CARGO_BIN_EXE_waypost");
     let mut command = std::process::Command::new("bash");
@@ -241,7 +241,7 @@ fn a_lack_of_descriptors_interrupts_the_run_and_fails_no_item() {
     let careful = rig.read("flow.yaml").replace("{id: w,", "{id: w, idempotent: false,");
     rig.write("flow.yaml", &careful.replace("seq 1 60", "seq 1 12"));
 
-    // The number of descriptors that the command itself needs depends on the machine.
+    // The number of descriptors that the command needs depends on the machine.
     let (run, stopped) = (20..=36)
         .rev()
         .map(|limit| {
@@ -284,7 +284,7 @@ fn a_value_too_large_for_a_process_fails_once_and_names_another_way() {
     assert!(told.contains("`stdin:`") && told.contains("`items_file`"), "{told}");
 }
 
-// Only root can make a namespace of process numbers.
+// Only root can make a PID namespace.
 #[test]
 fn a_live_run_in_another_container_is_running() {
     if !rustix::process::geteuid().is_root() {

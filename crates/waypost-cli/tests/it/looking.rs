@@ -1,4 +1,4 @@
-//! What only looks changes nothing: every byte of the store is as before, also where nothing may be written.
+//! Read-only commands: every byte of the store stays the same, even without write permission.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::rig::{Rig, Running, code_of, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// The second step waits until there is a file `go`, and fails then.
+/// The second step waits for the file `go`, and then fails.
 const FLOW: &str = r#"
 name: flow
 steps:
@@ -25,7 +25,7 @@ steps:
       exit 1
 "#;
 
-/// Everything that only looks.
+/// All read-only commands.
 const READERS: [&[&str]; 24] = [
     &["config"],
     &["doctor"],
@@ -53,7 +53,7 @@ const READERS: [&[&str]; 24] = [
     &["prune", "--keep", "2", "--keep-runs", "0", "--dry-run"],
 ];
 
-/// Makes a run that was killed in its second step, and lets it fail there then; looks at both.
+/// Makes a run that was killed in its second step, then lets the step fail; tests both states.
 fn stores(mut test: impl FnMut(&Rig)) {
     for url in STORES {
         let rig = Rig::with(FLOW).at(url);
@@ -89,12 +89,12 @@ fn checks_change_nothing() {
 
 #[test]
 fn checks_work_where_nothing_may_be_written() {
-    // Permissions do not hold root back, so that it calls the program as somebody else, who must be able to reach it.
+    // Permissions do not restrict root, so root runs the program as another user with access to the program.
     let root = rustix::process::geteuid().is_root();
     stores(|rig| {
         let program = rig.path("program");
-        // By another process: what this one has open for writing, children of other tests have too until they are
-        // another program, and a file that somebody writes cannot be executed.
+        // Copied by another process: child processes of other tests inherit files open for writing until their
+        // exec, and a file open for writing cannot be executed.
         let mut copy = std::process::Command::new("cp");
         assert!(copy.arg(env!("CARGO_BIN_EXE_waypost")).arg(&program).status().unwrap().success());
         let modes = [(0o755, rig.path("")), (0o755, program.clone())];
@@ -117,9 +117,9 @@ fn checks_work_where_nothing_may_be_written() {
 
 #[test]
 fn a_run_under_way_is_sound_at_every_moment() {
-    // What happened: `verify` called a run damaged that was under way: `its state is missing`. Why: what was the newest
-    // checkpoint when the headers were read had been let go when its state was. What stops it: it is asked again whether
-    // there is a newer one.
+    // Bug: `verify` reported a running run as damaged: `its state is missing`. Cause: the state of the newest
+    // checkpoint was pruned between the read of the header and the read of the state. Fix: the read is repeated
+    // if there is a newer checkpoint.
     let steps = "  - run: \"true\"\n".repeat(150);
     for url in STORES {
         let rig = Rig::with(&format!("version: 1\ncheckpoints: {{ retention: 2 }}\nsteps:\n{steps}")).at(url);
@@ -152,8 +152,8 @@ fn set_modes(folder: &Path, of_folders: u32, of_files: u32) {
     set_mode(folder, of_folders);
 }
 
-/// Every file with its bytes and every folder with none. Excepted is what SQLite itself makes for its readers: its shared
-/// memory, and beside a database that was closed a log with not one byte in it.
+/// Returns all files with their bytes, and all folders. Excludes SQLite's own files for readers: the shared
+/// memory, and an empty log next to a closed database.
 pub(crate) fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -176,15 +176,14 @@ pub(crate) fn picture(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Names what is new, gone or another.
+/// Returns the names of new, missing and changed files.
 fn differences(before: &BTreeMap<String, Vec<u8>>, after: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
     let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
     names.filter(|name| before.get(*name) != after.get(*name)).cloned().collect()
 }
 
-// What happened: `show --json` named a step whose failure was tolerated as the one that the run failed at.
-// Why: it took the first failed step of the file.
-// What stops it now: only a failure that the run cannot go on from counts, and `list` and `plan` name the same.
+// Bug: `show --json` named a step with a tolerated failure as the failed step of the run. Cause: the first failed
+// step of the file was used. Fix: only an untolerated failure counts, and `list` and `plan` name the same step.
 #[test]
 fn the_failed_step_is_the_one_that_ended_the_run() {
     let rig = Rig::with(
@@ -252,7 +251,7 @@ fn who_watches_a_run_is_told_whenever_its_evidence_changes() {
     };
 
     wait_until("the first look", || verdicts() == ["ok"]);
-    // Nothing changes for a few looks.
+    // Several checks without a change.
     std::thread::sleep(Duration::from_millis(350));
     fs::rename(rig.path("out.txt"), rig.path("kept.txt")).unwrap();
     wait_until("what is gone", || verdicts() == ["ok", "failed"]);

@@ -1,10 +1,10 @@
-//! Files of a store that are gone, empty or something else: it is said, and nothing is done again unasked.
+//! Missing, empty or replaced store files: the command reports the loss, and no step reruns unasked.
 
 use std::fs;
 
 use crate::rig::{FLOW, Rig, code_of, wait_until};
 
-/// Makes a folder in which run `r-1` has failed at step three, in a store with this address.
+/// Makes a folder with run `r-1`, failed at step three, in a store at this address.
 fn failed(url: &str) -> Rig {
     let rig = Rig::with(FLOW).at(url);
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
@@ -12,7 +12,7 @@ fn failed(url: &str) -> Rig {
     rig
 }
 
-/// Calls the program, which must end so and say all of this on stderr or stdout.
+/// Runs the program; checks its exit code and its output on stderr or stdout.
 fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
     let output = rig.call(args);
     let told = rig.told(&output);
@@ -40,8 +40,8 @@ fn the_newest_file_taken_away_is_told_and_healed() {
     assert!(newest.exists(), "it was written again");
 }
 
-// What happened: `verify` called a run sound whose list of items was altered or gone, and the resume refused to go on with
-// it. Why: only records were looked at. What stops it now: `verify` reads what branches that go on are amid of.
+// Bug: `verify` reported a run as sound with an altered or missing item list, and the resume refused the run.
+// Cause: only records were verified. Fix: `verify` reads the item lists of open branches.
 #[test]
 fn items_that_are_gone_or_altered_are_damage_to_verify() {
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -78,7 +78,7 @@ fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
     let rig = failed("file:kept");
     let newest = rig.path("kept/runs/r-1/history/checkpoint_0000000004.json");
     let sound = fs::read(&newest).unwrap();
-    // As an editor does: the other name of the old file keeps it.
+    // Like an editor: the old file stays under its other name.
     fs::remove_file(&newest).unwrap();
     fs::write(&newest, &sound[..sound.len() / 2]).unwrap();
 
@@ -91,8 +91,8 @@ fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
 
 #[test]
 fn a_history_taken_away_leaves_the_newest_checkpoint_to_go_on_from() {
-    // What happened: `plan` said what would be done, and each resume failed as a file could not be written. Why: nobody
-    // made the folder of the history again. What stops it now: whoever takes the run up does (file/lease.rs).
+    // Bug: `plan` predicted the work, but each resume failed to write a file. Cause: the history folder was never
+    // recreated. Fix: the next writer recreates the folder (file/lease.rs).
     let rig = failed("file:kept");
     fs::remove_dir_all(rig.path("kept/runs/r-1/history")).unwrap();
 
@@ -127,7 +127,7 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["verify", "r-1"], 0, &[]);
 }
 
-/// Two items, one after the other, the second of which fails until there is a file `go`.
+/// Two items in sequence; the second item fails until the file `go` exists.
 const ITEMS: &str = r#"steps:
   - id: f
     foreach:
@@ -137,7 +137,7 @@ const ITEMS: &str = r#"steps:
       steps: [{ id: s, run: 'echo "$I" >> trace; [ $I = x ] || test -e go', env: { I: "${{ item }}" } }]
 "#;
 
-/// Makes a run over two items in a store of files, without one of its commits.
+/// Makes a run over two items in a file store, with a commit removed.
 fn items_without(number: u64) -> Rig {
     let rig = Rig::with(ITEMS).at("file:kept");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
@@ -152,8 +152,8 @@ fn files_in(rig: &Rig) -> usize {
     fs::read_dir(rig.path("kept/runs/r/history")).unwrap().count()
 }
 
-// What happened: the file with the end of an item was taken away, and the item ran again without a word. Why: newer files
-// of other items were there. What stops it now: commits count records, and the log names them (file/missing.rs).
+// Bug: the file with the end of an item was removed, and the item silently ran again. Cause: newer files of other
+// items existed. Fix: commits count records, and the log names the missing records (file/missing.rs).
 #[test]
 fn the_end_of_an_item_taken_away_stops_a_resume() {
     let rig = items_without(3);
@@ -171,12 +171,12 @@ fn the_end_of_an_item_taken_away_stops_a_resume() {
     expect(&rig, &["verify", "r"], 7, &["r/f:y@2: it is missing"]);
 }
 
-// What happened: each resume failed with exit 74, and appended a checkpoint. Why: the opener stood at the record before,
-// and opened its branches once more, which had records. What stops it now: the record of the opener is missed.
+// Bug: each resume failed with exit 74 and appended a checkpoint. Cause: the opener was at the earlier record,
+// and reopened branches that already had records. Fix: the missing record of the opener is detected.
 #[test]
 fn the_opening_of_items_taken_away_stops_a_resume() {
     let rig = items_without(2);
-    // Nor is the record there with which the step failed.
+    // The record of the step's failure is missing too.
     for name in
         ["history/checkpoint_0000000005.json", "history/checkpoint_0000000005.json.sha256", "checkpoint.json"]
     {
@@ -193,8 +193,8 @@ fn the_opening_of_items_taken_away_stops_a_resume() {
     assert_eq!(rig.read("trace"), "x\ny\nx\ny\n");
 }
 
-// What happened: an older copy of a run in a store of files was gone on with, and finished items ran again. Why: its files
-// agreed with each other. What stops it now: the log of the run is asked, as that beside a database is.
+// Bug: an older copy of a run in a file store was resumed, and finished items ran again. Cause: the files of the
+// copy were consistent. Fix: the event log of the run is compared, as for a database.
 #[test]
 fn an_older_copy_of_the_files_of_a_run_stops_a_resume() {
     let rig = items_without(3);
@@ -217,8 +217,8 @@ fn an_older_copy_of_the_files_of_a_run_stops_a_resume() {
     expect(&rig, &["verify", "r"], 0, &[]);
 }
 
-// What happened: the hint named a command that was refused in the same way. Why: the evidence of a step that was about
-// to run again was read, too. What stops it now: only steps that stay finished have theirs read.
+// Bug: the hint named a command that was refused for the same reason. Cause: the evidence of a step about to
+// rerun was read too. Fix: only the evidence of steps that stay finished is read.
 #[test]
 fn a_step_whose_record_is_damaged_runs_again_by_name() {
     for url in ["file:kept", "sqlite:kept/waypost.db"] {
@@ -238,7 +238,7 @@ fn a_step_whose_record_is_damaged_runs_again_by_name() {
     }
 }
 
-/// Changes a bit in the second checkpoint of run `r`.
+/// Flips a bit in the second checkpoint of run `r`.
 fn spoil_second(rig: &Rig, url: &str) {
     if url.starts_with("file:") {
         let path = rig.path("kept/runs/r/history/checkpoint_0000000002.json");
@@ -258,8 +258,8 @@ fn spoil_second(rig: &Rig, url: &str) {
 
 #[test]
 fn an_older_store_than_the_log_of_the_run_is_told() {
-    // What happened: with an older copy of the database in its place, finished steps ran again without a word.
-    // Why: the copy is sound. What stops it: the log of the run beside it, which is never ahead of its store.
+    // Bug: with an older copy of the database restored, finished steps silently ran again. Cause: the copy is
+    // sound. Fix: the event log of the run, which is never ahead of the store.
     let rig = Rig::with(FLOW).at("sqlite:kept/waypost.db");
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q", "--until", "one"]).status.code(), Some(0));
     let older = fs::read(rig.path("kept/waypost.db")).unwrap();
@@ -280,8 +280,8 @@ fn an_older_store_than_the_log_of_the_run_is_told() {
     expect(&rig, &["verify", "r-1"], 0, &[]);
 }
 
-/// Returns where the newest frame of SQLite's log ends: what is behind it was copied into the database before, and is
-/// overwritten in time.
+/// Returns the end of the newest frame in SQLite's log. Later frames were already copied into the database, and
+/// will be overwritten.
 ///
 /// # Source
 /// <https://www.sqlite.org/fileformat2.html>, section 4.1.
@@ -293,8 +293,9 @@ fn end_of_log(bytes: &[u8]) -> usize {
 
 #[test]
 fn a_changed_bit_in_the_log_of_sqlite_repeats_no_finished_step() {
-    // What happened: one changed bit in `waypost.db-wal` after a kill, and a finished step ran again; `verify` said
-    // sound. Why: SQLite drops what is behind it without a word. What stops it: the log of the run tells of more.
+    // Bug: after a kill and a flipped bit in `waypost.db-wal`, a finished step ran again, and `verify` reported
+    // no damage. Cause: SQLite silently drops the frames after the damage. Fix: the event log of the run has more
+    // records.
     let flow = "version: 1\nname: flow\nsteps:\n  - id: a\n    run: echo a >> trace\n  - id: b\n    \
                 run: test -e ok || kill -9 $(cat pid)\n";
     let rig = Rig::with(flow).at("sqlite:kept/waypost.db");
@@ -323,8 +324,8 @@ fn a_changed_bit_in_the_log_of_sqlite_repeats_no_finished_step() {
 
 #[test]
 fn a_database_that_is_gone_is_named_with_its_runs() {
-    // What happened: with the database gone, `resume` said that there was no `.waypost` folder. Why: only the database
-    // was looked for. What stops it: the logs of its runs are found beside it, and named.
+    // Bug: with the database gone, `resume` reported a missing `.waypost` folder. Cause: only the database was
+    // searched. Fix: the logs of its runs are found, and the runs are named.
     for url in [None, Some("sqlite:.waypost/waypost.db")] {
         let rig = Rig::failed();
         let rig = url.map_or(rig, failed);
@@ -369,8 +370,8 @@ fn a_folder_without_a_database_has_no_runs() {
 
 #[test]
 fn a_database_that_is_none_is_damage() {
-    // What happened: a database with another beginning was a mistake in usage, exit 2. Why: SQLite only says that it is
-    // not one. What stops it: what stands in the place of a store is looked at before it is opened.
+    // Bug: a database with a damaged header was reported as a usage error, exit 2. Cause: SQLite only reports a
+    // wrong file format. Fix: the file is inspected before the open.
     type Change = fn(&mut Vec<u8>);
     let changes: [(&str, Change); 7] = [
         ("is empty, but run r-1 has left its log", Vec::clear),
@@ -405,8 +406,8 @@ fn a_database_that_is_none_is_damage() {
 
 #[test]
 fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written() {
-    // What happened: `list` and `show` said `completed` of a run that a resume goes on with. Why: the store keeps a
-    // summary, which the damaged record had written. What stops it: the newest sound record is asked (run_status.rs).
+    // Bug: `list` and `show` printed `completed` for an unfinished run. Cause: the summary in the store was
+    // written by the damaged record. Fix: the newest sound record decides (standing.rs).
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = failed(url);
         assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0));
@@ -435,9 +436,9 @@ fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written
 
 #[test]
 fn a_step_whose_damaged_start_was_its_own_record_is_in_doubt() {
-    // What happened: one bit in the record that a step `idempotent: false` was started with, and after a kill it ran a
-    // second time, unasked. Why: in the record before, it had not been started. What stops it: what lost records may
-    // have held is asked (plan/lost.rs).
+    // Bug: after a flipped bit in the start record of a step with `idempotent: false` and a kill, the step ran a
+    // second time unasked. Cause: the previous record did not show the start. Fix: steps that lost records may
+    // have started are asked about (plan/lost.rs).
     let flow = "version: 1\nname: flow\nsteps:\n  - id: a\n    run: echo a >> trace\n  - id: b\n    \
                 idempotent: false\n    run: echo b >> trace; test -e ok || kill -9 $(cat pid)\n";
     for (url, told, trace) in [
@@ -469,12 +470,12 @@ fn a_step_whose_damaged_start_was_its_own_record_is_in_doubt() {
     }
 }
 
-/// Changes the record that ends step four.
+/// Damages the end record of step four.
 fn spoil_newest(rig: &Rig, url: &str) {
     spoil_record(rig, url, (7, 8));
 }
 
-/// Changes the newest record, whose number is `seq` and which is in the file of that commit.
+/// Damages the newest record, with this seq and commit number.
 fn spoil_record(rig: &Rig, url: &str, (commit, seq): (u64, u64)) {
     if url != "file:kept" {
         let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
@@ -521,8 +522,8 @@ fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
 
 #[test]
 fn a_run_without_its_record_is_listed_and_damaged() {
-    // What happened: a run whose `run.json` was gone was not listed, as if it had never been. Why: its folder was taken
-    // for that of another program. What stops it: what has a history is a run, and is named as one that cannot be read.
+    // Bug: a run without `run.json` was missing in `list`. Cause: its folder counted as a foreign folder. Fix: a
+    // folder with a history is a run, and is listed as unreadable.
     let rig = failed("file:kept");
     fs::remove_file(rig.path("kept/runs/r-1/run.json")).unwrap();
     fs::remove_file(rig.path("kept/runs/r-1/run.copy.json")).unwrap();
@@ -534,8 +535,8 @@ fn a_run_without_its_record_is_listed_and_damaged() {
 
 #[test]
 fn one_changed_byte_in_the_run_record_costs_nothing() {
-    // What happened: one changed bit in `run.json` and a run with four sound checkpoints was lost, `--restart` included.
-    // Why: there was one copy. What stops it: there are two, and a resume mends the one from the other.
+    // Bug: a flipped bit in `run.json` lost a run with four sound checkpoints, even for `--restart`. Cause: there
+    // was a single copy. Fix: there are two copies, and a resume restores the damaged copy.
     let rig = failed("file:kept");
     let path = rig.path("kept/runs/r-1/run.json");
     let mut bytes = fs::read(&path).unwrap();
@@ -563,9 +564,8 @@ fn something_else_in_the_place_of_a_folder_is_damage() {
 
 #[test]
 fn a_folder_in_place_of_a_file_of_one_run_hides_no_other() {
-    // What happened: with a folder in place of one run's `run.json`, `list` of the whole store said only that.
-    // Why: only damage and newer formats counted as a matter of one run.
-    // What stops it now: what stands in the place of its files does too.
+    // Bug: with a folder in place of a run's `run.json`, `list` printed only this error for the whole store.
+    // Cause: only damage and newer formats counted as errors of a single run. Fix: replaced files do too.
     for file in ["run.json", "journal.jsonl", "checkpoint.json"] {
         let rig = failed("file:kept");
         assert_eq!(
@@ -592,15 +592,15 @@ fn a_folder_in_place_of_a_file_of_one_run_hides_no_other() {
 
 #[test]
 fn a_store_that_a_step_removes_is_told() {
-    // What happened: a step removed the store, and the run was said not to have been made. Why: that was concluded from
-    // its not being there. What stops it: only the first checkpoint makes a run.
+    // Bug: a step removed the store, and the command reported that the run was not created. Cause: the run was
+    // missing at the end. Fix: only a failed first checkpoint means that the run was not created.
     let rig = Rig::with("version: 1\nsteps:\n  - run: rm -rf kept\n").at("file:kept");
 
     expect(&rig, &["run", "flow.yaml", "--id", "r-1"], 74, &["cannot write checkpoint r-1@2"]);
 }
 
-// What happened: where a log that was cut short had lost records of items only, `verify` said so and a resume did them again.
-// Why: only those of the main branch were asked about. What stops it now: so are those of each branch that is taken up.
+// Bug: a truncated log had lost only records of items: `verify` reported the loss, and a resume reran the items.
+// Cause: only records of the main branch were checked. Fix: the records of every resumed branch are checked.
 #[test]
 fn records_of_items_that_are_missing_stop_a_resume_too() {
     let rig = Rig::with(

@@ -1,4 +1,4 @@
-//! Tests of the command, through the real program: what it prints and how it exits, in one snapshot.
+//! Tests of the command through the real program: output and exit codes, in snapshots.
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
@@ -60,6 +60,7 @@ mod paper;
 mod passes_again;
 mod printing;
 mod probes;
+mod processes;
 mod prodigy;
 mod prodigy_runs;
 mod prodigy_values;

@@ -1,4 +1,4 @@
-//! Checkpoints that a person asks for, with a label to find them by: of runs that stand, and of runs under way.
+//! Labelled checkpoints made by a person, of stopped and of running runs.
 
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn a_run_under_way_writes_it_itself() {
         let at = marked["checkpoint"].as_str().unwrap().to_owned();
         let shown = rig.json(&["show", "r", "--json"]);
         assert_eq!((&shown["status"], &shown["steps"][1]["status"]), (&json!("running"), &json!("running")));
-        // Whoever dies behind it goes on as ever.
+        // After a crash behind the label, the run resumes as usual.
         running.signal(libc::SIGKILL);
         running.end();
         rig.write("go", "");
@@ -116,8 +116,7 @@ fn a_run_under_way_writes_it_itself() {
     }
 }
 
-// What happened: a run that keeps few states dropped that of a checkpoint with a label. What stops it now: what a person
-// has named to come back to it stays.
+// Bug: a run with a small retention dropped the state of a labelled checkpoint. Fix: a labelled state is kept.
 #[test]
 fn a_label_keeps_its_state() {
     for store in STORES {

@@ -1,4 +1,4 @@
-//! What verifiers of checkpoints are known to have believed wrongly, each of it as a test through the command.
+//! Known wrong verdicts of checkpoint verifiers, each as a test through the command.
 
 use rusqlite::Connection;
 
@@ -7,14 +7,14 @@ use crate::rig::{Rig, code_of};
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
 
-/// A run of one step with that evidence, and the exit code that it came to.
+/// Runs one step with this evidence. Returns the rig and the exit code.
 fn run_with(evidence: &str, command: &str) -> (Rig, Option<i32>) {
     let rig = Rig::with(&format!("steps: [{{id: a, run: '{command}', evidence: {evidence}}}]\n"));
     let code = code_of(&rig, &RUN);
     (rig, code)
 }
 
-/// A database with a row whose `note` is NULL.
+/// Makes a database with a row whose `note` is NULL.
 fn with_rows(rig: &Rig) -> Connection {
     let rows = Connection::open(rig.path("rows.db")).unwrap();
     rows.execute_batch("CREATE TABLE t (id INTEGER, note TEXT); INSERT INTO t VALUES (1, NULL), (2, 'x');")
@@ -83,7 +83,7 @@ fn a_null_is_found_by_null_and_by_nothing_else() {
     }
 }
 
-/// Three steps, of which the last rewrites what the first made.
+/// Three steps; the last rewrites the file of the first.
 const REWRITES: &str = "steps:
   - {id: a, run: 'echo a >> trace; echo 1 > a.txt; echo n=1 >> $WAYPOST_OUTPUT', evidence: [{sha256: a.txt}]}
   - {id: b, run: 'echo b >> trace; echo 1 > b.txt', evidence: [{sha256: b.txt}]}
@@ -134,7 +134,7 @@ fn paths_are_those_of_the_run_wherever_somebody_stands() {
     assert_eq!(code_of(&rig, &RUN), Some(0));
     let elsewhere = rig.path("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
-    // Another file of that name, where the verifier stands.
+    // Another file of the same name in the verifier's working folder.
     std::fs::write(elsewhere.join("b.txt"), "other\n").unwrap();
     let code = |args: &[&str]| rig.command(args).current_dir(&elsewhere).output().unwrap().status.code();
 
@@ -257,7 +257,8 @@ fn a_claim_that_cannot_be_made_is_evidence_that_does_not_hold() {
     }
 }
 
-// A folder that holds the runs themselves changed with each checkpoint, and hashing it closed the database under SQLite's locks.
+// Bug: a folder with the runs themselves changed with each checkpoint, and hashing it closed the database under
+// SQLite's locks.
 #[test]
 fn runs_are_no_evidence_of_themselves() {
     let (rig, code) = run_with("[{sha256: .}]", "echo x > x");

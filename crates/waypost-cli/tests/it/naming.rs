@@ -1,5 +1,5 @@
-//! What names a run: never an empty word; the beginning of its name, but no part of a number where a run is ended for good
-//! unasked.
+//! Names of runs on the command line: never an empty word, and a prefix of the name. A prefix that cuts a number
+//! is refused by commands that end a run without a question.
 
 use crate::rig::{Rig, code_of};
 
@@ -10,8 +10,8 @@ fn runs(rig: &Rig) -> Vec<String> {
     listed["runs"].as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap().to_owned()).collect()
 }
 
-// What happened: `waypost delete '' --yes` deleted the only run. Why: every name begins with an empty word, as that of
-// a variable that is not set. What stops it now: it is refused before anything is looked for.
+// Bug: `waypost delete '' --yes` deleted the only run. Cause: every name begins with the empty word, such as the
+// value of an unset variable. Fix: an empty word is refused before the search.
 #[test]
 fn an_empty_word_names_no_run() {
     let rig = Rig::with(FLOW);
@@ -43,8 +43,8 @@ fn an_empty_word_names_no_run() {
     assert!(!rig.path("x").exists());
 }
 
-// What happened: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Why: it was the
-// only run whose name began so. What stops it now: where nobody is asked, a number is a whole one.
+// Bug: `waypost delete nightly-1 --yes`, called twice, deleted `nightly-10` the second time. Cause: no other run
+// had this prefix. Fix: without a question, a number must match as a whole.
 #[test]
 fn what_ends_a_run_unasked_takes_no_number_for_another() {
     let rig = Rig::with(FLOW);

@@ -1,4 +1,4 @@
-//! Dead letters of a `foreach` that stands within an item, a group or another file: tried again after all was joined.
+//! Dead letters of a nested `foreach`, in an item, a group or another file: retried after all joins.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::rig::{Rig, code_of, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Two items with two inner ones each; of `A`, the inner one `2` fails until there is a file `go`.
+/// Two items with two inner items each; the inner item `2` of `A` fails until the file `go` exists.
 const NESTED: &str = "steps:
   - id: o
     foreach:
@@ -38,8 +38,8 @@ fn keys(rig: &Rig) -> serde_json::Value {
     letters["items"].as_array().unwrap().iter().map(|item| item["scope"].clone()).collect()
 }
 
-// What happened: a dead letter of an inner `foreach` could not be tried again once that had ended, and no other either while
-// it was there. Why: only the main branch went back to where it joins. What stops it now: each branch above does.
+// Bug: a dead letter of an inner `foreach` could not be retried after its join, and blocked the retry of all
+// others. Cause: only the main branch went back to its join. Fix: each ancestor does.
 #[test]
 fn an_inner_item_is_tried_again_after_all_is_joined() {
     for store in STORES {
@@ -92,7 +92,7 @@ fn kills_amid_it_cost_what_was_under_way() {
     }
 }
 
-// Items of both levels, of two steps one behind the other, and within a group that is repeated and in another file.
+// Items at both levels, of two steps in sequence, in a repeated group, and in another file.
 #[test]
 fn items_of_all_levels_are_tried_again_at_once() {
     for store in STORES {
@@ -134,7 +134,7 @@ steps:
         assert_eq!(keys(&rig), json!([]), "{store}: {before}");
         let mut lines = lines(&rig);
         lines.sort_unstable();
-        // What comes after the first step runs anew.
+        // Steps downstream of the first step run again.
         let rest = ["m1", "m1", "m2", "m2", "n1", "n2"];
         let all = [["end", "kB", "lA2", "lB1", "lB2", "lC2"].as_slice(), &rest].concat();
         assert_eq!(lines, all, "{store}: {before}");
@@ -164,16 +164,16 @@ fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
 
         let retried = rig.call(&["dead-letters", "retry", "r", &of_last, "--item", "3", "-q"]);
 
-        // What failed in the first pass has failed.
+        // A failure in the first pass stays a failure.
         assert_eq!(retried.status.code(), Some(3), "{store}: {letters} {}", rig.told(&retried));
         assert_eq!(lines(&rig), ["m3", "last0", "end"], "{store}: {letters}");
         assert_eq!(keys(&rig), json!([]), "{store}");
     }
 }
 
-// What happened: an item that failed after the `foreach` within it could not be tried again together with the inner item
-// that had failed there, and neither could that one by itself. Why: a branch that had failed was left where it stood. What
-// stops it now: it goes back to the join behind which the other one is.
+// Bug: an item that failed after its inner `foreach` could not be retried together with the failed inner item,
+// and the inner item could not be retried alone. Cause: a failed branch stayed at its position. Fix: the branch
+// goes back to the join of the inner item.
 #[test]
 fn an_item_that_failed_after_an_inner_one_is_tried_again_with_it() {
     for store in STORES {
@@ -210,9 +210,9 @@ steps:
     }
 }
 
-// What happened: of an inner item that failed in the run that a fork or an import began from, `dead-letters list` said that it
-// failed in an earlier pass of a loop. Why: the states of branches do not come along, and that of the main one counts only its
-// own items. What stops it now: what the first record counts came along.
+// Bug: after a fork or an import, `dead-letters list` attributed an inner item that failed in the parent run to
+// an earlier pass of a loop. Cause: the states of branches are not copied, and the main branch counts only its
+// own items. Fix: the count in the first record is copied.
 #[test]
 fn inner_items_that_failed_before_a_fork_are_told_as_such() {
     for store in STORES {

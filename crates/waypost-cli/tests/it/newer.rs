@@ -1,4 +1,4 @@
-//! One run of several that this version cannot go on with: the others are none the worse for it, and it is named.
+//! A run written by a newer version: the command names the run, and other runs are unaffected.
 
 use std::fs;
 use std::path::Path;
@@ -7,11 +7,11 @@ use waypost::Digest;
 
 use crate::rig::Rig;
 
-/// The first step fails until there is a file `go`.
+/// The first step fails until the file `go` exists.
 const FLOW: &str =
     "steps:\n  - id: a\n    run: test -e go\n  - id: b\n    run: echo $WAYPOST_RUN_ID >> trace\n";
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
-/// What of a run a newer version has written.
+/// The parts of a run written by a newer version.
 const PARTS: [Part; 2] = [Part::NewestCheckpoint, Part::RunRecord];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,7 +20,7 @@ enum Part {
     RunRecord,
 }
 
-/// Makes three runs that were interrupted after their first step.
+/// Makes three runs, interrupted after their first step.
 fn three(url: &str) -> Rig {
     let rig = Rig::with(FLOW).at(url);
     rig.write("go", "");
@@ -31,7 +31,7 @@ fn three(url: &str) -> Rig {
     rig
 }
 
-/// Makes of one part of run `r-2` what a newer version has written, as sound as it was.
+/// Rewrites a part of run `r-2` in a newer format, undamaged.
 fn make_newer(rig: &Rig, url: &str, part: Part) {
     if url != "file:kept" {
         let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
@@ -75,7 +75,7 @@ fn make_file_newer(path: &Path) {
     fs::write(path, text).unwrap();
 }
 
-/// Calls the program, which must end so and say all of this; gives what it said.
+/// Runs the program; checks its exit code and its output, and returns the output.
 fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) -> String {
     let output = rig.call(args);
     let told = rig.told(&output);
@@ -88,9 +88,10 @@ fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) -> String {
 
 const NEWER: &str = "has format 3, this version reads up to 2";
 
-// What happened: `resume --all` passed a run of a newer version over with exit 0 and no word, `verify --all` called it
-// damaged, `list` called it resumable, and `delete` removed it. Why: of what cannot be listed nobody asked why, and the two
-// stores know of it at different places. What stops it now: each of these asks the run itself (run_status.rs, delete.rs).
+// Bug: `resume --all` silently skipped a run of a newer version with exit 0, `verify --all` reported damage,
+// `list` reported the run as resumable, and `delete` removed the run. Cause: the reason of an unlistable run was
+// dropped, and the two stores detect the version at different places. Fix: each command checks the run itself
+// (standing.rs, commands/delete.rs).
 #[test]
 fn newer_is_refused() {
     for (url, part) in STORES.into_iter().flat_map(|url| PARTS.map(|part| (url, part))) {
@@ -130,7 +131,7 @@ fn newer_is_refused() {
         assert!(!rig.path("trace").exists());
         expect(&rig, &["resume", "--all"], 76, &["Run r-1 is completed", "Run r-3 is completed", NEWER]);
         assert_eq!(rig.read("trace"), "r-1\nr-3\n", "{url} {part:?}");
-        // Also where nothing else is due.
+        // Also if no other run is due.
         let again = rig.call(&["resume", "--all", "--json"]);
         let line = String::from_utf8(again.stdout).unwrap();
         assert!(
@@ -143,9 +144,9 @@ fn newer_is_refused() {
     }
 }
 
-// What happened: `list` told of a run whose both records are damaged as of any other, without its workflow, begun in 1970
-// and resumable, which it is not. Why: its newest checkpoint has a summary, and nobody asked for the rest. What stops it
-// now: a run whose record cannot be read is named as that, and no more is said of it (run_status.rs).
+// Bug: `list` printed a run with two damaged run records as a normal run: without a workflow, begun in 1970, and
+// wrongly resumable. Cause: its newest checkpoint has a summary, and the rest was not checked. Fix: a run with an
+// unreadable record is listed as unreadable only (standing.rs).
 #[test]
 fn a_run_whose_record_is_damaged_is_not_listed_as_if_it_were_sound() {
     for url in STORES {

@@ -1,4 +1,4 @@
-//! `@` and a RUN that is left out.
+//! `@`, and commands without a RUN.
 
 use std::fs;
 use std::process::Output;
@@ -7,7 +7,7 @@ use crate::rig::Rig;
 
 const ASKS: &str = "steps:\n  - {id: ask, approve: 'Delete the old files?'}\n";
 
-/// One store above the folders `a` and `b`, each with a waiting run.
+/// Makes one store above the folders `a` and `b`, each with a waiting run.
 fn rig() -> Rig {
     let rig = Rig::new();
     for folder in ["a", "b"] {
@@ -64,7 +64,7 @@ fn what_decides_or_removes_refuses_a_choice() {
     let unlike = call(&rig, "", &["stop", "@"]);
     assert_eq!(unlike.status.code(), Some(5), "no run is live: {}", rig.told(&unlike));
 
-    // One that qualifies is no choice.
+    // A single candidate is no ambiguity.
     assert_eq!(call(&rig, "", &["answer", "run-b", "no"]).status.code(), Some(0));
     assert_eq!(call(&rig, "", &["answer", "@", "yes"]).status.code(), Some(0));
     assert_eq!(call(&rig, "", &["resume", "run-a", "-q"]).status.code(), Some(0));

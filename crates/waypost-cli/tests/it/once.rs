@@ -1,4 +1,4 @@
-//! `waypost once`: what is done is done once, whatever is killed when.
+//! `waypost once`: each command runs once, whatever is killed when.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::rig::{Rig, check, lives, wait_until};
 
-/// Calls `once` in the run `s`.
+/// Runs `once` in the run `s`.
 fn once(rig: &Rig, key: &str, script: &str) -> String {
     rig.waypost(&["once", "--id", "s", key, "--", "sh", "-c", script])
 }
@@ -16,7 +16,7 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
-/// A script of ten slow commands, each with a number of its own, in a process group of its own.
+/// Returns a script of ten slow numbered commands, in its own process group.
 fn script(rig: &Rig, name: &str) -> Command {
     let mut text = "export WAYPOST_SCRIPT_RUN=ten\nset -e\n".to_owned();
     for number in 0..10 {
@@ -115,7 +115,7 @@ fn a_script_goes_on_after_kill_9_at_any_moment() {
     let rig = Rig::new();
     for turn in 0..12_u64 {
         let mut running = script(&rig, "ten.sh").stdout(std::process::Stdio::null()).spawn().unwrap();
-        // Some moments are between two commands, some amid one, some amid a commit.
+        // The kill comes between two commands, inside a command, or inside a commit.
         std::thread::sleep(std::time::Duration::from_millis(60 + turn * 37 % 190));
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
@@ -147,7 +147,7 @@ fn a_script_goes_on_after_kill_9_at_any_moment() {
 
 fn send_if_there(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    // It may have ended meanwhile.
+    // The process may have ended already.
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
@@ -349,8 +349,8 @@ fn once_as_json() {
     assert_eq!(finished, json!({"v": 1, "run": "s", "finished": true}));
 }
 
-// What happened: `waypost stop` waited for a command of a script until its time was over, and left a message that nobody took.
-// Why: only runs of workflows looked for such. What stops it now: a command of a script does, too.
+// Bug: `waypost stop` waited for a command of a script until its timeout, and left an unread message. Cause: only
+// runs of workflows read such messages. Fix: a command of a script reads them, too.
 #[test]
 fn a_command_of_a_script_is_stopped_from_afar() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -371,7 +371,7 @@ fn a_command_of_a_script_is_stopped_from_afar() {
             std::fs::remove_file(rig.path("pid")).unwrap();
         }
 
-        // What stopped one is not for the next.
+        // A stop of one command does not stop the next.
         rig.write("go", "");
         assert_eq!(
             code(&rig, &["once", "--id", "s", "a", "--", "sh", "-c", "sleep 1; exit 0"]),

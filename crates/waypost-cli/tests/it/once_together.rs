@@ -1,4 +1,4 @@
-//! Several commands of one script at once.
+//! Concurrent commands of one script.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use crate::rig::{Rig, Running, code_of, lives, send, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// Calls a script in the folder of the rig, with `waypost` and its store in variables.
+/// Returns a script in the folder of the rig, with `waypost` and its store in variables.
 fn script(rig: &Rig, store: &str, text: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", text]).current_dir(rig.path("")).env("WAYPOST", env!("CARGO_BIN_EXE_waypost"));
@@ -15,7 +15,7 @@ fn script(rig: &Rig, store: &str, text: &str) -> Command {
     command
 }
 
-/// Each command ends only once the other has begun.
+/// Each command ends only after the start of the other.
 const EACH_OTHER: &str = r#"
 each() { "$WAYPOST" once "$1" -- sh -c "echo $1 >> trace; while ! grep -q $2 trace; do sleep 0.01; done; echo out-$1" || exit; }
 each a b & one=$!
@@ -23,8 +23,8 @@ each b a & other=$!
 wait $one && wait $other
 "#;
 
-// What happened: a key in the background made the next one wait for its end.
-// Why: the lease of the run was held as long as a command ran. What stops it now: it is held while a record is appended.
+// Bug: a key in the background blocked the next key until its end. Cause: the lease of the run was held while a
+// command ran. Fix: the lease is held only while a record is appended.
 #[test]
 fn two_keys_in_the_background_run_side_by_side() {
     for store in STORES {

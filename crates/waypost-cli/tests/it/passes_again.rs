@@ -1,10 +1,10 @@
-//! Of steps that are repeated, the pass whose evidence does not hold is done again, over what it was given then.
+//! Repeated steps: a pass with broken evidence is rerun with its original input.
 
 use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// `a` counts by what the pass before gave; `b` and `z` read it.
+/// `a` counts from the output of the previous pass; `b` and `z` read the count.
 const COUNTS: &str = "checkpoints: {retention: 100}
 steps:
   - id: g
@@ -28,7 +28,7 @@ steps:
   - {id: z, env: {N: '${{ steps.a.outputs.n }}'}, run: 'echo z$N >> trace; test ! -e fail-z'}
 ";
 
-/// A finished run of a flow, with what it has done.
+/// Makes a completed run of a flow, and checks its trace.
 fn done(flow: &str, store: &str, trace: &str) -> Rig {
     let rig = Rig::with(flow).at(store);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
@@ -36,7 +36,7 @@ fn done(flow: &str, store: &str, trace: &str) -> Rig {
     rig
 }
 
-/// Resumes after files are gone; returns what is done again.
+/// Resumes after the removal of files, and returns the steps that ran.
 fn without(rig: &Rig, files: &[&str], expect: Option<i32>) -> String {
     files.iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
     rig.write("trace", "");
@@ -62,10 +62,10 @@ fn a_group_does_again_what_is_gone_of_its_last_pass() {
     }
 }
 
-// What happened: a step of a branch gave something else, what came after it followed; the step was done once more, gave what
-// it first gave, and what came after it was taken for done by what it had given at first. Why: where the branch once stood was
-// still what it was compared with. What stops it now: a branch that was joined since is compared with that; and what others
-// made meanwhile keeps what is older from being used again.
+// Bug: a step of a branch had a changed output, and its downstream steps followed; after another rerun with the
+// original output, the downstream steps counted as done with the original. Cause: the comparison used the
+// branch's previous position. Fix: a branch that was joined since is compared with its join; results of other
+// steps in the meantime exclude the reuse of older results.
 #[test]
 fn what_comes_after_a_pass_follows_what_it_gave_last() {
     let items = COUNTS.replace(
@@ -89,7 +89,7 @@ fn what_comes_after_a_pass_follows_what_it_gave_last() {
             assert_eq!(without(&rig, &["a.txt"], Some(0)), format!("a3 b3 {z3}"), "{store}");
             holds(&rig);
             assert_eq!(without(&rig, &["a.txt"], Some(0)), "a3", "{store}");
-            // Not all that comes after it has followed yet.
+            // Some downstream steps have not followed yet.
             rig.write("more", "4");
             rig.write("fail-z", "");
             assert_eq!(without(&rig, &["a.txt"], Some(1)), format!("a7 b7 {z7}"), "{store}");
@@ -138,7 +138,7 @@ steps:
     }
 }
 
-// Where the state of the pass before is not kept any more.
+// The state of the previous pass was pruned.
 #[test]
 fn without_its_state_the_first_pass_is_next() {
     let flow = COUNTS.replace("retention: 100", "retention: 2");
@@ -157,7 +157,7 @@ fn a_group_that_is_not_believed_itself_does_its_last_pass_again() {
     for store in STORES {
         let rig = done(&flow, store, "a1 b1 a2 b2 a3 b3 z3");
 
-        // All gives what it gave, and what is pinned within is as it was.
+        // All outputs are equal, and all inner pins are unchanged.
         assert_eq!(without(&rig, &["b.txt"], Some(0)), "a3 b3", "{store}");
         holds(&rig);
     }
@@ -190,7 +190,7 @@ steps:
     }
 }
 
-/// A group whose passes make files of their own; `b` fails in the third, until `go` is there.
+/// A group with separate files per pass; `b` fails in the third pass until `go` exists.
 const NAMED: &str = "checkpoints: {retention: 100}
 steps:
   - id: g
@@ -254,9 +254,9 @@ fn earlier_passes_are_looked_at_amid_later_ones_too() {
     }
 }
 
-// What happened: a pass that was done again left another file; the one of before was missed for ever. Why: its claims still
-// counted beside the new ones. What stops it now: of each pass only what it made last counts, and nothing of what came after
-// a pass that was done again.
+// Bug: a rerun pass left another file, and the file of the old pass was reported as missing forever. Cause: the
+// old claims counted next to the new claims. Fix: of each pass only the newest result counts, and nothing
+// downstream of a rerun pass.
 #[test]
 fn what_a_pass_made_before_it_was_done_again_counts_no_more() {
     let flow = "steps:
@@ -305,13 +305,13 @@ fn a_pass_repeats_no_step_that_must_not_be_repeated() {
         rig.write("go", "");
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 
-        // It is given the same again.
+        // The pass has its original input again.
         assert_eq!(without(&rig, &["a1.txt"], Some(0)), "a1", "{store}");
         holds(&rig);
     }
 }
 
-/// A group whose items make files of each pass; `p` hangs in the second, until `ok` is there.
+/// A group of items with files per pass; `p` hangs in the second pass until `ok` exists.
 const ITEMS: &str = "steps:
   - id: g
     repeat: {until: iteration >= 2, max: 2}
@@ -346,8 +346,8 @@ fn items_of_the_pass_before_are_looked_at_until_the_next_comes_to_them() {
     }
 }
 
-// What happened: a pass was begun anew and left behind by a rollback; an item of the pass that counted was to be done again, was
-// taken for one of the pass left behind, and the group was joined without it, for ever.
+// Bug: a restarted pass was abandoned by a rollback; a broken item of the pass in force counted as an item of the
+// abandoned pass, and the group was joined without the item, forever.
 #[test]
 fn an_item_is_done_again_whose_branch_has_begun_another_pass_since() {
     for store in STORES {
@@ -400,7 +400,7 @@ fn items_that_come_out_well_when_they_are_done_again_have_not_failed() {
     }
 }
 
-// What happened: a file was gone that an item had made which only the first pass had, and the resume had nothing to do.
+// Bug: the file of an item that only the first pass had was removed, and the resume had nothing to do.
 #[test]
 fn items_that_only_an_earlier_pass_had_are_looked_at() {
     let flow = "steps:
@@ -421,10 +421,10 @@ fn items_that_only_an_earlier_pass_had_are_looked_at() {
     let all = "p i1 i2 i3 p i2 i3 p i3";
     for store in STORES {
         let rig = done(flow, store, &format!("{all} z"));
-        // What the passes since have cleared away counts no more.
+        // Files cleared by later passes are not claimed any more.
         holds(&rig);
         assert_eq!(without(&rig, &["i3"], Some(0)), "i3", "{store}");
-        // A store of files lets go of the states of earlier passes, so that passes begin with the first.
+        // A file store prunes the states of earlier passes, so the passes begin with the first.
         let all = "i1 i2 i3 i2 i3 i3";
         let kept = store == STORES[0];
         assert_eq!(without(&rig, &["i2"], Some(0)), if kept { "i2" } else { all }, "{store}");
@@ -437,8 +437,8 @@ fn items_that_only_an_earlier_pass_had_are_looked_at() {
     }
 }
 
-// What happened: the first pass ran again and was the last one now; the results of the later passes stayed reusable, and the
-// resume verified them again and again, with a checkpoint each time. What stops it now: the end of the last pass drops them.
+// Bug: the first pass was rerun and became the last pass; the results of the later passes stayed reusable, and
+// the resume verified these repeatedly, with a checkpoint each time. Fix: the end of the last pass drops these.
 #[test]
 fn a_resume_ends_when_an_earlier_pass_becomes_the_last() {
     let flow = "steps:

@@ -1,4 +1,4 @@
-//! What steps printed, as later ones read it.
+//! Printed output of steps, read by later steps.
 
 use crate::rig::Rig;
 
@@ -8,10 +8,9 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
-// What happened: a step that read the output of one that had failed, and was allowed to, failed the run; with a default
-// it read that.
-// Why: what a step printed was kept only of one that completed.
-// What stops it now: it is kept of the last try, whatever became of that.
+// Bug: a step that read the output of a tolerated failed step failed the run; with a default, the step read the
+// default. Cause: printed output was kept only for completed steps. Fix: the output of the last attempt is kept,
+// whatever its end.
 #[test]
 fn what_a_tolerated_step_printed_is_read_by_later_steps_and_the_next_pass() {
     let flow = r#"
@@ -75,8 +74,8 @@ steps:
     assert!(events.contains("what it printed is not kept: the step printed 1100000 bytes"), "{events}");
 }
 
-// What happened: an output with a NUL was taken, and the step that had it in a variable failed with an error of the system.
-// Why: nobody looked at values before a process was started. What stops it now: the expression is named, with what helps.
+// Bug: an output with a NUL was accepted, and the step with that value in a variable failed with a system error.
+// Cause: values were not checked before the start of a process. Fix: the error names the expression and a remedy.
 #[test]
 fn a_value_with_a_nul_is_refused_where_a_process_would_be_given_it() {
     for (key, with) in [

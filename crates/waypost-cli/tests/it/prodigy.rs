@@ -1,4 +1,4 @@
-//! `waypost import workflow`: workflows of Prodigy as ours, which pass `check`, run, and say what they are not.
+//! `waypost import workflow`: converted Prodigy workflows pass `check`, run, and list their differences.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -10,7 +10,7 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
-/// A rig with an agent that writes down its prompts, and fails as often as the file `bad` has lines.
+/// Makes a rig with an agent that logs its prompts, and fails as often as the file `bad` has lines.
 pub(crate) fn with_agent(source: &str) -> Rig {
     let rig = Rig::new();
     rig.write("p.yml", source);

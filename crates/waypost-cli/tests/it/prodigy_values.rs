@@ -1,10 +1,11 @@
-//! `waypost import workflow`: what variables stand for, and what is too much for a file of ours.
+//! `waypost import workflow`: variables, and values too large for a workflow file.
 
 use crate::rig::{Rig, check};
 
-// What happened: `secrets` in a list, `env` that is no map, `error_collection: aggregate` and a `continue_on_failure` that is
-// no truth value, or that `on_item_failure: stop` contradicts, went without a word. Why: only the usual shape was looked at,
-// and what had no effect was passed over. What stops it now: a list of secrets is taken, and of all else there is a note.
+// Bug: the import silently dropped `secrets` in a list, an `env` that is not a map, and `error_collection:
+// aggregate`. It also dropped a `continue_on_failure` that is not a boolean or that contradicts `on_item_failure:
+// stop`. Cause: the import read only the usual shape. Fix: a list of secrets is imported, and each other case
+// gets a note.
 #[test]
 fn nothing_of_secrets_and_failures_is_lost_without_a_word() {
     let import = |top: &str| {
@@ -55,9 +56,8 @@ fn nothing_of_secrets_and_failures_is_lost_without_a_word() {
     assert_eq!(notes, [""; 0]);
 }
 
-// What happened: `${item.prio:-5}` became `${{ item.prio }}`, so that items without it failed.
-// Why: a default was only looked at for what a step gives.
-// What stops it now: a field of an item with a default is read as one that may be missing.
+// Bug: `${item.prio:-5}` became `${{ item.prio }}`, so items without the field failed. Cause: defaults were read
+// only for outputs of steps. Fix: an item field with a default becomes an optional field.
 #[test]
 fn a_default_of_a_variable_is_carried_over_or_told_to_be_lost() {
     let rig = Rig::new();
@@ -94,9 +94,9 @@ map:
     assert_eq!(rig.read("some"), "b\n");
 }
 
-// What happened: `env: {GH: {secret: true, value: "ghp_..."}}` was told as `GH="$ghp_..."`, and so written.
-// Why: what looks like the name of a variable was taken for one.
-// What stops it now: only `$NAME` and `${NAME}` are references; of any other value nothing is told.
+// Bug: `env: {GH: {secret: true, value: "ghp_..."}}` was printed and written as `GH="$ghp_..."`. Cause: a value
+// in the form of a variable name was read as a variable. Fix: only `$NAME` and `${NAME}` are references; any
+// other value is never printed.
 #[test]
 fn the_value_of_a_secret_is_neither_told_nor_written() {
     let rig = Rig::new();
@@ -138,7 +138,7 @@ fn what_is_too_much_for_a_workflow_is_refused_and_no_file_is_left() {
     let many = |count: usize| (0..count).map(|_| "    - shell: a\n").collect::<String>();
     rig.write("many.yml", &format!("name: many\ncommands:\n{}", many(10_001)));
     rig.write("items.yml", &format!("map:\n  input: a.json\n  agent_template:\n{}", many(10_001)));
-    // Just below 4 MiB, and above with what ours needs beside it.
+    // Just below 4 MiB, and above the limit with the import's additions.
     let step = format!("- shell: \"{}\"\n", "x".repeat(83_850));
     rig.write("long.yml", &step.repeat(50));
     let calls = [

@@ -1,10 +1,10 @@
-//! `prune`: what goes is said before and after, and nothing unfinished ever does.
+//! `prune` reports removals before and after, and never removes unfinished work.
 
 use crate::rig::{FLOW, Rig, check};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// A folder with run `r-1` that failed, and `r-2` to `r-4`, which are finished.
+/// Makes run `r-1`, which failed, and `r-2` to `r-4`, which are finished.
 fn some(store: &str) -> Rig {
     let rig = Rig::with(FLOW).at(store);
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
@@ -138,7 +138,7 @@ fn checkpoints_without_their_state_are_told_as_such() {
     }
 }
 
-/// The run itself tells of it, as old as it is.
+/// `prune` adds an event to the run and keeps the run's age.
 #[test]
 fn what_went_is_an_event_of_the_run() {
     for store in STORES {
@@ -172,13 +172,13 @@ fn what_went_is_an_event_of_the_run() {
             assert_eq!(after[key], before[key], "{store}: {key}");
         }
         assert_eq!(after["checkpoints"], before["checkpoints"].as_u64().unwrap() + 1, "{store}");
-        // Said once: nothing goes, and nothing is written.
+        // The second call removes and writes nothing.
         assert_eq!(rig.json(&["prune", "r-2", "--keep", "2", "--json"])["trimmed"], serde_json::json!([]));
         assert_eq!((pruned("r-2").len(), of("r-2")), (1, after), "{store}");
         assert_eq!(rig.call(&["verify", "r-2"]).status.code(), Some(0), "{store}");
         let printed = std::fs::read_to_string(rig.path("kept/runs/r-2/events.jsonl")).unwrap();
         assert!(printed.contains("\"pruned\""), "{store}: {printed}");
-        // What is unfinished goes on from where it was.
+        // The unfinished run resumes from its old position.
         rig.json(&["prune", "r-1", "--keep", "2", "--json"]);
         assert_eq!(rig.call(&["resume", "r-1", "-q"]).status.code(), Some(0), "{store}");
     }

@@ -1,4 +1,4 @@
-//! The commands that only look, over a run that failed half-way: for people and for programs.
+//! The read-only commands, over a run that failed in the middle: text and JSON.
 
 use crate::rig::{Rig, check};
 
@@ -209,7 +209,7 @@ fn checks_change_nothing() {
                 }
                 let bytes = std::fs::read(&path).unwrap();
                 let name = path.to_string_lossy().into_owned();
-                // SQLite's shared memory, and a write-ahead log without anything in it, come and go with its readers.
+                // SQLite's shared memory and an empty write-ahead log come and go with its readers.
                 let comes_and_goes = name.ends_with("-shm") || (name.ends_with("-wal") && bytes.is_empty());
                 if !comes_and_goes {
                     files.insert(path, (bytes.len(), waypost::Digest::of(&bytes).to_string()));
@@ -239,9 +239,9 @@ fn checks_change_nothing() {
     assert_eq!(copy(&rig.path(".waypost")), before);
 }
 
-// What happened: `events` told branch after branch, and `--after` left out what came later on branches told before: the end of
-// the run among it. Why: a cursor counted for its branch. What stops it now: events stand in the order in which they were
-// written, while a run is at work and afterwards, and a cursor is a place in that.
+// Bug: `events` listed branch after branch. `--after` left out later events of earlier branches, the end of the
+// run among them. Cause: a cursor counted per branch. Fix: events are in write order, during the run and later,
+// and a cursor is a place in that order.
 #[test]
 fn events_stand_in_the_order_in_which_they_were_written() {
     let flow = "steps:\n  - {id: e, foreach: {items: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], max_parallel: 3, steps: [{id: s, run: 'sleep 0.0${{ item }}'}, {id: t, run: 'test ${{ item }} != 7 || test -e go'}]}}\n  - {id: z, run: 'true'}\n";

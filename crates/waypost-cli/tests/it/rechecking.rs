@@ -1,11 +1,11 @@
-//! A resume takes finished steps in the order of the workflow, whichever of them was done last: what comes first is done again
-//! first, and nothing runs over what is not believed.
+//! A resume verifies finished steps in workflow order, not in the order of their records: upstream steps rerun
+//! first, and no step runs over broken evidence.
 
 use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// A run of a flow that ended with a code; what it did is forgotten.
+/// Runs a flow that exits with a code, and clears the trace.
 fn ran(flow: &str, store: &str, code: i32) -> Rig {
     let rig = Rig::with(flow).at(store);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(code), "{store}");
@@ -13,7 +13,7 @@ fn ran(flow: &str, store: &str, code: i32) -> Rig {
     rig
 }
 
-/// Resumes, and returns what that did.
+/// Resumes, and returns the steps that ran.
 fn resumed(rig: &Rig, expect: i32) -> String {
     rig.write("trace", "");
     assert_eq!(code_of(rig, &["resume", "r", "-q"]), Some(expect));
@@ -24,22 +24,22 @@ fn remove(rig: &Rig, file: &str) {
     std::fs::remove_file(rig.path(file)).unwrap();
 }
 
-/// The next resume has nothing to do, and all evidence holds.
+/// Checks that the next resume has nothing to do, and that all evidence holds.
 fn rests(rig: &Rig) {
     assert_eq!(resumed(rig, 0), "");
     assert_eq!(code_of(rig, &["verify", "r", "-q"]), Some(0));
 }
 
-/// What a plan says about a step: action and cause.
+/// Returns the planned action and cause of a step.
 fn planned(rig: &Rig, step: &str) -> String {
     let plan = rig.json(&["plan", "r", "--json"]);
     let found = plan["decisions"].as_array().unwrap().iter().find(|one| one["step"] == step).unwrap();
     format!("{}: {}", found["action"].as_str().unwrap(), found["cause"]["text"].as_str().unwrap())
 }
 
-// What happened: `a` had been done again once, so that its record was newer than that of `b`; then both failed, `b` ran over a
-// broken `a`, and the run ended well with a wrong result. Why: the oldest record was done again first. What stops it now: of
-// what does not hold, all that comes after nothing else of it is done again, and nothing else.
+// Bug: after a rerun of `a`, its record was newer than that of `b`; then both failed, `b` ran over a broken `a`,
+// and the run completed with a wrong result. Cause: the oldest record was rerun first. Fix: broken steps without
+// a broken upstream step rerun first, and no other steps.
 #[test]
 fn what_comes_first_is_done_again_first_whichever_was_done_last() {
     let flow = "steps:
@@ -91,8 +91,8 @@ fn a_broken_step_above_an_opener_is_done_again_before_its_branches() {
     }
 }
 
-// What happened: of two steps that needed nothing of each other only one was done again at first, and what came after the
-// other ran meanwhile, over what was not believed.
+// Bug: of two broken independent steps, only a single step was rerun at first, and steps downstream of the other
+// ran over broken evidence.
 #[test]
 fn nothing_runs_after_a_step_that_is_not_believed() {
     let flow = "steps:
@@ -113,8 +113,8 @@ fn nothing_runs_after_a_step_that_is_not_believed() {
     }
 }
 
-// What happened: an early step that ran again wrote a file that a later one had rewritten, and its claim was taken for the
-// newest: the later step was used again, and its file was lost.
+// Bug: a rerun early step wrote a file that a later step had rewritten, and the early claim counted as the
+// newest: the later step was reused, and its file was lost.
 #[test]
 fn what_a_later_step_made_of_a_file_is_asked_for_when_an_early_one_is_done_again() {
     for later in [
@@ -140,7 +140,7 @@ fn what_a_later_step_made_of_a_file_is_asked_for_when_an_early_one_is_done_again
     }
 }
 
-// What happened: a step over items was joined again without an end of its own, and its own claims were gone for good.
+// Bug: a `foreach` step joined again without a new end, and lost its own claims for good.
 #[test]
 fn a_step_over_items_keeps_its_own_evidence_when_one_of_them_is_done_again() {
     let flow = "steps:
@@ -223,8 +223,8 @@ fn a_plan_knows_what_may_be_used_again_after_a_step_that_failed_as_it_was_done_a
     }
 }
 
-// What happened: where a run goes back to, the step that had begun there was taken to be about to rewrite the file, so that the
-// older claim about it was not looked at; once the run stood there it was.
+// Bug: at the rollback target, a started step counted as about to rewrite the file, so the older claim was not
+// verified until after the rollback.
 #[test]
 fn a_rollback_looks_at_what_its_plan_looks_at() {
     let flow = "steps:
@@ -268,20 +268,20 @@ fn what_comes_after_passes_that_began_anew_is_used_again_if_they_give_the_same()
     rests(&rig);
 }
 
-// What happened: whatever came behind a group, items or hooks that were begun anew ran again, although all was as before.
+// Bug: all steps downstream of a restarted group, items or hooks ran again, although all results were equal.
 #[test]
 fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_the_same() {
     let behind = "- {id: z, run: 'echo z >> trace'}
   - {id: x, run: 'echo x >> trace; echo x > x', evidence: [{sha256: x}]}";
     let cases = [
-        // A group whose first pass is not believed any more.
+        // A group with a broken first pass.
         (
             "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: i, run: 'echo i${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > i${{ iteration }}', evidence: [{sha256: 'i${{ iteration }}'}]}]}",
             "i1",
             "i1",
             "i1 i2",
         ),
-        // One whose own evidence is gone.
+        // A group with missing own evidence.
         (
             "- {id: o, repeat: {until: iteration == 1, max: 1}, steps: [{id: i, run: 'echo i >> trace; touch own; echo $(cat with 2>/dev/null) > i', evidence: [{sha256: i}]}], evidence: [{file: own}]}",
             "own",
@@ -294,7 +294,7 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
             "u v",
             "u v",
         ),
-        // Items of passes, and groups of items.
+        // Items in passes, and groups of items.
         (
             "- {id: o, repeat: {until: iteration >= 2, max: 5}, steps: [{id: f, foreach: {items: [u], steps: [{id: i, run: 'echo u${{ iteration }} >> trace; echo $(cat with 2>/dev/null) > u${{ iteration }}', evidence: [{sha256: 'u${{ iteration }}'}]}]}}]}",
             "u1",
@@ -318,10 +318,10 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
             rests(&rig);
 
             if file == "own" && again == "o" {
-                // The hook is given the same, whatever it would leave now.
+                // The hook has the same input, independent of its possible new result.
                 continue;
             }
-            // It leaves something else this time.
+            // The rerun leaves a changed file.
             rig.write("with", "more");
             remove(&rig, file);
             assert_eq!(resumed(&rig, 0), format!("{changed} z x"), "{store}: {opener}");
@@ -330,7 +330,7 @@ fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_t
     }
 }
 
-// What happened: a hook was done again over the file of its step that was gone, and the step was not: published was NOTHING.
+// Bug: a hook was rerun over the missing file of its step, and the step was not rerun: it published NOTHING.
 #[test]
 fn a_step_is_done_again_before_what_comes_after_its_work() {
     let step = "{id: b, run: 'echo b >> trace; echo good > b', evidence: [{sha256: b}], on_success: [{id: h, run: 'echo h >> trace; cat b > h || echo nothing > h', evidence: [{sha256: h}]}]}";
@@ -357,7 +357,7 @@ fn a_step_is_done_again_before_what_comes_after_its_work() {
     }
 }
 
-// What happened: once an item had come out otherwise, whatever came behind ran again with each of the others.
+// Bug: after a changed result of an item, all downstream steps ran again with each rerun of another item.
 #[test]
 fn an_item_that_came_out_otherwise_once_counts_no_more_when_another_is_done_again() {
     let flow = "steps:
@@ -401,7 +401,7 @@ steps:
     }
 }
 
-// What happened: branches were opened anew and left behind by a rollback; those that counted were not looked at any more.
+// Bug: after branches were reopened and abandoned by a rollback, the branches in force were no longer verified.
 #[test]
 fn branches_that_were_left_behind_hide_none_that_count() {
     let openers = [
@@ -473,8 +473,8 @@ fn the_evidence_of_a_hook_is_not_looked_at_after_its_step() {
     }
 }
 
-// What happened: items were about to be joined again when something before them was to be done again, and that was cut, too:
-// then all items were done anew, out of their order, and twice.
+// Bug: items were about to join again when an upstream step had to rerun and was interrupted: then all items
+// restarted, out of order, and twice.
 #[test]
 fn what_was_about_to_be_joined_again_still_is_after_what_comes_before_it_was_done_again() {
     for retention in [6, 100] {
@@ -504,14 +504,14 @@ steps:
         cut(&["b1", "u"], ("hold-u", "u\n"));
         cut(&["b1"], ("hold-b", "b1\n"));
 
-        // Where few states are kept, the passes begin with the first.
+        // With few retained states, the passes begin with the first.
         let did = resumed(&rig, 0);
         assert!(did.starts_with("b1") && did.ends_with(" u"), "{retention}: {did}");
         rests(&rig);
     }
 }
 
-// Hooks within branches that were opened anew are compared like all else there.
+// Hooks in restarted branches are compared like other steps there.
 #[test]
 fn what_hooks_within_branches_left_is_compared() {
     let flow = "steps:

@@ -1,10 +1,10 @@
-//! A file is mended while its run stands within a step: what is finished there stays so.
+//! A file is fixed while its run is inside a step: finished work inside the step stays.
 
 use crate::rig::{Rig, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
-/// A run that failed by a flow that another one takes the place of.
+/// Makes a run that failed, and replaces its file with a fixed one.
 fn mended(store: &str, flow: &str, (from, to): (&str, &str)) -> Rig {
     let rig = Rig::with(flow).at(store);
     assert_ne!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
@@ -60,7 +60,7 @@ fn another_file_is_mended_and_killed_amid() {
         let child = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, run: 'echo b >> trace; exit 1'}\n  - {id: c, run: 'echo c >> trace'}\n";
         rig.write("child.yaml", child);
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
-        // What comes later in it is another, too, and there is more of it.
+        // Later steps of the child change too, and a step is added.
         let mended = child.replace("; exit 1", "; test -e go").replace("echo c", "echo d");
         rig.write("child.yaml", &format!("{mended}  - {{id: e, run: 'echo e >> trace'}}\n"));
 
@@ -91,11 +91,11 @@ fn what_is_finished_within_a_step_is_not_changed_unasked() {
     steps: [{id: a, run: 'echo a >> trace'}, {id: b, run: 'echo b >> trace; exit 1'}]
 ";
     let cases = [
-        // Of one item it is finished.
+        // Finished for one item.
         (items, "; test $I = 1", ""),
         (group, "echo a >>", "echo aa >>"),
         (group, "until: 'iteration == 2'", "until: 'iteration == 3'"),
-        // Nobody would run it.
+        // No pass would run the new step.
         (group, "steps: [{id: a,", "steps: [{id: n, run: 'echo n >> trace'}, {id: a,"),
         (group, "{id: a, run: 'echo a >> trace'}, ", ""),
     ];

@@ -1,4 +1,4 @@
-//! Steps and groups of steps that are done until something holds.
+//! Steps and groups of steps that repeat until a condition holds.
 
 use crate::rig::{Rig, code_of};
 
@@ -73,7 +73,7 @@ steps:
         assert_eq!(ended.status.code(), Some(1), "{store}");
         let told = rig.told(&ended);
         assert!(told.contains("`steps.poll.outputs.n | int >= 4` did not come true in 3 passes"), "{told}");
-        // Who resumes has the last pass once more.
+        // A resume repeats the last pass.
         assert_eq!(code(&rig, &["resume", "s", "-q"]), Some(1));
         assert!(rig.read("trace").ends_with("poll 1\npoll 2\npoll 3\npoll 3\n"), "{}", rig.read("trace"));
     }
@@ -119,9 +119,9 @@ steps:
     assert_eq!(lines, ["2:1", "2:2", "3:1", "3:2", "3:3"]);
 }
 
-// What happened: a finished step that is done until something holds, and runs again as another file changed it or a step
-// before it, went on counting where it had ended: its first passes were skipped, or it had none left. Why: its passes
-// stood in the state, which is from after it. What stops it now: what such a step left in the state is taken out.
+// Bug: a finished repeating step that ran again, after a change of the file or of an upstream step, continued its
+// old count. Its first passes were skipped, or no pass was left. Cause: the passes are in the state, which is
+// from after the step. Fix: a redo removes the passes of the step from the state.
 #[test]
 fn passes_are_counted_anew_where_another_file_has_a_finished_step_done_again() {
     for store in STORES {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::rig::{FLOW, Rig, check, lives, wait_until};
 
-/// Four steps that leave a trace; the third waits until there is a file `go`.
+/// Four steps with a trace; the third step waits for the file `go`.
 const TRACED: &str = r#"version: 1
 steps:
   - id: s1
@@ -101,7 +101,7 @@ fn a_step_that_must_not_be_repeated_is_in_doubt() {
     assert_eq!(rig.read("trace"), "s1\ns2\ns3\n");
 }
 
-/// A run whose step `pay` was cut, and must not be repeated blindly.
+/// A run with an interrupted non-idempotent step `pay`.
 fn in_doubt(last: &str) -> Rig {
     let flow = format!(
         "steps:\n  - id: pay\n    idempotent: false\n    run: echo pay >> trace; test -e go || kill -9 $PPID; echo x=1 > $WAYPOST_OUTPUT\n  - id: ship\n    \
@@ -115,9 +115,8 @@ fn in_doubt(last: &str) -> Rig {
 
 #[test]
 fn a_person_settles_a_step_in_doubt() {
-    // What happened: a run in doubt could only be started over; nothing took a person's word about the step.
-    // Why: `resume` had no `--treat-as`.
-    // What stops it now: `done` settles the step, `retry` runs it again, and both are records.
+    // Bug: a run in doubt could only be restarted; a person could not decide about the step. Cause: `resume` had
+    // no `--treat-as`. Fix: `done` settles the step, `retry` reruns the step, and both decisions are recorded.
     let rig = in_doubt("-");
     check("treat_as_none", &rig.waypost(&["resume"]));
     check("treat_as_dry", &rig.waypost(&["resume", "--treat-as", "done", "--dry-run"]));
@@ -136,9 +135,9 @@ fn a_person_settles_a_step_in_doubt() {
 
 #[test]
 fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
-    // What happened: taking `idempotent: false` out of the file ran the doubtful step again, unasked.
-    // Why: `idempotent` is in no fingerprint, and the changed file decided.
-    // What stops it now: the definition that the step was started with is asked.
+    // Bug: after `idempotent: false` was removed from the file, the step in doubt ran again unasked. Cause:
+    // `idempotent` is in no fingerprint, and the changed file decided. Fix: the definition at the start of the
+    // step decides.
     let rig = in_doubt("-");
     rig.write("flow.yaml", &rig.read("flow.yaml").replace("    idempotent: false\n", ""));
 
@@ -149,9 +148,8 @@ fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
 
 #[test]
 fn a_change_of_what_is_finished_is_adopted_when_it_is_named() {
-    // What happened: `resume --with FILE` refused every change that touched a finished step.
-    // Why: a position could not be carried over where something finished had to run again.
-    // What stops it now: what changed runs again, with everything after it, in a new epoch.
+    // Bug: `resume --with FILE` refused every change of a finished step. Cause: a position with finished steps to
+    // rerun could not be carried over. Fix: changed steps rerun, with all downstream steps, in a new epoch.
     let rig = Rig::failed();
     rig.write("flow.yaml", &FLOW.replace("echo hello", "test -e again"));
     assert_eq!(rig.call(&["resume", "--with", "flow.yaml"]).status.code(), Some(1), "step one fails now");
@@ -292,12 +290,12 @@ fn a_different_environment_is_told() {
     check("environment_differs", &call(&["resume"], "2"));
 }
 
-/// A step that must not be repeated, cut by its own timeout.
+/// A non-idempotent step, interrupted by its own timeout.
 const DOUBTFUL: &str = "steps:\n  - {id: pay, idempotent: false, timeout: 200ms, grace: 100ms, run: echo paid >> trace; sleep 1000}\n";
 
-// What happened: `resume --all` said that there was nothing to resume, and the run that waited for a decision stayed unseen.
-// Why: it looked only for runs that go on by themselves.
-// What stops it now: runs in doubt are named, with what to do, and the exit code says so.
+// Bug: `resume --all` reported nothing to resume, although a run waited for a decision. Cause: only runs that can
+// continue at once were listed. Fix: runs in doubt are listed with the next command, and the exit code shows
+// these.
 #[test]
 fn resuming_all_names_the_runs_that_wait_for_a_decision() {
     let rig = Rig::with(DOUBTFUL).at("file:kept");
@@ -318,9 +316,9 @@ fn resuming_all_names_the_runs_that_wait_for_a_decision() {
     assert_eq!(rig.read("trace"), "paid\n");
 }
 
-// What happened: of several `run --id R --or-resume` at once, some said that R exists and to use `--or-resume`.
-// Why: the run was made by another process after this one had looked, and before it made it itself.
-// What stops it now: then it goes on as if it had found it.
+// Bug: of several concurrent `run --id R --or-resume`, some reported that R exists and recommended `--or-resume`.
+// Cause: another process created the run between the check and the creation. Fix: the command then resumes the
+// run.
 #[test]
 fn or_resume_never_says_that_the_run_exists() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -389,10 +387,9 @@ fn a_variable_that_every_step_sets_itself_is_not_told() {
     assert!(told.contains("the environment differs from when the run was made: `B`\n"), "{told}");
 }
 
-// What happened: a file that had changed since its run was completed was passed over; `resume`, `plan` and `run --or-resume`
-// said that there was nothing to do.
-// Why: the file of a run that has ended was not looked at.
-// What stops it now: it is compared as that of any run; what touches a finished step needs a choice, the rest is told.
+// Bug: a change of the file after the end of its run was ignored; `resume`, `plan` and `run --or-resume` reported
+// nothing to do. Cause: the file of an ended run was not compared. Fix: the file is always compared; a change of
+// a finished step needs a choice, other changes are reported.
 #[test]
 fn a_change_after_the_end_is_told_and_what_is_finished_needs_a_choice() {
     let one = "  - {id: a, run: echo a >> trace}\n  - {id: b, run: echo b >> trace}\n";
@@ -472,17 +469,16 @@ fn a_file_that_broke_after_the_end_is_told() {
 
 #[test]
 fn damage_of_the_record_that_adopted_a_file_costs_nothing() {
-    // What happened: one changed byte in the middle of the history, and a run that had been resumed with another file could
-    // not be shown, planned or resumed any more.
-    // Why: the text of that file stood in that one record only.
-    // What stops it now: the record behind it repeats it.
+    // Bug: after a flipped byte in an old record, a run that had been resumed with another file could not be
+    // shown, planned or resumed. Cause: only that record had the text of the file. Fix: the next record repeats
+    // the text.
     let rig = Rig::with("steps:\n  - {id: a, run: echo a >> trace}\n  - {id: b, run: test -e go}\n")
         .at("file:kept");
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
     rig.write("flow.yaml", &(rig.read("flow.yaml").replace("-e go}", "-e go && echo b >> trace}")));
     assert_eq!(rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]).status.code(), Some(1));
     assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1));
-    // The position names it by number.
+    // The position names the record by seq.
     let adopted = |path: &PathBuf| fs::read_to_string(path).unwrap().contains(r#""definition":{"#);
     let history = fs::read_dir(rig.path("kept/runs/r/history")).unwrap().map(|entry| entry.unwrap().path());
     let path = history.filter(|path| path.extension().is_some_and(|kind| kind == "json"));
@@ -527,7 +523,7 @@ fn a_step_of_an_item_runs_again_with_what_comes_of_it() {
 
         assert_eq!(again.status.code(), Some(0), "{}", rig.told(&again));
         assert_eq!(rig.read("trace"), "ask us\ncheck us 2\nsum 2\n", "{store}: the other item stays");
-        // The same outputs as before change nothing about what was asked for.
+        // Outputs equal to the earlier outputs do not limit the requested rerun.
         rig.write("trace", "");
         assert_eq!(code(&["resume", "r", "--from", "each:us/ask", "-q"]), Some(0));
         assert_eq!(rig.read("trace"), "ask us\ncheck us 2\nsum 2\n", "{store}");
@@ -603,9 +599,9 @@ fn places_that_cannot_be_gone_on_from_are_named() {
     check("from_branch_only", &rig.waypost(&["resume", "r", "--from", "each:eu/ask", "--only"]));
 }
 
-// What happened: a run that had gone on with another file by `--with` was refused by the next plain resume, and by cron: it
-// was held against the file that it was made of. Why: only that file stood in its record. What stops it now: the file that a
-// resume goes on with stands with the definition that it gives.
+// Bug: a run resumed with another file by `--with` was refused by the next plain resume, and by cron: the file
+// was compared with the original file. Cause: only the original file was in the run record. Fix: a resume stores
+// the new file together with its definition.
 #[test]
 fn the_file_of_with_is_the_file_of_the_run_from_then_on() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -629,7 +625,7 @@ fn the_file_of_with_is_the_file_of_the_run_from_then_on() {
         assert_eq!(same.status.code(), Some(0), "{store}: {}", rig.told(&same));
         let first = rig.call(&["run", "flow.yaml", "--id", "r", "--or-resume", "-q"]);
         assert_eq!(first.status.code(), Some(2), "{store}: {}", rig.told(&first));
-        // An edit of it is seen.
+        // An edit of the new file is detected.
         rig.write("other.yaml", &flow("third", "true"));
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(9), "{store}");
     }

@@ -1,4 +1,4 @@
-//! A folder of its own, the program in it, and snapshots without what differs from run to run.
+//! A temporary folder with the program, and snapshots without volatile parts.
 
 use std::fs;
 use std::io::Read as _;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Four steps: one gives an output, one prints to both streams, one fails until there is a file `ok`.
+/// Four steps: an output, prints to both streams, a failure until the file `ok` exists, and a last step.
 pub(crate) const FLOW: &str = r#"version: 1
 name: flow
 params:
@@ -27,10 +27,10 @@ steps:
     env: { WHO: "${{ params.who }}" }
 "#;
 
-/// How long a test waits for something that must happen; far more than it takes.
+/// The time limit for expected events, far above the usual time.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A folder in which `waypost` is called.
+/// A folder for calls of `waypost`.
 pub(crate) struct Rig {
     folder: TempDir,
     /// Words before the arguments of every call.
@@ -38,7 +38,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Makes an empty folder; the store is the default one.
+    /// Makes an empty folder, with the default store.
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), store: Vec::new() }
     }
@@ -50,7 +50,7 @@ impl Rig {
         rig
     }
 
-    /// Makes a folder in which run `r-1` of [`FLOW`] has failed at step three.
+    /// Makes a folder with run `r-1` of [`FLOW`], failed at step three.
     pub(crate) fn failed() -> Self {
         let rig = Self::with(FLOW);
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
@@ -92,19 +92,19 @@ impl Rig {
         self.command(args).output().unwrap()
     }
 
-    /// Calls the program; gives exit code, stdout and stderr as one text.
+    /// Runs the program; returns exit code, stdout and stderr as a text.
     pub(crate) fn waypost(&self, args: &[&str]) -> String {
         self.told(&self.call(args))
     }
 
-    /// Calls the program and gives the JSON document that it answers.
+    /// Runs the program, and parses its JSON answer.
     pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
         let output = self.call(args);
         let text = String::from_utf8(output.stdout).unwrap();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// Starts the program and leaves it running.
+    /// Starts the program in the background.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
         Running::of(&mut self.command(args))
     }
@@ -121,7 +121,7 @@ impl Rig {
         text.replace(&*real.to_string_lossy(), "[DIR]").replace(&*here.to_string_lossy(), "[DIR]")
     }
 
-    /// Waits until a file is there and whole lines of it satisfy `is`.
+    /// Waits until a file exists and its complete lines satisfy `is`.
     pub(crate) fn wait_for(&self, name: &str, is: impl Fn(&str) -> bool) {
         wait_until(&format!("file {name}"), || {
             fs::read_to_string(self.path(name)).is_ok_and(|text| is(&text))
@@ -129,7 +129,7 @@ impl Rig {
     }
 }
 
-/// A program that was started; it does not outlive its test.
+/// A started program; killed at the end of its test.
 pub(crate) struct Running(Child);
 
 impl Running {
@@ -145,7 +145,7 @@ impl Running {
         send(self.pid(), number);
     }
 
-    /// Waits until it has said this on stderr; takes that away from what [`Running::end`] gives.
+    /// Waits for a line on stderr; removes the line from the result of [`Running::end`].
     pub(crate) fn wait_for_line(&mut self, words: &str) {
         let stderr = self.0.stderr.as_mut().unwrap();
         let mut said = Vec::new();
@@ -156,7 +156,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end, and fails where that does not come: it must hang on nothing.
+    /// Waits for the end of the program, and fails after the time limit.
     pub(crate) fn end_soon(mut self) -> Output {
         let begin = Instant::now();
         while self.0.try_wait().unwrap().is_none() {
@@ -166,12 +166,12 @@ impl Running {
         self.end()
     }
 
-    /// Waits until it has ended, whoever else still has its streams, and gives its exit code.
+    /// Waits for the end of the program, not of its streams, and returns the exit code.
     pub(crate) fn code(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
     }
 
-    /// Waits for its end, and that of all who have its streams.
+    /// Waits for the end of the program and of all holders of its streams.
     pub(crate) fn end(mut self) -> Output {
         let mut stdout = self.0.stdout.take().unwrap();
         let mut stderr = self.0.stderr.take().unwrap();
@@ -189,23 +189,24 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Has a program hear the signals that whoever started the tests may ignore, as `nohup` and `&` in a script do.
+/// Resets signals to their defaults, since the caller of the tests may ignore these, as `nohup` and `&` in a
+/// script do.
 #[expect(unsafe_code, reason = "neither the standard library nor rustix sets a signal to its default")]
 fn heed_signals(command: &mut Command) {
     let heed = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
-            // SAFETY: it may be called between fork and exec, and no handler is set.
+            // SAFETY: `signal` may be called between fork and exec, and no handler is set.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         Ok(())
     };
-    // SAFETY: nothing but those calls happens between fork and exec.
+    // SAFETY: only these calls happen between fork and exec.
     unsafe { command.pre_exec(heed) };
 }
 
@@ -216,12 +217,12 @@ pub(crate) fn send(pid: i32, number: libc::c_int) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-/// Calls the program and gives its exit code.
+/// Runs the program, and returns its exit code.
 pub(crate) fn code_of(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
-/// Waits until something is true, far longer than it takes.
+/// Waits until a condition is true, with a time limit far above the usual time.
 pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
     let begin = Instant::now();
     while !is() {
@@ -230,13 +231,13 @@ pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// Says whether a process is there and not a zombie.
+/// Returns whether a process exists and is not a zombie.
 pub(crate) fn lives(pid: &str) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat"));
     stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
 }
 
-/// Compares with the snapshot of this name, without times, durations, digests, sizes and made names.
+/// Compares a text with a snapshot, without times, durations, digests, sizes and generated names.
 pub(crate) fn check(name: &str, text: &str) {
     let filters = [
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[TIME]"),

@@ -1,4 +1,4 @@
-//! `waypost run`: what it does, what it prints, how it exits.
+//! `waypost run`: its effects, its output, its exit codes.
 
 use crate::rig::{FLOW, Rig, check, wait_until};
 
@@ -74,9 +74,9 @@ fn an_id_is_used_once_unless_the_run_may_be_resumed() {
 
 #[test]
 fn what_a_resumed_run_cannot_be_given_is_refused() {
-    // What happened: `run OTHER -p who=me --id r-1 --or-resume` went on with r-1, and dropped file and params in silence.
-    // Why: only `--id` and `--until` were looked at once the run was there.
-    // What stops it now: whatever was given and is not as the run was made is named, and nothing runs.
+    // Bug: `run OTHER -p who=me --id r-1 --or-resume` resumed r-1, and silently ignored file and params. Cause:
+    // with an existing run, only `--id` and `--until` were used. Fix: an argument that differs from the run is
+    // named, and nothing runs.
     let rig = Rig::failed();
     rig.write("ok", "");
     rig.write("other.yaml", FLOW);
@@ -108,9 +108,8 @@ fn a_dry_run_does_nothing() {
 
 #[test]
 fn a_failed_run_in_memory_names_no_line_that_could_go_on_with_it() {
-    // What happened: it ended with `waypost resume r-1 --store memory:`, which no process can do.
-    // Why: the line was made from the store's address, whatever store that is.
-    // What stops it now: a store that ends with its process has no such line.
+    // Bug: the last line was `waypost resume r-1 --store memory:`, an impossible command. Cause: the line was
+    // made for every store address. Fix: no such line for a store that ends with its process.
     let rig = Rig::with(FLOW).at("memory:");
 
     let told = rig.waypost(&["run", "flow.yaml", "--id", "r-1"]);
@@ -220,9 +219,8 @@ fn a_run_in_memory_leaves_nothing() {
 
 #[test]
 fn an_output_keeps_its_name_whatever_it_is() {
-    // What happened: of a captured JSON object the line for people had the members, as if they were outputs.
-    // Why: maps were told member by member, those of users too.
-    // What stops it now: an output is told by its name, as JSON unless it is a text.
+    // Bug: the members of a captured JSON object were printed like outputs. Cause: all maps were flattened, also
+    // those of users. Fix: an output is printed under its name, as JSON unless it is a text.
     let rig = Rig::with("steps:\n  - id: a\n    capture: json\n    run: echo '{\"a\":[1],\"b\":null}'\n");
 
     let told = rig.waypost(&["run", "flow.yaml"]);
@@ -262,9 +260,8 @@ fn secrets_stay_out() {
 
 #[test]
 fn a_secret_that_somebody_wrote_down_is_refused() {
-    // What happened: a secret in the text of the workflow file, or in `--id`, was stored as it stood.
-    // Why: only params and labels were searched for secrets.
-    // What stops it now: everything that a run record is made of is.
+    // Bug: a secret in the text of the workflow file, or in `--id`, was stored in clear text. Cause: only params
+    // and labels were searched for secrets. Fix: all parts of the run record are searched.
     let rig = Rig::with("secrets: [TOKEN]\nsteps: [{ run: \"true\" }]\n");
     let call = |args: &[&str]| rig.told(&rig.command(args).env("TOKEN", "s3cr3t-value-42").output().unwrap());
 
@@ -289,9 +286,8 @@ fn a_secret_that_somebody_wrote_down_is_refused() {
 
 #[test]
 fn a_job_of_github_has_groups_annotations_and_a_summary() {
-    // What happened: in GitHub Actions a run looked as in any other pipe.
-    // Why: nothing asked where it ran.
-    // What stops it now: `GITHUB_ACTIONS` is asked, where the output is no terminal.
+    // Bug: the output in GitHub Actions was the same as in any other pipe. Cause: the environment was not
+    // checked. Fix: `GITHUB_ACTIONS` is checked if the output is not a terminal.
     let flow = "secrets: [TOKEN]\nsteps:\n  - id: one\n    run: echo token $TOKEN; echo '::error::no'; echo '##[error]no'; echo '# Found '$TOKEN >> \
                 $WAYPOST_SUMMARY\n  - id: two\n    run: echo 50% $TOKEN; exit 3\n";
     let rig = Rig::with(flow);
@@ -310,8 +306,8 @@ fn a_job_of_github_has_groups_annotations_and_a_summary() {
     check("actions_error", &call(&["show", "nobody"]));
 }
 
-// What happened: the group of a step that had succeeded held the last line of its log.
-// Why: it was made of what its record holds. What stops it now: it is made of the log, of a long one of its end.
+// Bug: the group of a successful step had only the last line of its log. Cause: the group was made from the
+// record. Fix: the group is made from the log, or from the end of a long log.
 #[test]
 fn the_group_of_a_job_holds_the_log() {
     let flow = "steps:\n  - {id: short, run: 'echo one; echo two'}\n  - {id: long, run: seq 3000}\n  - {id: wide, run: 'yes 0123456789012345 | head -c 400000; echo end'}\n";
@@ -329,9 +325,9 @@ fn the_group_of_a_job_holds_the_log() {
     assert!(wide.contains("\n  | 0123456789012345\n"), "{wide}");
 }
 
-// What happened: `run --json` into a full disk ended with 0, although not one line of its answer had been written. Why: lines
-// that nobody reads end no run, and no difference was made between a reader that left and a disk without room. What stops it
-// now: the run goes on, and then the command says that its answer was not written, as every other does.
+// Bug: `run --json` on a full disk exited 0, without a written line of its answer. Cause: unread output does not
+// end a run, and a closed pipe and a full disk were treated the same. Fix: the run continues, and then the
+// command reports the unwritten answer, as other commands do.
 #[test]
 fn an_answer_that_could_not_be_written_is_told() {
     let rig = Rig::with("steps:\n  - id: a\n    run: \"true\"\n");
@@ -355,7 +351,7 @@ fn an_answer_that_could_not_be_written_is_told() {
     }
     let listed = rig.json(&["list", "--json", "--status", "completed"]);
     assert_eq!(listed["runs"].as_array().unwrap().len(), 2, "{listed}");
-    // A reader that has seen enough is no fault.
+    // A reader that closes the pipe early is not an error.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = rig.command(&["run", "flow.yaml", "--id", "r-3", "--json"]).stdout(writer).output().unwrap();
@@ -408,8 +404,8 @@ fn a_detached_run_goes_on_by_itself() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2));
 }
 
-// What happened: of several `run --id X --detach` at once, most said that the run goes on by itself, in their process.
-// Why: each looked only whether there is a run of that name. What stops it now: each listens to its own process.
+// Bug: of several concurrent `run --id X --detach`, most claimed that the run continues in their own process.
+// Cause: each only checked that the run exists. Fix: each waits for its own process.
 #[test]
 fn only_who_made_a_detached_run_says_that_it_goes_on() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -427,8 +423,8 @@ fn only_who_made_a_detached_run_says_that_it_goes_on() {
     }
 }
 
-// What happened: a step that had said something for later steps and ran into its timeout took the whole command down, at
-// each resume again. Why: that its time is up was waited for twice. What stops it now: once it is up, only a stop is waited for.
+// Bug: a step with outputs that ran into its timeout crashed the command, and again in each resume. Cause: the
+// expired timeout was awaited twice. Fix: after the expiry, only a stop is awaited.
 #[test]
 fn a_step_that_said_something_may_run_into_its_timeout() {
     let says = [
@@ -449,8 +445,8 @@ fn a_step_that_said_something_may_run_into_its_timeout() {
     }
 }
 
-// What happened: a disk that was full when `.waypost` was made left its `.gitignore` empty for good; a store that was named there
-// had none. What stops it now: an empty one is written anew, and one is written wherever a store lies in such a folder.
+// Bug: a full disk during the creation of `.waypost` left an empty `.gitignore` for good; a store at another
+// address had none. Fix: an empty file is written again, and every store in such a folder writes the file.
 #[test]
 fn git_ignores_the_store_also_where_that_is_named_or_a_disk_was_full() {
     for (store, folder, lines) in [

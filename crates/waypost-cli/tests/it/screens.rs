@@ -1,4 +1,4 @@
-//! Narrow screens, colours, readers that go away, and names that are not text.
+//! Narrow terminals, colours, closed readers, and names that are not text.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{FromRawFd as _, OwnedFd};
@@ -110,9 +110,8 @@ fn a_folder_whose_name_is_not_text() {
     assert_eq!(output.status.code(), Some(0), "{}", rig.told(&output));
 }
 
-// What happened: `logs` on a terminal passed what a step had printed through, so that a log could clear the screen.
-// What stops it now: on a terminal it is shown as the end of a log of a failed step is; elsewhere it stays byte for
-// byte.
+// Bug: `logs` on a terminal printed the raw output of a step, so a log could clear the screen. Fix: on a terminal
+// the output is escaped, as in the log tail of a failed step; elsewhere the output stays byte for byte.
 #[test]
 fn a_log_cannot_move_the_cursor_of_a_terminal() {
     let rig = Rig::with("steps:\n  - {id: a, run: 'printf \"gr\\303\\274n\\033[2J\\r\\nend\"'}\n");
@@ -126,7 +125,7 @@ fn a_log_cannot_move_the_cursor_of_a_terminal() {
     assert_eq!(shown, "gr\u{fc}n\\u{1b}[2J\nend");
 }
 
-// Some services give their jobs a terminal: nobody looks at it, and what is drawn there is kept as a log.
+// Some CI services run jobs on a terminal without a viewer, and keep the drawn output as a log.
 #[test]
 fn a_job_with_a_terminal_gets_a_line_an_event() {
     let rig = Rig::with("steps:\n  - {id: a, run: sleep 0.3}\n  - {id: b, run: 'false'}\n");
@@ -148,7 +147,7 @@ fn a_job_with_a_terminal_gets_a_line_an_event() {
     assert!(!moves(&of_actions) && of_actions.contains("::error"), "{of_actions:?}");
 }
 
-/// Returns what is shown on a terminal; the lines of it end as they were written.
+/// Returns the text shown on a terminal, with its line ends as written.
 fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
     const END: &[u8] = b"\x04the end\x04";
     let (terminal, ours) = terminal();
@@ -156,7 +155,7 @@ fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
     let reader = std::thread::spawn(move || {
         let (mut shown, mut terminal) = (Vec::new(), std::fs::File::from(terminal));
         let mut byte = [0];
-        // What is left in a terminal may be lost when its other end is closed.
+        // Closing one end of a terminal may discard unread output.
         while !shown.ends_with(END) {
             terminal.read_exact(&mut byte).unwrap();
             shown.push(byte[0]);
@@ -166,11 +165,11 @@ fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
     });
     write(ours);
     last.write_all(END).unwrap();
-    // The terminal makes these of each end of a line.
+    // The terminal turns each line end into `\r\n`.
     String::from_utf8(reader.join().unwrap()).unwrap().replace("\r\n", "\n")
 }
 
-/// Makes a terminal: what is written to the second is read from the first.
+/// Makes a terminal. The first descriptor reads the bytes written to the second.
 #[expect(
     unsafe_code,
     reason = "neither the standard library nor rustix, as it is used here, makes a terminal"
@@ -178,9 +177,9 @@ fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
 fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut reads, mut writes) = (-1, -1);
     let none = std::ptr::null_mut();
-    // SAFETY: both numbers are there to be written to, and nothing else is given.
+    // SAFETY: both out parameters point to live integers; the other pointers are null.
     let made = unsafe { libc::openpty(&raw mut reads, &raw mut writes, none, none.cast(), none.cast()) };
     assert_eq!(made, 0);
-    // SAFETY: they were just made, and nobody else has them.
+    // SAFETY: both descriptors were just made and have no other owner.
     unsafe { (OwnedFd::from_raw_fd(reads), OwnedFd::from_raw_fd(writes)) }
 }

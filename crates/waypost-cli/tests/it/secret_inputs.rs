@@ -1,4 +1,4 @@
-//! Secrets in what a person gives to a run.
+//! Secrets in the input of a person to a run.
 
 use std::process::Output;
 
@@ -25,7 +25,7 @@ fn a_resume_that_knows_a_secret_masks_it_in_answers_and_signals() {
     let token = Some("s3cret-token");
     let waits = call(&rig, token, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]);
     assert_eq!(waits.status.code(), Some(75), "{}", rig.told(&waits));
-    // Whoever gives these does not have the secret in the environment.
+    // The sender of these does not have the secret in the environment.
     let given = call(&rig, None, &["signal", "r", "word", "my s3cret-token"]);
     assert_eq!(given.status.code(), Some(0), "{}", rig.told(&given));
     assert_eq!(call(&rig, token, &["resume", "r", "--wait", "0s", "-q"]).status.code(), Some(75));
@@ -42,7 +42,7 @@ fn a_resume_that_knows_a_secret_masks_it_in_answers_and_signals() {
     }
 }
 
-/// Finds the files below a folder that hold these bytes.
+/// Returns the files below a folder that contain these bytes.
 fn holding(folder: &std::path::Path, words: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -55,12 +55,12 @@ fn holding(folder: &std::path::Path, words: &[u8]) -> Vec<String> {
     found
 }
 
-// What happened: the message that a run had taken in kept the secret. Why: only what the session wrote was masked. What
-// stops it now: the store drops what a message says once it is taken in.
+// Bug: a message that a run had read kept the secret. Cause: only the writes of the session were masked. Fix: the
+// store drops the content of a message after the run has read it.
 #[test]
 fn no_byte_of_the_store_holds_a_secret_from_an_answer_or_signal() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
-        // Long enough for pages of its own.
+        // Long enough for separate pages.
         for filler in [10, 30_000] {
             let rig = Rig::with(FLOW).at(store);
             let token = Some("s3cret-token");
@@ -136,7 +136,7 @@ steps:
     assert!(rig.told(&missing).contains("`TOKEN` (file "), "{}", rig.told(&missing));
     rig.write("token.txt", "s3cret-token\n");
 
-    // The file counts, and not the environment.
+    // The file wins over the environment.
     let ended = call(&rig, Some("other-token"), &["run", "flow.yaml", "--id", "r", "-q"]);
 
     assert_eq!(ended.status.code(), Some(0), "{}", rig.told(&ended));

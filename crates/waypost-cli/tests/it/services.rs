@@ -1,4 +1,4 @@
-//! Services: processes that live beside the steps after them.
+//! Services: processes that run concurrently with later steps.
 
 use crate::rig::{Rig, check, lives, wait_until};
 
@@ -37,8 +37,8 @@ fn a_service_lives_beside_later_steps_and_no_longer_than_its_run() {
         assert_eq!(rig.read("ends"), "bye\n", "it was asked to end");
         assert!(!lives(&pids(&rig)[0]));
         assert!(rig.waypost(&["logs", "r", "api"]).contains("serving for api"));
-        // What happened: it was a `custom` of that name. Why: notes of records were all taken for events of steps.
-        // What stops it now: this one is told apart, and says of which service it is.
+        // Bug: the event was a `custom` event of that name. Cause: all notes of records counted as events of
+        // steps. Fix: the event has its own kind and names its service.
         let events = rig.waypost(&["events", "r", "--json"]);
         let started = r#""step":"api","attempt":null,"event":"service_started","had_ended":false"#;
         assert!(events.contains(started), "{events}");

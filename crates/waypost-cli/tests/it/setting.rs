@@ -1,4 +1,4 @@
-//! Other params for a run under way, and one step done again.
+//! New params for a running run, and the redo of one step.
 
 use crate::rig::{Rig, check};
 
@@ -14,7 +14,7 @@ steps:
   - {id: c, run: 'echo "c $WHO $N" >> out', env: {WHO: "${{ params.who }}", N: "${{ params.n }}"}}
 "#;
 
-/// Calls it with the secret; gives what it answers and its exit code.
+/// Runs the command with the secret. Returns the output and the exit code.
 fn call(rig: &Rig, args: &[&str]) -> String {
     rig.told(&rig.command(args).env("TOKEN", "hunter2-hunter2").output().unwrap())
 }
@@ -38,11 +38,11 @@ fn steps_that_are_still_to_come_read_other_params() {
     let show = |at: &str| rig.json(&["show", at, "--json"])["params"]["n"].clone();
     assert_eq!((show("r"), show("r@1")), (2.into(), 1.into()));
     assert!(rig.waypost(&["diff", "r@1", "r"]).contains("~ params.n: 1 -> 2"));
-    // A fork begins with what held there.
+    // A fork starts with the params in force at its checkpoint.
     let forked = call(&rig, &["fork", "r@4", "--id", "f", "-p", "n=3", "-q"]);
     assert!(forked.starts_with("exit 0\n"), "{forked}");
     assert!(rig.read("out").ends_with("c world 3\n"), "{}", rig.read("out"));
-    // Whoever asks for the run as it was made, still means it.
+    // A call with the params of the run's start still means this run.
     assert!(call(&rig, &["run", "flow.yaml", "--id", "r", "--or-resume"]).starts_with("exit 0\n"));
 }
 
@@ -67,7 +67,7 @@ fn what_a_finished_step_has_read_changes_only_if_it_is_done_again() {
 
     assert!(set(&["--set", "who=moon", "--set", "n=2", "--from", "a", "-q"]).starts_with("exit 0\n"));
     assert_eq!(rig.read("out"), "a world\nb 1\na moon\nb 2\nc moon 2\n");
-    // All of it is over now, and starting over begins with what it was made with.
+    // After the run's end, a restart begins with the params of its start.
     assert!(set(&["--set", "n=7"]).contains("param `n` was read by step b"));
     assert!(set(&["--restart", "--set", "n=7", "-q"]).starts_with("exit 0\n"));
     assert!(rig.read("out").ends_with("a world\nb 7\nc world 7\n"));
@@ -133,9 +133,9 @@ fn one_step_alone_is_done_again() {
     assert!(rig.read("out").ends_with("b 2\nc world 2\n"));
 }
 
-// What happened: `run --id R --or-resume` without `-p` refused a run that was made with one, as its default differs, and took
-// the params that it was made with after `--set` had put others in their place. What stops it now: what is not given stays
-// as the run has it, and what is given is compared with what it has now.
+// Bug: `run --id R --or-resume` without `-p` refused a run that was made with a param, because the default
+// differs. It also accepted the params of the run's start after `--set` had replaced them. Fix: missing params
+// stay as in the run, and given params are compared with the current ones.
 #[test]
 fn who_makes_or_resumes_says_only_what_differs() {
     let rig = Rig::with(
@@ -155,8 +155,8 @@ fn who_makes_or_resumes_says_only_what_differs() {
     assert_eq!(rig.read("trace"), "2\n");
 }
 
-// What happened: `fork -p` gave the steps to come another value than a finished step had read, with a warning. Why: only
-// `resume --set` refused that. What stops it now: both ask the same question, and `--from` runs the reader again.
+// Bug: `fork -p` gave later steps another value than a finished step had read, with only a warning. Cause: only
+// `resume --set` refused the change. Fix: both commands use the same check, and `--from` reruns the reader.
 #[test]
 fn a_fork_changes_a_read_param_only_if_its_reader_runs_again() {
     let rig = failed();

@@ -1,8 +1,8 @@
-//! Stopping a run: Ctrl-C, SIGTERM, SIGHUP, twice, and from afar. A checkpoint comes before the end.
+//! Stops of a run: Ctrl-C, SIGTERM, SIGHUP, a second signal, and remote stops. A checkpoint precedes the end.
 
 use crate::rig::{Rig, check, lives, send, wait_until};
 
-/// A step that ends when it is asked to, and one that does not; both have a child in a session of its own.
+/// A step that ends on request, and a step that ignores the request; both have a child in a separate session.
 const PATIENT: &str = r#"version: 1
 steps:
   - id: first
@@ -52,9 +52,9 @@ fn sighup_stops_and_checkpoints() {
     stopped_by(libc::SIGHUP, "sighup");
 }
 
-// What happened: Ctrl-C while a resume looked at evidence was heard when all of that had been looked at, which may take
-// minutes; of a run that was completed it ended with 0. Why: only sessions heard it. What stops it now: the resume ends at
-// once, what it asked is killed, and the run stands as it stood.
+// Bug: during the evidence check of a resume, Ctrl-C took effect only after the whole check, possibly minutes
+// later; with a completed run, the exit code was 0. Cause: only sessions handled the signal. Fix: the resume ends
+// at once, its probes are killed, and the run is unchanged.
 #[test]
 fn a_resume_is_stopped_while_it_looks_at_evidence() {
     for (last, status, code) in [("true", "completed", 0), ("false", "failed", 1)] {
@@ -88,9 +88,9 @@ fn a_resume_is_stopped_while_it_looks_at_evidence() {
     }
 }
 
-// What happened: a run whose step `idempotent: false` was cut by a signal ended with 8, and nothing said whether that or the
-// signal's own code is right. Why: WORKFLOW 5 has both. What stops it now: 8 is, since a resume does not go on by itself
-// before somebody has decided; docs/workflow-file.md and the table in `--help` say so.
+// Bug: a run with an interrupted step `idempotent: false` exited 8, and the right code was undocumented. Cause:
+// WORKFLOW 5 lists 8 and the signal's own code. Fix: 8 is right, because a resume needs a decision first;
+// docs/workflow-file.md and the table in `--help` say so.
 #[test]
 fn a_signal_that_leaves_a_step_in_doubt_ends_with_the_code_of_doubt() {
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -125,8 +125,8 @@ fn a_second_ctrl_c_kills_at_once() {
     rig.wait_for("pids", |text| text.lines().count() == 1);
 
     running.signal(libc::SIGINT);
-    // The step ignores it: only the second signal can end the run before ten minutes are over. Before the first was taken
-    // in, the two would be one.
+    // The step ignores the first signal: only the second signal can end the run within ten minutes. The first
+    // signal must be handled before the second is sent, or both count as a single signal.
     running.wait_for_line("ending the steps under way");
     running.signal(libc::SIGINT);
     let output = running.end();
@@ -140,7 +140,7 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     let rig = Rig::with(STUBBORN);
     let mut running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     rig.wait_for("pids", |text| text.lines().count() == 1);
-    // Those who would kill the step do not answer: two signals cannot end the run.
+    // The supervisor and the reaper, which would kill the step, are stopped: two signals cannot end the run.
     let keepers = below(running.pid());
     assert!(keepers.len() >= 2, "a supervisor and a reaper: {keepers:?}");
     for pid in &keepers {
@@ -153,7 +153,7 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     running.wait_for_line("killing the steps under way");
     running.signal(libc::SIGINT);
     assert_eq!(running.code(), Some(130));
-    // The kernel wakes a group that has nobody outside any more, which may have ended all of them by now.
+    // The kernel continues an orphaned process group, so these may all have ended by now.
     for pid in keepers.iter().filter(|pid| lives(&pid.to_string())) {
         let pid = rustix::process::Pid::from_raw(*pid).unwrap();
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
@@ -162,11 +162,11 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     wait_until("the lock to be let go", || {
         rig.json(&["list", "--json"])["runs"][0]["status"] == "interrupted"
     });
-    // The supervisor lets the lock go as the last thing that it does, but for ending.
+    // The supervisor releases the lock as its last action before its end.
     wait_until("the keepers' end", || keepers.iter().all(|pid| !lives(&pid.to_string())));
 }
 
-/// Returns the supervisor of an engine, then its reapers.
+/// Returns the supervisor of an engine, then the supervisor's reapers.
 fn below(engine: i32) -> Vec<i32> {
     let mut found = Vec::new();
     let mut parents = vec![engine];
@@ -223,10 +223,9 @@ fn a_run_is_stopped_from_afar() {
 
 #[test]
 fn a_supervisor_that_was_stopped_hangs_no_stop() {
-    // What happened: with its supervisor stopped by SIGSTOP, `stop` said that the run had stopped, its process never
-    // ended, and a resume was refused for it.
-    // Why: the end of the supervisor was waited for, which could not end.
-    // What stops it now: who waits for it lets it go on.
+    // Bug: with the supervisor stopped by SIGSTOP, `stop` reported success, the process never ended, and a resume
+    // was refused. Cause: the command waited for the end of the supervisor. Fix: the waiting process continues
+    // the supervisor first.
     let rig = Rig::with(PATIENT);
     let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     rig.wait_for("pids", |text| text.lines().count() == 2);
@@ -242,10 +241,10 @@ fn a_supervisor_that_was_stopped_hangs_no_stop() {
 
 #[test]
 fn a_stop_names_whom_it_waits_for() {
-    // What happened: a run whose process was itself stopped by SIGSTOP was asked to stop, and nothing told why it did not.
-    // A run whose process was killed was said not to be running while its supervisor still ended what was left.
-    // Why: only that it took too long was told, and a dead process counted as nobody.
-    // What stops it now: `stop` waits until nobody has the run, and names who does.
+    // Bug: with its process stopped by SIGSTOP, a run could not be stopped, and the reason was not shown. A
+    // killed run was reported as not running while its supervisor still ended the leftovers. Cause: only the
+    // timeout was reported, and a dead process counted as no holder. Fix: `stop` waits until the run has no
+    // holder, and names the holder.
     let rig = Rig::with(PATIENT);
     let running = rig.start(&["run", "flow.yaml", "--id", "r-1"]);
     rig.wait_for("pids", |text| text.lines().count() == 2);
@@ -265,7 +264,7 @@ fn a_stop_names_whom_it_waits_for() {
     send(supervisor, libc::SIGSTOP);
     running.signal(libc::SIGKILL);
     drop(running);
-    // The system lets it go on where nobody is left who could; else we do.
+    // The kernel continues the process once it is orphaned; if not, this test does.
     let supervisor = rustix::process::Pid::from_raw(supervisor).unwrap();
     let _ = rustix::process::kill_process(supervisor, rustix::process::Signal::CONT);
     let output = rig.call(&["stop", "r-1"]);
@@ -291,7 +290,7 @@ fn nohup_is_heeded() {
     assert_eq!(running.wait().unwrap().code(), Some(0));
 }
 
-/// What a step has printed, by the lines of `logs -f --json` about it.
+/// Returns the output of a step, from the lines of `logs -f --json`.
 fn pieces(text: &str, step: &str) -> String {
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let mut whole = String::new();
@@ -311,7 +310,7 @@ fn logs_follow_a_run_as_lines_of_json() {
     let run = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
     rig.wait_for("half", |_| true);
     let logs = rig.start(&["logs", "r-1", "-f", "--json"]);
-    // Whoever is quick sees half a character.
+    // A fast reader sees half a character.
     std::thread::sleep(std::time::Duration::from_millis(300));
     rig.write("go", "");
 
@@ -342,7 +341,7 @@ fn events_and_logs_follow_a_run() {
 
     assert_eq!(running.status.code(), Some(0));
     assert_eq!(rig.told(&events), rig.waypost(&["events", "r-1"]));
-    // Others might follow the first step, so that it has its heading, too.
+    // More steps might follow the first step, so the first step has a heading too.
     assert_eq!(
         String::from_utf8_lossy(&logs.stdout),
         "==> a (attempt 1) <==\nbegun\nended\n",

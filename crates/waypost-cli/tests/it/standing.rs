@@ -1,4 +1,4 @@
-//! How `show` and `plan` tell of the steps of items, groups and hooks.
+//! Steps of items, groups and hooks in `show` and `plan`.
 
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ steps:
     on_failure: [{id: h1, run: 'true'}, {id: h2, run: 'echo > begun; [ -e go ] || sleep 1000'}, {id: h3, run: exit 4}]
 "#;
 
-/// The steps that a document lists, as `BRANCH/STEP WORD`.
+/// Returns the steps that a document lists, as `BRANCH/STEP WORD`.
 fn listed(document: &Value, list: &str, word: &str) -> Vec<String> {
     let steps = document[list].as_array().unwrap().iter();
     let text = |step: &Value, name: &str| step[name].as_str().unwrap().to_owned();
@@ -30,7 +30,7 @@ fn listed(document: &Value, list: &str, word: &str) -> Vec<String> {
     steps.map(|step| format!("{}/{} {}", text(step, "scope"), text(step, name), text(step, word))).collect()
 }
 
-/// Runs until a file `begun` is there, looks, kills the run, and looks again.
+/// Runs until the file `begun` exists. Returns the steps shown before and after a kill.
 fn looked_at(rig: &Rig) -> [Vec<String>; 2] {
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
     rig.wait_for("begun", |_| true);
@@ -41,9 +41,9 @@ fn looked_at(rig: &Rig) -> [Vec<String>; 2] {
     [live, listed(&rig.json(&["show", "r", "--json"]), "steps", "status")]
 }
 
-// What happened: `show` left out the step of an item, a group or a hook that was running or cut, unless it was the
-// first of its branch. Why: only steps of which a record is were listed, and the start of a later one is a mark in the
-// record of the step before. What stops it now: starts and what the position has are listed too.
+// Bug: `show` left out the running or cut step of an item, a group or a hook, except the first step of its
+// branch. Cause: only steps with a record were listed, and the start of a later step is a mark in the record of
+// the step before. Fix: starts and the steps of the position are listed as well.
 #[test]
 fn the_step_under_way_of_a_branch_is_shown() {
     let rig = Rig::with(ITEMS);
@@ -76,15 +76,14 @@ fn hooks_are_shown_under_way_and_after_the_failure() {
     assert_eq!(after[1..4], hooks);
     assert_eq!(after[4], "a:run.on_failure/top completed");
     assert_eq!((&show["failed_step"], &show["error"]["exit_code"]), (&"a".into(), &1.into()));
-    // They were about a try that does not count any more.
+    // Hooks of the failed attempt are no longer shown.
     rig.write("ok", "");
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
     assert_eq!(listed(&rig.json(&["show", "r", "--json"]), "steps", "status"), ["main/a completed"]);
 }
 
-// What happened: after a kill amid hooks, `plan` listed the steps of each hook on the branch of each other one. Why:
-// the hooks of a step are one graph. What stops it now: of the branch of a hook, only the line on which it stands is
-// listed.
+// Bug: after a kill inside hooks, `plan` listed the steps of each hook on the branch of each other hook. Cause:
+// the hooks of a step are one graph. Fix: the branch of a hook lists only the line of that hook.
 #[test]
 fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
     let rig = Rig::with(HOOKS);
@@ -98,8 +97,8 @@ fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
     assert_eq!(plan[4..], ["a:run.on_failure/top run"]);
 }
 
-// What happened: of a step that was running, `why --json`, `plan --json` and `resume --dry-run` said that a person must decide, as
-// it was cut, and not that the run is under way. What stops it now: that is among what stops a resume.
+// Bug: for a running step, `why --json`, `plan --json` and `resume --dry-run` asked for a decision, as for a cut
+// step, and did not report that the run is running. Fix: a running run is among the reasons that stop a resume.
 #[test]
 fn what_looks_ahead_says_that_the_run_is_under_way() {
     let rig = Rig::with(ITEMS);

@@ -1,4 +1,4 @@
-//! Where the store is that nobody names.
+//! The store of a command without `--store`.
 
 use std::fs;
 use std::process::Output;
@@ -7,7 +7,7 @@ use crate::rig::Rig;
 
 const FLOW: &str = "steps:\n  - {id: a, run: 'true'}\n";
 
-/// A folder with `below/deep/flow.yaml`.
+/// Makes a folder with `below/deep/flow.yaml`.
 fn rig() -> Rig {
     let rig = Rig::new();
     fs::create_dir_all(rig.path("below/deep")).unwrap();
@@ -15,10 +15,10 @@ fn rig() -> Rig {
     rig
 }
 
-/// Calls the command with this home folder, from this folder.
+/// Runs the command with this home folder, in this folder.
 fn call(rig: &Rig, (home, folder): (&str, &str), args: &[&str]) -> Output {
     let mut command = rig.command(args);
-    // Stores in the temporary folder are not noted in the list of the user's stores.
+    // Stores in the temporary folder are not added to the list of the user's stores.
     command
         .env("HOME", rig.path(home))
         .env("TMPDIR", "/nonexistent")
@@ -75,8 +75,8 @@ fn without_a_store_upward_the_newest_one_below_is_used() {
     assert_eq!(runs(&rig, ("nowhere", "other")), Some(0), "a folder without stores below");
 }
 
-// What happened: a run of a file elsewhere could not be named from the folder where it was started. What stops it now: the
-// user's list says which store was used from which folder.
+// Bug: a run of a file elsewhere could not be named from its start folder. Fix: the user's list records the
+// folder that used each store.
 #[test]
 fn the_store_of_a_run_that_was_started_from_this_folder_is_found() {
     let rig = rig();

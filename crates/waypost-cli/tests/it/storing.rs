@@ -1,4 +1,4 @@
-//! `store` of a workflow file: which commands go by it, where it is, and what a wrong one comes to.
+//! `store` of a workflow file: the commands that use it, its place, and errors.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ fn with_store(store: &str) -> String {
     format!("store: {store}\n{FLOW}")
 }
 
-/// The value of `store` with its source and its line.
+/// Returns the value of `store` with its source and line.
 fn store_of(config: &Value) -> String {
     let settings = config["settings"].as_array().unwrap();
     let store = settings.iter().find(|setting| setting["key"] == "store").unwrap();
@@ -54,13 +54,13 @@ fn commands_without_a_file_go_by_waypost_yaml() {
     assert!(config.contains("file:[DIR]/kept  [DIR]/waypost.yaml:1\n"), "{config}");
     assert!(config.contains("counts:\n  [DIR]/waypost.yaml\n"), "{config}");
     rig.write("ok", "");
-    // What else is wrong with the file does not hide its runs.
+    // Other errors in the file do not hide its runs.
     rig.write("waypost.yaml", "store: file:kept\nstesp: []\n");
     assert!(rig.waypost(&["show", "r-1"]).starts_with("exit 0\n"));
     rig.write("waypost.yaml", &format!("# Edited.\n{}", with_store("file:kept")));
     let resumed = rig.waypost(&["resume"]);
     assert!(resumed.starts_with("exit 0\n"), "{resumed}");
-    // A file beside it without a store of its own has that of its folder, and says so.
+    // A second file without `store` uses the store of its folder and prints that store.
     rig.write("other.yaml", "steps: [{run: exit 1}]\n");
     let other = rig.waypost(&["run", "other.yaml", "--id", "o"]);
     assert!(other.contains("waypost resume o --store sqlite:[DIR]/.waypost/waypost.db\n"), "{other}");
@@ -111,8 +111,9 @@ fn a_wrong_store_stops_its_own_file_and_no_reader() {
     assert!(rig.waypost(&["list"]).starts_with("exit 0\n"), "nobody waits for its other end");
 }
 
-// What happened: `--store sqlite:FOLDER` was told as damage (exit 7), with the advice to put back what was there. Why: SQLite's
-// error was taken for that of a store that had been one. What stops it now: what is there is looked at before it is opened.
+// Bug: `--store sqlite:FOLDER` was reported as damage (exit 7), with advice to restore the earlier content.
+// Cause: SQLite's error counted as damage of an existing store. Fix: the kind of the place is checked before it
+// is opened.
 #[test]
 fn a_place_of_another_kind_is_no_damage() {
     let rig = Rig::failed();

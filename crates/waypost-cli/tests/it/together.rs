@@ -1,4 +1,4 @@
-//! Steps at work beside each other: how many there may be, and what becomes of the others when one fails.
+//! Concurrent steps: their limit, and the effect of a failure on the others.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ steps:
     }
 }
 
-// What happened: one item failed, the others were stopped amid a step that must not be repeated, and the run was in doubt.
+// Bug: one item failed, the others were stopped inside a non-idempotent step, and the run was in doubt.
 #[test]
 fn what_must_not_be_repeated_comes_to_its_end_when_another_item_fails() {
     let rig = Rig::with(
@@ -52,7 +52,7 @@ fn what_must_not_be_repeated_comes_to_its_end_when_another_item_fails() {
     assert_eq!(rig.json(&["show", "r", "--json"])["status"], "failed");
 }
 
-// What happened: an open question ended the session, although a time that is soon was to come.
+// Bug: an open question ended the session, although a timer was due soon.
 #[test]
 fn what_is_due_soon_is_waited_for_beside_an_open_question() {
     let rig = Rig::with(
@@ -68,7 +68,7 @@ fn what_is_due_soon_is_waited_for_beside_an_open_question() {
     assert_eq!(rig.read("trace"), "after\n");
 }
 
-// What happened: under `resume --all` a run took as long as it liked.
+// Bug: under `resume --all` the timeout of a run had no effect.
 #[test]
 fn the_time_of_a_run_counts_also_where_all_are_resumed() {
     let rig = Rig::with("timeout: 1s\nsteps:\n  - {id: a, run: 'test -e go; echo a >> trace; sleep 30'}\n");
@@ -85,8 +85,8 @@ fn the_time_of_a_run_counts_also_where_all_are_resumed() {
     assert_eq!(rig.read("trace"), "a\n".repeat(4), "both of them");
 }
 
-// What happened: waypost was stopped by Ctrl-Z while a step ended; woken, it saw first that the time was up, and did the step
-// again. What stops it now: what has ended by then is heard before it is ended.
+// Bug: waypost was stopped by Ctrl-Z while a step ended. After the wake-up it handled the expired timeout first
+// and ran the step again. Fix: ended steps are read before the timeout is applied.
 #[test]
 fn a_step_that_ends_while_waypost_is_stopped_has_not_run_out_of_time() {
     let rig = Rig::with(

@@ -1,4 +1,4 @@
-//! Going back in a run, from one into another, and what differs between the two.
+//! Rollbacks, forks, and differences between runs.
 
 use serde_json::json;
 
@@ -41,7 +41,7 @@ fn a_run_goes_back_and_does_again_what_came_after() {
             json!({"v": 1, "run": "r", "to": "r@2", "at": "r@5", "status": "interrupted", "decisions": null});
         assert_eq!(back, expect);
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "interrupted");
-        // Whoever dies now has gone back all the same, and once.
+        // A crash now happens after the rollback, which is not repeated.
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
         assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb me\nc 6\n", "{store}");
         assert_eq!(
@@ -85,7 +85,7 @@ fn a_run_is_forked_with_other_params_and_outlives_the_first() {
 fn a_run_is_forked_with_another_file() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = completed(store);
-        // What is finished there is not touched; `b` has another param, and `d` is new.
+        // Finished steps are unaffected; `b` has another param, and `d` is new.
         let longer = LINE.replace("who:", "whom:").replace("params.who", "params.whom");
         rig.write("other.yaml", &format!("{longer}  - {{id: d, run: echo d >> trace}}\n"));
         let forked = rig.call(&["fork", "r@2", "--id", "s", "--with", "other.yaml", "-p", "whom=you"]);
@@ -93,11 +93,11 @@ fn a_run_is_forked_with_another_file() {
         assert_eq!(forked.status.code(), Some(0), "{said}");
         assert!(said.contains("other.yaml differs, but not in what is finished"), "{said}");
         assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb you\nc 5\nd\n", "{store}");
-        // The new run is one of that file.
+        // The new run has the other file.
         assert_eq!(code(&rig, &["resume", "s", "--from", "d", "-q"]), Some(0));
         assert!(rig.json(&["show", "s", "--json"])["path"].as_str().unwrap().ends_with("other.yaml"));
 
-        // From its end, with another first step: all that comes after it is done again.
+        // From its end, with a changed first step: all downstream steps rerun.
         rig.write("other.yaml", &LINE.replace("echo a >>", "echo other a >>"));
         std::fs::remove_file(rig.path("trace")).unwrap();
         let forked = rig.call(&["fork", "r", "--id", "t", "--with", "other.yaml"]);
@@ -172,9 +172,8 @@ fn a_checkpoint_is_exported_whole_and_never_over_another_file() {
     check("export_exists", &rig.waypost(&["export", "r", "r.json"]));
 }
 
-// What happened: steps of items under way in a fork or an import knew nothing of what was around them, `item` among it, and
-// failed, or took defaults for it. Why: a branch that came along was not given what the branch above it has. What stops
-// it now: it is, as one that is taken up.
+// Bug: open items in a fork or an import lacked the values of their parents, including `item`, and failed or used
+// defaults. Cause: a copied branch did not get the values of its parent. Fix: it does, like a resumed branch.
 #[test]
 fn items_that_come_along_into_another_run_know_what_is_around_them() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -216,9 +215,9 @@ steps:
     }
 }
 
-// What happened: a step that ran again by `--with`, after the run had been started over, had the idempotency key of its try
-// before. Why: the new epoch was counted from what stood in the position, which a run that is done no longer has. What
-// stops it now: it is counted from the highest that the run ever gave.
+// Bug: after a restart, a step rerun by `--with` had the idempotency key of its earlier attempt. Cause: the new
+// epoch was computed from the position, and an ended run has none. Fix: the new epoch is above the highest epoch
+// ever used.
 #[test]
 fn a_step_that_runs_again_by_another_file_after_a_restart_has_a_key_of_its_own() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -240,8 +239,8 @@ fn a_step_that_runs_again_by_another_file_after_a_restart_has_a_key_of_its_own()
     }
 }
 
-// What happened: a checkpoint of an item's branch could be exported, and the run that began with it waited for ever. Why:
-// its steps are not those of the run. What stops it now: both refuse it, as a fork does.
+// Bug: a checkpoint of an item's branch could be exported, and the imported run waited forever. Cause: the steps
+// of the branch are not those of the run. Fix: export and import refuse, like a fork.
 #[test]
 fn a_checkpoint_of_a_branch_begins_no_run() {
     let rig =
@@ -262,8 +261,8 @@ fn a_checkpoint_of_a_branch_begins_no_run() {
     assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
 }
 
-// What happened: to go back to a checkpoint twice wrote two records. Why: nobody looked where the run stands. What stops it
-// now: a run that went back there last, and nothing since, has nothing to do.
+// Bug: a repeated rollback to the same checkpoint wrote two records. Cause: the current position was not
+// compared. Fix: a run whose last change is this rollback has nothing to do.
 #[test]
 fn to_go_back_where_a_run_stands_writes_nothing() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -289,7 +288,7 @@ fn to_go_back_where_a_run_stands_writes_nothing() {
     }
 }
 
-// Going back trusts nothing that is not there any more: what was pinned by a step that counts there is looked at now.
+// A rollback trusts no missing files: the pins of steps in force at the target are verified.
 #[test]
 fn nobody_goes_back_to_what_does_not_hold_unless_it_is_done_again() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -327,9 +326,9 @@ fn nobody_goes_back_to_what_does_not_hold_unless_it_is_done_again() {
     }
 }
 
-// What happened: `fork -p` and `import -p` amid the items of a step, the passes of a group or another file did what was finished
-// there again, also what must not be repeated. Why: branches were taken to be blind for what is edited above them. What
-// stops it now: those of a workflow read params from above, as with `resume --set`, and come along.
+// Bug: `fork -p` and `import -p` with open items, passes or another file reran finished steps, even
+// non-idempotent steps. Cause: branches were assumed not to see edits of the parent state. Fix: branches of a
+// workflow read params from the parent, as with `resume --set`, and are copied.
 #[test]
 fn other_params_repeat_nothing_that_is_finished_amid_branches() {
     let pay = "{id: pay, run: 'echo pay >> trace', idempotent: false}, {id: ask, approve: 'ok?'}, {id: told, run: 'echo ${{ params.p }} >> trace'}";

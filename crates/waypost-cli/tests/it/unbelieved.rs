@@ -1,11 +1,11 @@
-//! Steps that must not be repeated blindly, that ended well, and that their evidence did not show to be done.
+//! Non-idempotent steps that exited with 0 and whose evidence failed.
 
 use crate::rig::{Rig, code_of, wait_until};
 
 const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
 const RESUME: [&str; 3] = ["resume", "r", "-q"];
 
-/// A run whose first step ended with 0 and left no `ok`.
+/// Makes a run whose first step exited with 0 and left no `ok`.
 fn charged(more: &str) -> (Rig, Option<i32>) {
     let rig = Rig::with(&format!(
         "steps:
@@ -109,8 +109,8 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
     assert_eq!(lines, ["a", "b", "b"]);
 }
 
-// What happened: a stop waited for evidence as long as a step has to end, and so did the time limit of the run.
-// What stops it now: after a stop it is looked at once (program/evidence.rs).
+// Bug: a stop waited for evidence as long as the step's grace time, and so did the timeout of the run. Fix: after
+// a stop the evidence is checked once (program/evidence.rs).
 #[test]
 fn a_stop_waits_for_no_evidence_that_is_still_to_come() {
     let flow = "timeout: 1s\nsteps: [{id: a, run: 'echo a >> trace', grace: 1h, evidence: [{file: ready, within: 1h}]}]\n";
@@ -176,9 +176,9 @@ fn neither_a_change_nor_what_is_done_again_before_it_repeats_it() {
     }
 }
 
-// What happened: who killed everything while the evidence of such a step was still to come left nothing behind of its end: it was
-// said to have been cut, its outputs were lost, and no evidence could settle it. Why: its end was recorded together with
-// its evidence. What stops it now: exit code and outputs are recorded before evidence is asked.
+// Bug: a kill of all processes while the evidence of such a step was pending lost the end of the step. The step
+// was reported as cut, its outputs were lost, and no evidence could settle the doubt. Cause: the end was recorded
+// together with the evidence. Fix: exit code and outputs are recorded before the evidence is checked.
 #[test]
 fn its_end_is_recorded_before_its_evidence_is_asked() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {

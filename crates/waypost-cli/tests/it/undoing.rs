@@ -1,4 +1,4 @@
-//! `waypost rollback --undo-steps` and `waypost cancel --undo-steps`: what steps did is undone, newest first.
+//! `waypost rollback --undo-steps` and `waypost cancel --undo-steps` undo the effects of steps, newest first.
 
 use crate::rig::{Rig, code_of, wait_until};
 
@@ -165,8 +165,8 @@ fn only_steps_that_do_something_themselves_say_how_they_are_undone() {
     assert_eq!(code_of(&rig, &["check", "flow.yaml"]), Some(78), "`b` comes after it");
 }
 
-// What happened: what was undone before a run went back amid a group was undone again by the next who went back.
-// Why: what was told of undoing was looked for where the run stood, and not where it had gone back from.
+// Bug: steps undone before a rollback inside a group were undone again by the next rollback. Cause: the undo
+// records were searched from the restored position, and not from the position before the rollback.
 #[test]
 fn what_was_undone_is_not_undone_again() {
     let rig = Rig::with(
@@ -269,7 +269,7 @@ fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
     assert_eq!(code_of(&rig, &["fork", &newest, "-q"]), Some(0), "what was done anew counts");
 }
 
-// The steps of a group that is done read of its passes what the next would have read.
+// The undo of a pass reads the `iteration` of that pass.
 #[test]
 fn what_undoes_a_step_reads_the_pass_that_finished_it() {
     let rig = Rig::with(

@@ -1,6 +1,7 @@
-//! Steps that wait for a person, a signal or a time, and the commands that give them what they wait for.
+//! Steps that wait for a person, a signal or a time, and the commands that end these waits.
 
 use serde_json::json;
+use waypost::store::{Signal, SignalKind, Store as _};
 
 use crate::rig::{Rig, check, code_of, wait_until};
 
@@ -45,7 +46,7 @@ fn a_run_asks_is_answered_and_goes_on() {
             json!({"v": 1, "run": "r", "id": id, "scope": "main", "step": "ok", "value": true})
         );
         assert_eq!(code(&rig, &["answer", "r", "ok", "no"]), Some(2), "it has its answer");
-        // Who resumes all that is due goes on with what was answered.
+        // `resume --all` continues with the answers.
         assert_eq!(code(&rig, &["resume", "--all", "-q"]), Some(75));
         let told = rig.waypost(&["show", "r"]);
         assert!(told.contains("    where ANSWER is one of `staging` and `production`\n"), "{told}");
@@ -68,14 +69,14 @@ fn screens_of_a_run_that_waits() {
         "name: three\nmax_parallel: 3\nsteps:\n  - {id: ask, needs: [], approve: Go on?}\n  - {id: nap, needs: [], sleep: 10h}\n  - {id: mail, needs: [], wait: mail has come}\n",
     );
     let told = rig.waypost(&["run", "flow.yaml", "--id", "r", "--wait", "0s"]);
-    // The time of the end is that of the clock.
+    // The end time depends on the clock.
     let told = told
         .lines()
         .map(|line| match line.split_once("waits until ") {
             Some((begin, _)) => format!("{begin}waits until TIME"),
             None => line.to_owned(),
         })
-        // In which order they began to wait is chance.
+        // The order of the waits is random.
         .filter(|line| !line.starts_with("[TIME]"))
         .collect::<Vec<_>>()
         .join("\n");
@@ -110,7 +111,7 @@ fn a_pause_and_a_signal_are_waited_for_and_survive_a_kill() {
     let rig = Rig::with(
         "steps:\n  - {id: a, run: echo a >> trace}\n  - {id: nap, sleep: 3s}\n  - {id: go, wait: go}\n  - {id: b, run: 'echo \"b $V\" >> trace', env: {V: '${{ steps.go.outputs.value.n }}'}}\n",
     );
-    // Longer than it may stay.
+    // Longer than the allowed wait.
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "1s"]), Some(75));
     let status = |rig: &Rig| rig.json(&["show", "r", "--json"])["status"].as_str().unwrap().to_owned();
     assert_eq!(status(&rig), "waiting");
@@ -206,8 +207,8 @@ fn a_question_of_an_item_is_answered_by_its_branch() {
     }
 }
 
-// What happened: the time of a run did not go on while it slept or waited for a signal, and began anew after that. Why: only
-// the sessions before and after it were timed. What stops it now: one deadline for all of it.
+// Bug: the time limit of a run stopped during a sleep or a wait for a signal, and then started over. Cause: only
+// the sessions before and after were timed. Fix: a single deadline covers the whole run.
 #[test]
 fn the_time_of_a_run_goes_on_while_it_waits() {
     for step in ["sleep: 20s", "wait: go"] {
@@ -228,9 +229,9 @@ fn the_time_of_a_run_goes_on_while_it_waits() {
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "the time before the sleep counts, too");
 }
 
-// What happened: `show` of a run that waits said neither what is asked nor how it is answered, and offered a resume
-// that ended with 75. With the same question in two items, `answer` said to put the step before the answer, which did
-// not help. What stops it now: both give the commands that work, and a resume is offered once it has something to do.
+// Bug: `show` of a waiting run had neither the question nor the answer command, and offered a resume that exited
+// 75. With the same question in two items, the hint of `answer` did not work. Fix: both print working commands,
+// and a resume is offered only if there is work.
 #[test]
 fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     let rig = Rig::with(
@@ -273,8 +274,8 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     );
 }
 
-// What happened: `plan` and `resume --dry-run` said that a step waits whose answer or signal was there, or whose time had come,
-// while a resume went on. Why: only the position was looked at. What stops it now: so is what was given, and the time.
+// Bug: `plan` and `resume --dry-run` reported a waiting step although its answer, signal or time had come, and a
+// resume continued. Cause: only the position was read. Fix: messages and the time are read too.
 #[test]
 fn a_plan_knows_what_has_come() {
     let flows = [
@@ -354,7 +355,7 @@ fn who_stays_for_a_run_that_waits_is_stopped_and_no_run_is_deleted_under_it() {
         assert_eq!(ended.status.code(), Some(130), "{}", rig.told(&ended));
         assert!(!stays("s"));
         assert_eq!(rig.json(&["stop", "s", "--json"])["stopped"], false);
-        // What was said to that process is not meant for the next.
+        // A message to the old process does not affect the next process.
         assert_eq!(code(&rig, &["resume", "s", "-q", "--wait", "1s"]), Some(75));
 
         let running = run("d");
@@ -382,4 +383,43 @@ fn an_answer_counts_only_for_the_question_that_was_asked() {
     assert_eq!(rig.json(&["show", "r", "--json"])["waiting"][0]["question"], "Delete evil corp?");
     assert_eq!(rig.call(&["answer", "r", "yes"]).status.code(), Some(0));
     assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+}
+
+// What happened: the file store kept a message in plain text if the run was killed between its last commit and the mark of
+// the message. Why: only a commit marked messages, and an ended run has no other. What stops it now: a resume marks them too.
+#[test]
+fn a_resume_drops_messages_that_a_killed_session_had_taken_in() {
+    let rig = Rig::with("steps:\n  - {id: go, wait: go}\n").at("file:kept");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code_of(&rig, &["signal", "r", "unused", "word"]), Some(0));
+    let folder = rig.path("kept/runs/r/signals");
+    let names = || std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let message = names().remove(0);
+    let text = std::fs::read(&message).unwrap();
+    assert_eq!(code_of(&rig, &["signal", "r", "go"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert!(!message.exists(), "dropped at the end");
+
+    std::fs::write(&message, text).unwrap();
+    std::fs::remove_file(message.with_extension("done")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert!(names().iter().all(|path| path.extension().is_some_and(|end| end == "done")), "{:?}", names());
+}
+
+// What happened: after the clock was set back, a resume that waited ended with exit 130 at once.
+// Why: a stop request that a waiting process had obeyed stays, and its time was then later than the begin of the resume.
+// What stops it now: a request with a time ahead of the clock is not for this process.
+#[test]
+fn a_stop_request_ahead_of_the_clock_stops_no_later_resume() {
+    let rig = Rig::with("steps:\n  - {id: go, wait: go}\n").at("file:kept");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    let created_at = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
+    let (id, kind, sender) = ("stop-1".to_owned(), SignalKind::Stop, String::new());
+    let stop = Signal { id, kind, branch: None, sender, created_at };
+    let store = waypost::FileStore::open(rig.path("kept")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(store.signal(&"r".parse().unwrap(), &stop)).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "1s"]), Some(75));
 }

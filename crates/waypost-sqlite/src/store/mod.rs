@@ -397,7 +397,8 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
+        let lease = batch.whole_run_lease(leases)?;
         let durability = match lock(&self.held).get(lease.run()) {
             Some(held) if held.token == lease.token() && !batch.release => held.durability,
             _ => Durability::Sync,

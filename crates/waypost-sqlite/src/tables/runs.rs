@@ -285,14 +285,7 @@ pub(crate) fn labels_text(record: &RunRecord) -> String {
 impl StoredBody {
     /// Returns a placeholder for an unreadable summary; the lock shows whether a worker holds the run.
     fn without(id: i64, record: &RunRecord) -> Self {
-        let summary = Summary {
-            status: RunStatus::Interrupted,
-            doubtful: false,
-            step: None,
-            progress: Progress::default(),
-            wake_at: None,
-            lost: 0,
-        };
+        let summary = Summary::of_status(RunStatus::Interrupted);
         let summary = RunSummary {
             run: record.run.clone(),
             workflow: record.workflow.clone(),

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, params};
 use waypost::id::{BranchPath, Digest, RunId};
-use waypost::record::{Reason, Record, SealedRun};
-use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError, Summary};
+use waypost::record::{Reason, Record, RunStatus, SealedRun};
+use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError};
 
 use crate::codec::encode::{CODEC_DELTA, CODEC_FULL};
 use crate::codec::encode::{Encoded, StoredBody, encode_full};
@@ -51,7 +51,7 @@ pub(crate) fn create(
                 record.path,
                 labels,
                 created_at,
-                first.summary.status.name(),
+                first.summary.as_ref().map_or(RunStatus::Running, |summary| summary.status).name(),
                 int(FIRST_TOKEN)
             ],
             |row| row.get(0),
@@ -424,12 +424,13 @@ fn summarise(
     opened: i64,
     main: Option<MainEnd>,
 ) -> Result<(), Failure> {
-    let Summary { status, doubtful, step, progress, wake_at, lost } = &batch.summary;
+    let summary = batch.summary.as_ref();
     let updated_at = batch.changed_at().map(time_text);
     connection
         .prepare_cached(
-            "UPDATE runs SET status = ?2, doubtful = ?3, step = ?4, done = ?5, total = ?6, wake_at = ?7,
-                 lost = ?8, updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
+            "UPDATE runs SET status = ifnull(?2, status), doubtful = ifnull(?3, doubtful),
+                 step = iif(?2 IS NULL, step, ?4), done = ifnull(?5, done), total = ifnull(?6, total),
+                 wake_at = iif(?2 IS NULL, wake_at, ?7), lost = ifnull(?8, lost), updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
                  bytes = bytes + ?11, branches = branches + ?12, batch_token = ?13,
                  batch_count = ?14, leased = ?15, main = ifnull(?16, main),
                  main_open = ifnull(?17, main_open), main_newest = ifnull(?18, main_newest),
@@ -438,13 +439,13 @@ fn summarise(
         )?
         .execute(params![
             run,
-            status.name(),
-            doubtful,
-            step,
-            int(progress.done),
-            int(progress.total),
-            wake_at.map(time_text),
-            int(*lost),
+            summary.map(|summary| summary.status.name()),
+            summary.map(|summary| summary.doubtful),
+            summary.and_then(|summary| summary.step.as_deref()),
+            summary.map(|summary| int(summary.progress.done)),
+            summary.map(|summary| int(summary.progress.total)),
+            summary.and_then(|summary| summary.wake_at).map(time_text),
+            summary.map(|summary| int(summary.lost)),
             updated_at,
             int(batch.records.len() as u64),
             int(bytes as u64),

@@ -30,7 +30,7 @@ async fn five(site: &Site) -> Links {
 async fn go_on(store: &Arc<SqliteStore>, links: &mut Links) {
     let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
     links.under(&lease);
-    store.append(&lease, links.step()).await.unwrap();
+    store.append(&[&lease], links.step()).await.unwrap();
     store.release(lease, None).await.unwrap();
 }
 

@@ -20,7 +20,7 @@ async fn small(site: &Site) -> Vec<Record> {
     }
     let item = writing.links.record(&branch("each:a"));
     let batch = writing.links.batch(vec![item]);
-    Store::append(&*store, &writing.lease, batch).await.unwrap();
+    Store::append(&*store, &[&writing.lease], batch).await.unwrap();
     let mut written = store.scan(&Scan::of(&run_id("r-1"))).await.unwrap().records;
     for record in &mut written {
         let header = record.header();
@@ -221,7 +221,7 @@ async fn a_branch_whose_end_is_damaged_is_open_again() {
     header.end = Some(waypost::record::End::Completed);
     let last = writing.links.seal(header, &serde_json::json!({}));
     let batch = writing.links.batch(vec![last]);
-    Store::append(&*store, &writing.lease, batch).await.unwrap();
+    Store::append(&*store, &[&writing.lease], batch).await.unwrap();
     assert_eq!(store.heads(&run_id("r-1"), &Page::default()).await.unwrap().heads, []);
 
     site.execute("UPDATE records SET header = zeroblob(10) WHERE key = (1 << 32 | 2)");

@@ -147,8 +147,8 @@ impl Pair {
         let [model, sqlite] = self.stores();
         let run = &mut self.runs[run];
         let batch = run.links.batch(records);
-        model.append(&run.leases[0], batch.clone()).await.unwrap();
-        sqlite.append(&run.leases[1], batch).await.unwrap();
+        model.append(&[&run.leases[0]], batch.clone()).await.unwrap();
+        sqlite.append(&[&run.leases[1]], batch).await.unwrap();
     }
 
     async fn reopen(&mut self) {
@@ -340,7 +340,7 @@ async fn growing(site: &Site, steps: u64) -> (Writing, Vec<Record>) {
         let record = writing.links.seal(header, &json!({ "list": list }));
         written.push(record.clone());
         let batch = writing.links.batch(vec![record]);
-        Store::append(&*store, &writing.lease, batch).await.unwrap();
+        Store::append(&*store, &[&writing.lease], batch).await.unwrap();
     }
     (writing, written)
 }
@@ -388,7 +388,7 @@ async fn a_store_opened_again_goes_on_with_deltas() {
     let state: Value = serde_json::from_slice(last.state_bytes().unwrap()).unwrap();
     let header = links.header(&BranchPath::main());
     let record = links.seal(header, &state);
-    Store::append(&*store, &lease, links.batch(vec![record])).await.unwrap();
+    Store::append(&*store, &[&lease], links.batch(vec![record])).await.unwrap();
 
     assert_eq!(codecs(&site).last(), Some(&2));
 }
@@ -440,7 +440,7 @@ async fn a_damaged_frame_is_the_damage_of_what_needs_it_and_of_nothing_else() {
     (header.reason, header.basis) = (Reason::Repair, Some(seq - 1));
     let state: Value = serde_json::from_slice(head.record.state_bytes().unwrap()).unwrap();
     let repaired = links.seal(header, &state);
-    Store::append(&*store, &lease, links.batch(vec![repaired.clone()])).await.unwrap();
+    Store::append(&*store, &[&lease], links.batch(vec![repaired.clone()])).await.unwrap();
     drop((lease, store));
     let store = site.open();
     assert_eq!(store.load(&run, &BranchPath::main(), 61).await.unwrap(), repaired);
@@ -486,7 +486,7 @@ async fn a_record_that_another_program_moved_is_not_built_upon() {
     let header = writing.links.header(&BranchPath::main());
     let record = writing.links.seal(header, &state);
     let batch = writing.links.batch(vec![record.clone()]);
-    Store::append(&*writing.store, &writing.lease, batch).await.unwrap();
+    Store::append(&*writing.store, &[&writing.lease], batch).await.unwrap();
 
     let run = writing.lease.run().clone();
     drop(writing);
@@ -505,7 +505,7 @@ async fn what_is_dropped_makes_the_file_smaller() {
             let header = writing.links.header(&BranchPath::main());
             let record = writing.links.seal(header, &json!(noise(step, 20_000)));
             let batch = writing.links.batch(vec![record]);
-            Store::append(&*store, &writing.lease, batch).await.unwrap();
+            Store::append(&*store, &[&writing.lease], batch).await.unwrap();
         }
         runs.push(writing);
     }
@@ -563,7 +563,7 @@ async fn many_branches_are_kept_in_little_memory() {
             records.push(writing.links.seal(header, &json!([round, text])));
         }
         let batch = writing.links.batch(records);
-        Store::append(&*store, &writing.lease, batch).await.unwrap();
+        Store::append(&*store, &[&writing.lease], batch).await.unwrap();
     }
 
     let codecs = codecs(&site);

@@ -151,7 +151,8 @@ async fn a_body_made_from_one_before_the_last_survives_a_trim() {
         batches.push((record.clone(), writing.links.batch(vec![record])));
     }
     for (step, (_, batch)) in batches.iter().enumerate() {
-        let mut appended = Box::pin(Store::append(&*store, &writing.lease, batch.clone()));
+        let leases = [&writing.lease];
+        let mut appended = Box::pin(Store::append(&*store, &leases, batch.clone()));
         // The last but one is dropped: it is carried out, and the store does not learn of it.
         if step == 4 {
             std::future::poll_fn(|context| Poll::Ready(appended.as_mut().poll(context).is_pending())).await;
@@ -183,7 +184,8 @@ async fn what_is_refused_does_not_hinder_its_neighbours() {
         let (first, rest) = writers.split_at_mut(1);
         let (second, third) = rest.split_at_mut(1);
         let batch = second[0].links.step();
-        tokio::join!(first[0].step(), Store::append(&*store, &stale, batch), third[0].step())
+        let leases = [&stale];
+        tokio::join!(first[0].step(), Store::append(&*store, &leases, batch), third[0].step())
     };
 
     assert!(matches!((a, c), (Ok(Appended::Now), Ok(Appended::Now))));
@@ -213,7 +215,8 @@ async fn what_fails_half_way_does_not_hinder_its_neighbours() {
     let (a, b, c) = {
         let (first, rest) = writers.split_at_mut(1);
         let (second, third) = rest.split_at_mut(1);
-        tokio::join!(first[0].step(), Store::append(&*store, &second[0].lease, half_way), third[0].step())
+        let leases = [&second[0].lease];
+        tokio::join!(first[0].step(), Store::append(&*store, &leases, half_way), third[0].step())
     };
 
     assert!(matches!((a, c), (Ok(Appended::Now), Ok(Appended::Now))));
@@ -310,7 +313,7 @@ async fn what_follows_a_repair_before_the_newest_is_a_repair() {
     let repair = writing.links.seal(header, &serde_json::json!(0));
     let digest = repair.digest();
     let batch = writing.links.batch(vec![repair]);
-    assert_eq!(Store::append(&*store, &writing.lease, batch).await.unwrap(), Appended::Now);
+    assert_eq!(Store::append(&*store, &[&writing.lease], batch).await.unwrap(), Appended::Now);
 
     writing.links.go_on_behind(&main, 5, Some(digest));
     let answer = writing.step().await;

@@ -26,7 +26,7 @@ async fn written(site: &Site) -> Writing {
         header.notes = if seq == 2 { vec![Note::Report("x".repeat(300_000))] } else { Vec::new() };
         let record = writing.links.seal(header, &serde_json::Value::Null);
         let batch = writing.links.batch(vec![record]);
-        Store::append(&*writing.store, &writing.lease, batch).await.unwrap();
+        Store::append(&*writing.store, &[&writing.lease], batch).await.unwrap();
     }
     writing
 }

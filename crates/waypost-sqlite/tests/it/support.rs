@@ -71,6 +71,6 @@ impl Writing {
     /// Appends one record.
     pub(crate) async fn step(&mut self) -> Result<Appended, StoreError> {
         let batch = self.links.step();
-        Store::append(&*self.store, &self.lease, batch).await
+        Store::append(&*self.store, &[&self.lease], batch).await
     }
 }

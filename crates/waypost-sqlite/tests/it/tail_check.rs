@@ -117,7 +117,7 @@ async fn after_a_loss_only_a_repair_with_a_new_number_is_taken() {
     (header.basis, header.reason) = (Some(5), Reason::Repair);
     let record = links.seal(header, &serde_json::json!({ "n": 7 }));
     let batch = links.batch(vec![record]);
-    Store::append(&*store, &lease, batch).await.unwrap();
+    Store::append(&*store, &[&lease], batch).await.unwrap();
 
     let seqs: Vec<u64> = {
         let found = store.scan(&Scan::of(&run)).await.unwrap();

@@ -8,7 +8,7 @@ use waypost::store::{Appended, Batch, Lease, SignalKind, Store, StoreError};
 use super::support::{create, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
 use crate::picture::{heads, picture};
-use crate::records::{Links, branch, run_id, signal, time};
+use crate::records::{Links, branch, run_id, signal, summary_mut, time};
 
 /// Everything that `create` or `append` acknowledged is readable from a store opened later.
 pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
@@ -26,12 +26,12 @@ pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
         let records = vec![links.record(&item), links.record(&main()), links.record(&item)];
         let mut batch = links.batch(records);
         batch.consumed = vec![format!("taken-{round}")];
-        batch.summary.progress.done = round + 1;
-        batch.summary.step = Some("work".to_owned());
+        summary_mut(&mut batch).progress.done = round + 1;
+        summary_mut(&mut batch).step = Some("work".to_owned());
         for id in ["taken", "kept"] {
             open.signal(&run, &signal(&format!("{id}-{round}"), SignalKind::Stop)).await.unwrap();
         }
-        assert_eq!(open.append(&lease, batch).await.unwrap(), Appended::Now);
+        assert_eq!(open.append(&[&lease], batch).await.unwrap(), Appended::Now);
         open.release(lease, Some(time(round as i64))).await.unwrap();
         let before = picture(&*open, &run).await;
         drop(open);
@@ -59,17 +59,17 @@ pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     let broken = ahead.seal(header, &json!(1));
     let mut torn = ahead.batch([sound.as_slice(), &[broken]].concat());
     torn.consumed = vec!["s".to_owned()];
-    torn.summary.status = RunStatus::Completed;
+    summary_mut(&mut torn).status = RunStatus::Completed;
     torn.release = true;
 
-    refused!(store.append(&lease, torn.clone()).await, StoreError::Conflict { seq: 4, .. });
+    refused!(store.append(&[&lease], torn.clone()).await, StoreError::Conflict { seq: 4, .. });
 
     assert_eq!(picture(&*store, &run).await, before);
     refused!(store.acquire(&run, &main(), &other()).await, StoreError::Held { .. });
 
     // The refused batch did not use up its id: the same id with sound records is applied.
     torn.records = sound;
-    assert_eq!(store.append(&lease, torn).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[&lease], torn).await.unwrap(), Appended::Now);
     assert_eq!(store.signals(&run).await.unwrap(), []);
     drop((lease, store));
     fixture.reopen().await;
@@ -114,7 +114,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
         ),
     ];
     for (what, batch) in wrong {
-        match store.append(&lease, batch).await {
+        match store.append(&[&lease], batch).await {
             Err(StoreError::Conflict { .. }) => {}
             other => panic!("{what}: expected a conflict, got {other:?}"),
         }
@@ -125,7 +125,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
     let mut header = ahead.header(&branch("each:a"));
     header.seq = 2;
     let late = ahead.seal(header, &json!(0));
-    refused!(store.append(&lease, ahead.batch(vec![late])).await, StoreError::Conflict { seq: 2, .. });
+    refused!(store.append(&[&lease], ahead.batch(vec![late])).await, StoreError::Conflict { seq: 2, .. });
     drop((lease, store));
 
     // The newest record is damaged and quarantined, which leaves a gap.
@@ -148,33 +148,33 @@ async fn repairs(store: &dyn Store, lease: &Lease, links: &Links, second: &Recor
         })
     };
     refused!(
-        store.append(lease, repair(second.digest(), 4, Reason::Step)).await,
+        store.append(&[lease], repair(second.digest(), 4, Reason::Step)).await,
         StoreError::Conflict { seq: 4, .. }
     );
     refused!(
-        store.append(lease, repair(second.digest(), 5, Reason::Repair)).await,
+        store.append(&[lease], repair(second.digest(), 5, Reason::Repair)).await,
         StoreError::Conflict { seq: 5, .. }
     );
     refused!(
-        store.append(lease, repair(third.digest(), 4, Reason::Repair)).await,
+        store.append(&[lease], repair(third.digest(), 4, Reason::Repair)).await,
         StoreError::Conflict { seq: 4, .. }
     );
     let never = Digest::of(b"never there");
     refused!(
-        store.append(lease, repair(never, 4, Reason::Repair)).await,
+        store.append(&[lease], repair(never, 4, Reason::Repair)).await,
         StoreError::Conflict { seq: 4, .. }
     );
 
     let batch = repair(second.digest(), 4, Reason::Repair);
     let repaired = batch.records[0].clone();
-    assert_eq!(store.append(lease, batch).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[lease], batch).await.unwrap(), Appended::Now);
 
     // After the repair, the chain continues as usual.
     let mut links = links.clone();
     links.go_on_behind(&main(), 4, Some(repaired.digest()));
     let mut batch = links.step();
     batch.id.count = 2;
-    assert_eq!(store.append(lease, batch).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[lease], batch).await.unwrap(), Appended::Now);
 }
 
 /// A batch repeated with the same id is acknowledged but not applied again.
@@ -185,14 +185,14 @@ pub async fn append_is_answered_once(mut fixture: impl StoreFixture) {
     let first = links.step();
     let lease = super::support::create_with(&*store, &run, first.clone()).await;
     let batch = links.step();
-    assert_eq!(store.append(&lease, batch.clone()).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[&lease], batch.clone()).await.unwrap(), Appended::Now);
     let before = picture(&*store, &run).await;
 
     for _ in 0..2 {
-        assert_eq!(store.append(&lease, batch.clone()).await.unwrap(), Appended::Before);
+        assert_eq!(store.append(&[&lease], batch.clone()).await.unwrap(), Appended::Before);
     }
     assert_eq!(
-        store.append(&lease, first).await.unwrap(),
+        store.append(&[&lease], first).await.unwrap(),
         Appended::Before,
         "an older one of the same lease"
     );
@@ -201,16 +201,16 @@ pub async fn append_is_answered_once(mut fixture: impl StoreFixture) {
     // The answer to the batch that releases the lease is the easiest to lose.
     let mut last = links.step();
     last.release = true;
-    assert_eq!(store.append(&lease, last.clone()).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[&lease], last.clone()).await.unwrap(), Appended::Now);
     let before = picture(&*store, &run).await;
-    assert_eq!(store.append(&lease, last.clone()).await.unwrap(), Appended::Before);
+    assert_eq!(store.append(&[&lease], last.clone()).await.unwrap(), Appended::Before);
     assert_eq!(picture(&*store, &run).await, before);
     let lease = stale(&lease);
     drop(store);
     fixture.reopen().await;
 
     let store = fixture.store();
-    assert_eq!(store.append(&lease, last).await.unwrap(), Appended::Before, "also after a crash");
+    assert_eq!(store.append(&[&lease], last).await.unwrap(), Appended::Before, "also after a crash");
     assert_eq!(picture(&*store, &run).await, before);
 }
 
@@ -229,17 +229,17 @@ pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
 
     // The old holder wakes up while another worker runs, and again after that worker's end.
     let late = links.clone().step();
-    refused!(store.append(&slept, late.clone()).await, StoreError::Fenced { token: shown, .. } if shown == token);
+    refused!(store.append(&[&slept], late.clone()).await, StoreError::Fenced { token: shown, .. } if shown == token);
     links.under(&lease);
     step(&*store, &lease, &mut links).await;
     let mut ahead = links.clone();
     ahead.under(&slept);
     let fitting = ahead.step();
-    refused!(store.append(&slept, fitting.clone()).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&slept], fitting.clone()).await, StoreError::Fenced { .. });
     let before = picture(&*store, &run).await;
     store.release(lease, None).await.unwrap();
-    refused!(store.append(&slept, fitting).await, StoreError::Fenced { .. });
-    refused!(store.append(&slept, late).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&slept], fitting).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&slept], late).await, StoreError::Fenced { .. });
     refused!(store.release(slept, None).await, StoreError::Fenced { .. });
 
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
@@ -248,5 +248,15 @@ pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
     // A batch with the token of another lease is a bug of the caller.
     let mut foreign = links.clone();
     foreign.under(&stale(&Lease::new(run.clone(), lease.token() + 7, None)));
-    refused!(store.append(&lease, foreign.step()).await, StoreError::Invalid(_) | StoreError::Fenced { .. });
+    refused!(
+        store.append(&[&lease], foreign.step()).await,
+        StoreError::Invalid(_) | StoreError::Fenced { .. }
+    );
+
+    // Each scope of a batch needs a lease.
+    links.under(&lease);
+    let of_child = lease.clone().of_scope(branch("each:a"));
+    refused!(store.append(&[&of_child], links.clone().step()).await, StoreError::Invalid(_));
+    refused!(store.append(&[], links.clone().step()).await, StoreError::Invalid(_));
+    step(&*store, &lease, &mut links).await;
 }

@@ -39,7 +39,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
         let header = links.header(&path);
         let record = links.seal(header, &json!({ "mark": mark }));
         let batch = links.batch(vec![record]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     let slept = stale(&lease);
     drop((lease, store));
@@ -79,7 +79,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     (header.reason, header.basis) = (Reason::Repair, Some(2));
     let repaired = links.seal(header, &json!({ "mark": "mark-of-main-4" }));
     let batch = links.batch(vec![repaired]);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     drop((lease, store));
     fixture.reopen().await;
     fixture.damage(&run, &Place::Header(main(), 4)).await;
@@ -110,7 +110,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     for _ in 1..=4 {
         let record = links.record(&branch("each:a"));
         let batch = links.batch(vec![record]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     let all = of_scan(&scan_all(&*store, Scan::of(&run)).await.unwrap());
     let before = picture(&*store, &run).await;
@@ -188,7 +188,7 @@ async fn make(store: &dyn Store, lease: &Lease, links: &mut Links, path: &Branch
     let state = json!({ "seq": header.seq, "fill": "as it was ".repeat(50) });
     let record = links.seal(header, &state);
     let batch = links.batch(vec![record.clone()]);
-    store.append(lease, batch).await.unwrap();
+    store.append(&[lease], batch).await.unwrap();
     record
 }
 
@@ -270,7 +270,7 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let lease = create(&*store, &mut links).await;
     let record = links.record(&branch("each:a"));
     let batch = links.batch(vec![record]);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     store.signal(&run, &signal("s", SignalKind::Stop)).await.unwrap();
     store.blobs().append(&lease, "logs/mark-of-deleted.log", b"mark-of-deleted").await.unwrap();
     let before = picture(&*store, &run).await;
@@ -286,7 +286,7 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let gone = |store| async move { gone(store, &run_id("r-1"), "r-2").await };
     gone(store.clone()).await;
     refused!(
-        store.append(&old, links.clone().step()).await,
+        store.append(&[&old], links.clone().step()).await,
         StoreError::NotFound { .. } | StoreError::Fenced { .. }
     );
     assert_eq!(store.renew(&[&old]).await.unwrap(), [Renewal::Lost]);
@@ -412,7 +412,7 @@ pub async fn closed_refuses(mut fixture: impl StoreFixture) {
     refused!(store.run(&run).await, StoreError::Closed(_));
     refused!(store.acquire(&run, &main(), &other()).await, StoreError::Closed(_));
     refused!(store.renew(&[&lease]).await, StoreError::Closed(_));
-    refused!(store.append(&lease, links.clone().step()).await, StoreError::Closed(_));
+    refused!(store.append(&[&lease], links.clone().step()).await, StoreError::Closed(_));
     refused!(store.heads(&run, &Page::default()).await, StoreError::Closed(_));
     refused!(store.load(&run, &main(), 1).await, StoreError::Closed(_));
     refused!(store.scan(&Scan::of(&run)).await, StoreError::Closed(_));

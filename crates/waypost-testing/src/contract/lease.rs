@@ -83,23 +83,23 @@ pub async fn release_frees(fixture: impl StoreFixture) {
 
     let entry = store.run(&run).await.unwrap();
     assert_eq!((entry.summary.summary.wake_at, entry.summary.holder), (Some(time(60)), None));
-    refused!(store.append(&old, links.clone().step()).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&old], links.clone().step()).await, StoreError::Fenced { .. });
     refused!(store.release(old, None).await, StoreError::Fenced { .. });
 
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     links.under(&lease);
     let mut batch = links.step();
     batch.release = true;
-    assert_eq!(store.append(&lease, batch).await.unwrap(), Appended::Now);
+    assert_eq!(store.append(&[&lease], batch).await.unwrap(), Appended::Now);
     let old = stale(&lease);
     // The last copy of a lease releases the kernel lock.
     drop(lease);
 
     assert_eq!(store.run(&run).await.unwrap().summary.holder, None);
-    refused!(store.append(&old, links.clone().step()).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&old], links.clone().step()).await, StoreError::Fenced { .. });
     assert_eq!(store.renew(&[&old]).await.unwrap(), [Renewal::Lost]);
     let lease = store.acquire(&run, &main(), &holder("third")).await.unwrap();
-    refused!(store.append(&old, links.clone().step()).await, StoreError::Fenced { .. });
+    refused!(store.append(&[&old], links.clone().step()).await, StoreError::Fenced { .. });
     links.under(&lease);
     step(&*store, &lease, &mut links).await;
 
@@ -144,7 +144,7 @@ pub async fn renew_tells_of_stop_requests(mut fixture: impl StoreFixture) {
 
     let mut batch = links.step();
     batch.consumed = vec!["z".to_owned(), "m".to_owned()];
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     assert_eq!(asked(&store.renew(&[&lease]).await.unwrap()), [["a"]]);
 
     let slept = stale(&lease);
@@ -178,7 +178,7 @@ pub async fn signal_is_unique(mut fixture: impl StoreFixture) {
 
     let mut batch = links.step();
     batch.consumed = vec!["b".to_owned(), odd.to_owned()];
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     assert_eq!(store.signals(&run).await.unwrap(), [named("a", 1)]);
     assert_eq!(store.signal(&run, &named("b", 3)).await.unwrap(), Signalled::Before);
     let before = picture(&*store, &run).await;

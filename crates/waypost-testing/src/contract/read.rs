@@ -7,7 +7,7 @@ use waypost::store::{Head, RunQuery, StoreError, StoreExt};
 use super::support::{create, create_with, files, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
 use crate::picture::{heads, list, newest_first, of_scan, picture, scan_all};
-use crate::records::{Links, branch, run_id, run_record, sealed};
+use crate::records::{Links, branch, run_id, run_record, sealed, summary_mut};
 
 fn places(heads: &[Head]) -> Vec<(String, u64, u64)> {
     let place = |head: &Head| {
@@ -33,11 +33,11 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
     for page in [&names[..3], &names[3..]] {
         let records = page.iter().map(|name| links.record(&branch(name))).collect();
         let batch = links.batch(records);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     let newest = links.record(&branch("each:a"));
     let batch = links.batch(vec![newest.clone()]);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
 
     let open = vec![
         at("main", 1, 2),
@@ -60,11 +60,11 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
         header.end = Some(end);
         let last = links.seal(header, &json!({}));
         let batch = links.batch(vec![last]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     let again = links.record(&branch("each:m"));
     let batch = links.batch(vec![again]);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     let open = [&open[..1], &open[2..4], &[at("each:m", 3, 4)], &open[5..]].concat();
     for limit in [1, 2, 1_000] {
         assert_eq!(places(&heads(&*store, &run, limit).await.unwrap()), open, "in pages of {limit}");
@@ -83,7 +83,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let item = branch("each:a");
     let first_of_item = links.record(&item);
     let batch = links.batch(vec![first_of_item]);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     drop((lease, store));
     fixture.reopen().await;
 
@@ -184,7 +184,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
         header.labels.insert(odd.to_owned(), odd.to_owned());
         let record = links.seal(header, &state);
         let batch = links.batch(vec![record.clone()]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
         kept.push(record);
     }
     // Bytes that are not text, look like another format, compress badly, or are empty.
@@ -197,7 +197,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
         let header = links.header(&branch("each:a"));
         let record = links.seal_opaque(header, state);
         let batch = links.batch(vec![record.clone()]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
         kept.push(record);
     }
 
@@ -271,9 +271,9 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     let held = picture(&*store, &run).await;
     assert!(held.contains("running"), "it was read while another had the lease");
     let mut batch = links.step();
-    batch.summary.status = RunStatus::Failed;
+    summary_mut(&mut batch).status = RunStatus::Failed;
     batch.release = true;
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     let token = lease.token();
     drop((lease, store));
     fixture.reopen().await;

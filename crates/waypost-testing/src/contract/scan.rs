@@ -11,7 +11,7 @@ use waypost::store::{Batch, RunQuery, Scan, ScanOrder, Store, StoreError};
 use super::support::{create_with, main, other, refused};
 use super::{Place, StoreFixture};
 use crate::picture::{list, newest_first, of_scan, scan_all};
-use crate::records::{Links, branch, run_id, run_record, sealed, step_id, time};
+use crate::records::{Links, branch, run_id, run_record, sealed, step_id, summary_mut, time};
 
 /// Creates a run with eight records on `main` and three on each of two other branches, opened in this order.
 async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
@@ -33,13 +33,13 @@ async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
         header.about = (seq == 4 || seq == 6).then_some(2);
         let record = links.seal(header, &json!(seq));
         let batch = links.batch(vec![record]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     for name in ["each:z", "each:a"] {
         for _ in 0..3 {
             let record = links.record(&branch(name));
             let batch = links.batch(vec![record]);
-            store.append(&lease, batch).await.unwrap();
+            store.append(&[&lease], batch).await.unwrap();
         }
     }
     lease
@@ -151,7 +151,7 @@ pub async fn runs_come_newest_first(mut fixture: impl StoreFixture) {
         header.created_at = time(100 * (place as i64 % 2));
         let first = links.seal(header, &json!(place));
         let mut batch = links.batch(vec![first]);
-        batch.summary.status = if place < 3 { RunStatus::Completed } else { RunStatus::Failed };
+        summary_mut(&mut batch).status = if place < 3 { RunStatus::Completed } else { RunStatus::Failed };
         batch.release = true;
         store.create(&sealed(record), batch, &other()).await.unwrap();
     }
@@ -231,7 +231,7 @@ pub async fn remarks_make_no_run_younger(fixture: impl StoreFixture) {
     {
         let batch = Batch { updated_at: batch, ..links.step() };
         let written_at = batch.records[0].header().created_at;
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
         let expect = expect.unwrap_or(written_at);
         assert_eq!(store.run(&run).await.unwrap().summary.updated_at, expect);
         assert_eq!(list(&*store, &RunQuery::default()).await.unwrap()[0].updated_at, expect);
@@ -256,8 +256,9 @@ pub async fn runs_tell_the_truth(mut fixture: impl StoreFixture) {
     for (name, written, doubtful, ..) in cases {
         let mut links = Links::of(&run_id(name));
         let mut first = links.step();
-        (first.summary.status, first.summary.doubtful) = (written, doubtful);
-        first.summary.step = Some("work".to_owned());
+        let summary = summary_mut(&mut first);
+        (summary.status, summary.doubtful) = (written, doubtful);
+        summary.step = Some("work".to_owned());
         leases.push(create_with(&*store, links.run(), first).await);
     }
 

@@ -46,7 +46,7 @@ pub(super) async fn create_with(store: &dyn Store, run: &RunId, first: Batch) ->
 pub(super) async fn step(store: &dyn Store, lease: &Lease, links: &mut Links) -> Record {
     let batch = links.step();
     let record = batch.records[0].clone();
-    store.append(lease, batch).await.unwrap();
+    store.append(&[lease], batch).await.unwrap();
     record
 }
 

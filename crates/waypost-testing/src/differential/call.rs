@@ -120,7 +120,7 @@ impl Side {
                 self.took(answer, false)
             }
             Call::Append(run, who, batch) => {
-                let answer = store.append(&self.lease(run, *who), batch.clone()).await;
+                let answer = store.append(&[&self.lease(run, *who)], batch.clone()).await;
                 if batch.release && answer.as_ref().is_ok_and(|answer| *answer == Appended::Now) {
                     self.leases.remove(run);
                 }

@@ -46,7 +46,7 @@ fn a_random_history_is_taken_by_a_store_and_repeated_by_its_seed() {
         let first = batches.next().unwrap();
         let lease = store.create(&sealed(run_record(&run)), first, &holder("first")).await.unwrap();
         for batch in batches {
-            assert_eq!(store.append(&lease, batch).await.unwrap(), Appended::Now);
+            assert_eq!(store.append(&[&lease], batch).await.unwrap(), Appended::Now);
         }
         assert_eq!(store.run(&run).await.unwrap().summary.checkpoints, count as u64);
     });

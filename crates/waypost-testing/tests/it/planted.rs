@@ -272,16 +272,16 @@ impl Store for Planted {
         self.inner.release(lease, wake_at.filter(|_| !self.has(ForgetsWhenItIsDue))).await
     }
 
-    async fn append(&self, lease: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         if self.has(AcknowledgesWithoutWriting) && batch.id.count == 2 {
             return Ok(Appended::Now);
         }
         let updated_at = batch.updated_at.filter(|_| !self.has(MakesRunsYounger));
         let batch = Batch { updated_at, ..batch };
-        match Store::append(&self.inner, lease, batch.clone()).await {
+        match Store::append(&self.inner, leases, batch.clone()).await {
             Err(error @ StoreError::Conflict { .. }) if self.has(AppendsInPart) => {
                 let part = Batch { records: vec![batch.records[0].clone()], ..batch };
-                let _ = Store::append(&self.inner, lease, part).await;
+                let _ = Store::append(&self.inner, leases, part).await;
                 Err(error)
             }
             Err(StoreError::Conflict { .. }) if self.has(AcceptsConflicts) => Ok(Appended::Now),

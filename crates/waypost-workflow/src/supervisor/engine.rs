@@ -227,8 +227,9 @@ impl Shared {
         }
         let reaper = self.new_reaper().await?;
         match reaper.link.send(order, descriptors).await {
-            Ok(()) => Ok(reaper),
-            Err(_) => Err(self.lost(&reaper).await),
+            // A supervisor that could not fork has closed the channel; the refusal can still be received.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(self.lost(&reaper).await),
+            _ => Ok(reaper),
         }
     }
 

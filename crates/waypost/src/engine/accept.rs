@@ -1,4 +1,4 @@
-//! Accepting what is found: a person says that a file may be as it is now.
+//! Accepts the current evidence of a finished step, by decision of a person.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,29 +17,29 @@ use super::resume_point::survey;
 use super::trust::{Trust, judge};
 use super::{Engine, OnUnknown, Program, RunError};
 
-/// Key of the progress that carries accepted evidence.
+/// The key of the progress record with accepted evidence.
 const ACCEPTED_KEY: &str = "evidence accepted";
 
-/// What a person says about evidence that does not hold.
+/// The decision of a person about evidence that does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
-    /// What is there now is right: it is pinned.
+    /// The current files are right: pin the current values.
     Pinned,
-    /// The step is done all the same.
+    /// The step counts as done in spite of its evidence.
     Done,
 }
 
 impl Engine {
-    /// Takes the evidence of a finished step as it is found now: what was pinned is pinned anew, on a person's word, so
-    /// that the step is believed and does not run again. On all branches that count, and for all passes of loops; what
-    /// holds is left alone. Returns how many packs were accepted.
+    /// Accepts the current evidence of a finished step by decision of a person: takes the pins again, so that the
+    /// step does not rerun. Applies to all branches in force and all passes of loops; packs that hold are
+    /// unchanged. Returns the number of accepted packs.
     ///
     /// # Errors
-    /// - [`RunError::NotAccepted`]: a claim that was not pinned does not hold, or something could not be checked. Nothing
+    /// - [`RunError::NotAccepted`]: a claim without a pin does not hold, or a claim could not be checked. Nothing
     ///   changed.
     /// - [`RunError::InvalidStep`]: the program has no such step.
-    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody is at it. With [`StoreError::Damaged`]: resume it
-    ///   first.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease. With
+    ///   [`StoreError::Damaged`]: resume the run first.
     pub async fn accept_program<P: Program>(
         &self,
         program: &P,
@@ -49,7 +49,7 @@ impl Engine {
         self.accept_as(program, run, (None, step, Word::Pinned)).await
     }
 
-    /// As [`accept_program`](Self::accept_program), on one branch only: a step of one item, say.
+    /// As [`accept_program`](Self::accept_program), on a single branch: for example, a step of an item.
     ///
     /// # Errors
     /// As of [`accept_program`](Self::accept_program).
@@ -62,12 +62,12 @@ impl Engine {
         self.accept_as(program, run, (Some(branch), step, Word::Pinned)).await
     }
 
-    /// Takes a finished step as done although its evidence does not hold, or cannot be checked, on a person's word: of the
-    /// claims that are not `ok` now, none is checked again before a resume. Otherwise as
-    /// [`accept_program`](Self::accept_program); returns how many packs were taken so.
+    /// Accepts a finished step as done by decision of a person, although its evidence does not hold or cannot be
+    /// checked. Resumes no longer check the claims that are not `ok` now. Apart from that, as
+    /// [`accept_program`](Self::accept_program). Returns the number of accepted packs.
     ///
     /// # Errors
-    /// As of [`accept_program`](Self::accept_program), but for what does not hold.
+    /// As for [`accept_program`](Self::accept_program), except for claims that do not hold.
     pub async fn believe_program<P: Program>(
         &self,
         program: &P,
@@ -90,7 +90,7 @@ impl Engine {
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         let accepted = self.accept_under(program, &lease, (branch, step, word)).await;
         match accepted {
-            // The batch gave the lease back.
+            // The batch has released the lease.
             Ok(count) if count > 0 => Ok(count),
             other => {
                 let _ = self.store.release(lease, None).await;
@@ -113,7 +113,7 @@ impl Engine {
         let base = find_base(snapshot)?;
         let run = base.snapshot.entry.record.record();
         let branches = survey(self, program, (&base.record, &base.position)).await?;
-        // What could not be checked may be found when it is pinned anew; else that says so.
+        // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.
         let trust = Trust::Checked(OnUnknown::RunAgain);
         let judged = judge(self, program, program.shape(), (run, &branches), trust).await?;
         let is_meant =
@@ -133,15 +133,15 @@ impl Engine {
             self.accepted_on(lease, (branch, step), packs, &mut records).await?;
         }
         let id = BatchId { token: lease.token(), count: 1 };
-        let summary = base.snapshot.entry.summary.summary.clone();
-        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
+        let batch =
+            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
         let at = batch.records.last().map(|record| record.header().reference().to_string());
         let lost = |source| RunError::Checkpoint { at: at.unwrap_or_default(), source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(meant.len())
     }
 
-    /// Pins the evidence of a record anew, or leaves out of it what does not hold.
+    /// Takes the pins of a record again, or limits failed claims to the commit, by the decision.
     async fn repinned(
         &self,
         run: &RunId,
@@ -160,7 +160,7 @@ impl Engine {
             let checked = self.verifier.verify(&pack, &site.clone().with_exit_code(code)).await;
             for (claim, found) in pack.claims.iter_mut().zip(checked.claims) {
                 if found.verdict != Verdict::Ok {
-                    // As it was when the step ended.
+                    // Not checked again: only at the commit, where the claim held.
                     claim.terms.at = BTreeSet::from([Occasion::Commit]);
                 }
             }
@@ -176,7 +176,7 @@ impl Engine {
         Err(RunError::NotAccepted { run, step, why })
     }
 
-    /// Makes the records of one branch that carry what was accepted.
+    /// Makes the records of a branch with the accepted evidence.
     async fn accepted_on(
         &self,
         lease: &Lease,

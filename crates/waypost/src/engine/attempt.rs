@@ -1,4 +1,4 @@
-//! One try of a step, as the step sees it: who it is, when it must end, what it kept before.
+//! An attempt of a step, for the step: identity, deadline, stop, and memoized results.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,49 +23,50 @@ use super::scope::{LineId, MAIN};
 use super::signals::{Stop, StopHandle, StopLevel};
 use super::{Engine, StepRef, StepReport};
 
-/// Most results that a step may keep in one iteration: they are all read when it starts again. A step that needs more
-/// is a loop of steps.
+/// Limit of memoized results of a step per iteration. A restarted step reads all of these. A step that needs more
+/// should be a loop of steps.
 pub const MEMOS_MAX: u32 = 1_000;
-/// Largest of them, as JSON: it stands in a header. What is larger belongs in the state, or in a file.
+/// Size limit of a memoized result as JSON, since a header holds the result. Larger values belong in the state or
+/// in a file.
 pub const MEMO_BYTES_MAX: usize = 1 << 20;
 
-/// Shortest interval of checkpoints within a step: each is a commit like any other, and a disk does a few thousand of
-/// them in a second, for all steps of all runs.
+/// The minimum interval of checkpoints within a step. Each checkpoint is a commit, and a disk does a few thousand
+/// commits per second for all runs.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// The key of such checkpoints.
+/// The key of interval checkpoints.
 pub const RUNNING_KEY: &str = "running";
 
-/// Why a result could not be kept or read.
+/// The reason why a result could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoError {
-    /// It is too large.
+    /// The result is too large.
     #[error("the result kept as `{key}` has {bytes} bytes, {MEMO_BYTES_MAX} are allowed")]
     Large {
-        /// Its key.
+        /// The key of the result.
         key: String,
-        /// Its size.
+        /// The size of the result.
         bytes: usize,
     },
-    /// There are too many.
+    /// The step has too many results.
     #[error("step `{0}` has kept {MEMOS_MAX} results, no more are allowed")]
     Many(StepId),
     /// The session is ending; the step will be dropped.
     #[error("the run is ending, and result `{0}` was not kept")]
     Ending(String),
-    /// What was kept before cannot be read.
+    /// The stored results cannot be read.
     #[error("cannot read what step `{step}` kept before")]
     Read {
         /// The step.
         step: StepId,
-        /// Why.
+        /// The error of the store.
         source: StoreError,
     },
 }
 
-/// The key of the progress that tells that the work of a step has ended, by [`Attempt::exited`].
+/// The key of the progress record for the end of a step's work: [`Attempt::exited`].
 pub const EXITED_KEY: &str = "exited";
 
-/// One try of a step.
+/// An attempt of a step.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     /// The run.
@@ -74,9 +75,9 @@ pub struct Attempt {
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// Which try.
+    /// The attempt, iteration and epoch.
     pub at: Try,
-    /// The lease under which it runs; blobs are written with it.
+    /// The lease of the run; writes of blobs need the lease.
     pub lease: Lease,
     pub(super) timeout: Option<Duration>,
     pub(super) interval: Option<Duration>,
@@ -93,7 +94,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// A try of undoing a step: nobody hears what it asks for.
+    /// Makes the attempt of an undo command. Its requests have no receiver.
     pub(super) fn of_undo(
         engine: &Engine,
         (lease, stop): (&Lease, &StopHandle),
@@ -121,19 +122,20 @@ impl Attempt {
         }
     }
 
-    /// Returns a key that is the same over retries and crashes, and new after a deliberate redo.
+    /// Returns an idempotency key: stable over retries and crashes, new after a requested rerun.
     pub fn idempotency_key(&self) -> String {
         self.key_of(&[])
     }
 
-    /// Returns the id of a wait for `key` in this step: the same until the step is deliberately redone, or asks another
-    /// question. An answer has the id of its question, and counts for no other question.
+    /// Returns the id of a wait for `key` in this step: stable until a requested rerun, or until the step asks
+    /// another question. An answer has the id of its question, and counts for no other question.
     pub fn wait_id(&self, key: &str, question: Option<&Value>) -> String {
         let question = question.map(Value::to_string).unwrap_or_default();
         self.key_of(&[key.as_bytes(), question.as_bytes()])
     }
 
-    /// Returns a key for undoing the step: the same however often that is begun, and none of those of its tries.
+    /// Returns an idempotency key for the undo command of the step: stable over repeated undos, and different
+    /// from the keys of all attempts.
     pub fn undo_key(&self) -> String {
         self.key_of(&[b"undo", &[0]])
     }
@@ -146,13 +148,13 @@ impl Attempt {
         Digest::of_parts(parts).to_string()[..32].to_owned()
     }
 
-    /// Returns what the run was configured with.
+    /// Returns the configuration of the run.
     pub fn config(&self) -> &Map<String, Value> {
         &self.config
     }
 
-    /// Pins what is to be pinned of a step's evidence and checks all of it, as at a commit, within the limits of the
-    /// engine's verifier; returns the pack with its verdicts.
+    /// Takes the pins and checks all claims of a step's evidence, as at a commit, within the limits of the
+    /// engine's verifier. Returns the pack with its verdicts.
     pub async fn check_evidence(&self, pack: &Pack, exit_code: Option<i32>) -> Pack {
         let site = Site::clone(&self.site).with_exit_code(exit_code);
         self.verifier.commit(pack, &site).await
@@ -163,14 +165,14 @@ impl Attempt {
         self.clock.inner()
     }
 
-    /// Returns the time for waits: a clock that is set back during the session makes no wait longer.
+    /// Returns the time for waits: setting the clock back during the session does not extend a wait.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Resolves when the step must end: asked to stop, or out of time.
+    /// Resolves when the step must end: on a stop request or on the timeout.
     ///
-    /// Counts the time from this call; call it once, when the work begins.
+    /// The timeout counts from this call; call once, at the start of the work.
     pub async fn stopped(&self) -> Ended {
         let limit = async {
             match self.timeout {
@@ -189,8 +191,8 @@ impl Attempt {
         }
     }
 
-    /// Writes a checkpoint each time that the interval of the session has passed since this call, with what `said` gives:
-    /// how far the step is, and what it has told. Never returns; to be dropped when the step ends.
+    /// Writes a checkpoint at every interval of the session, with the progress and side outputs from `said`.
+    /// Never returns; the caller drops the future at the end of the step.
     ///
     /// It is `progress` under [`RUNNING_KEY`], with the time that has passed as `elapsed_ms` beside what `said` gives.
     pub async fn told_meanwhile(&self, said: impl Fn() -> (Map<String, Value>, StepReport)) -> Infallible {
@@ -218,7 +220,7 @@ impl Attempt {
         }
     }
 
-    /// Resolves when the step is to end because the run or this branch of it is stopped.
+    /// Resolves when the run or this branch of the run is stopped.
     pub async fn stop_asked(&self) -> Stop {
         tokio::select! {
             biased;
@@ -227,17 +229,17 @@ impl Attempt {
         }
     }
 
-    /// Asks that the session stops with grace, this step included; `by` is remembered as what stopped it.
+    /// Requests a graceful stop of the session, this step included. `by` is recorded as the cause.
     pub fn stop_session(&self, by: &str) {
         self.stop.stop(StopLevel::Graceful, by);
     }
 
-    /// Says whether a stop was asked for.
+    /// Returns whether a stop was requested.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_asked() || self.cancel.is_asked()
     }
 
-    /// Returns what this step kept under `key` in an earlier try of this iteration, or before it was let go.
+    /// Returns the result stored under `key` in an earlier attempt of this iteration, or before a suspension.
     ///
     /// # Errors
     /// [`MemoError::Read`]: the store cannot be read.
@@ -245,7 +247,7 @@ impl Attempt {
         self.read(Memo::Kept, key).await
     }
 
-    /// Returns the answer or signal that the wait with this id took, [`wait_id`](Self::wait_id).
+    /// Returns the answer or signal consumed by the wait `id`: see [`wait_id`](Self::wait_id).
     ///
     /// # Errors
     /// [`MemoError::Read`]: the store cannot be read.
@@ -259,7 +261,8 @@ impl Attempt {
         Ok(memos.get(&(kind, key.to_owned())).cloned())
     }
 
-    /// Keeps a result under `key`, with what the step has to say so far; returns once it is as durable as the run asks.
+    /// Stores a result under `key`, with the side outputs so far. Returns once the result is as durable as the
+    /// run requires.
     ///
     /// # Errors
     /// [`MemoError`]: nothing was kept.
@@ -278,9 +281,9 @@ impl Attempt {
         answer.await.map_err(|_| ending())
     }
 
-    /// Records that the work of the step has ended, with this exit code and these outputs, before what it is believed by is
-    /// asked: if nobody lives to see that, a resume knows that it was not cut. Without the outputs where they are too
-    /// large; what cannot be recorded as the session ends is left out. For steps that must not be repeated blindly.
+    /// Records the end of the step's work with its exit code and outputs, before the check of the evidence. After
+    /// a crash during that check, a resume then knows that the work was not interrupted. Oversized outputs are
+    /// left out, and at the end of a session the record may be skipped. For non-idempotent steps.
     pub async fn exited(&self, code: i32, outputs: &Map<String, Value>) {
         let whole = json!({ "exit_code": code, "outputs": outputs });
         if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, StepReport::default()).await {
@@ -295,16 +298,16 @@ impl Attempt {
         Wait { id, key: key.to_owned(), on, question, until: None }
     }
 
-    /// Suspends the step until one of `waits` has an end: this call never returns. The step then starts again from its
-    /// top, and [`answered`](Self::answered) has the answer or signal.
+    /// Suspends the step until a wait of `waits` ends; never returns. The step then restarts from the top, and
+    /// [`answered`](Self::answered) returns the answer or signal.
     pub async fn suspend(&self, waits: Vec<Wait>) -> Infallible {
         let _ = self.ask(Asked::Suspend(waits)).await;
         pending().await
     }
 
-    /// Has the session give a message to a wait while other work of the step goes on.
+    /// Asks the session to deliver a message to a wait while the step continues other work.
     pub(crate) async fn listen(&self, wait: Arc<PendingWait>) {
-        // A session that has ended gives nothing.
+        // An ended session delivers nothing.
         let _ = self.ask(Asked::Listen(wait)).await;
     }
 
@@ -314,27 +317,27 @@ impl Attempt {
     }
 }
 
-/// Why a step must end.
+/// The reason why a step must end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody wants the run, or this branch of it, to stop.
+    /// The run, or this branch of the run, is stopped.
     Stop(Stop),
-    /// It took longer than this.
+    /// The attempt took longer than this timeout.
     Timeout(Duration),
 }
 
-/// Where a result of a step comes from: the step kept it under a key, or the wait with an id took it.
+/// The source of a result: stored under a key, or consumed by a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Memo {
     Kept,
     Answered,
 }
 
-/// What a step kept, read once when first asked for.
+/// The memoized results of a step, read on first use.
 #[derive(Debug)]
 pub(super) struct Memos {
     store: Arc<dyn Store>,
-    /// How many there are in the store.
+    /// The number of results in the store.
     count: u32,
     added: std::sync::atomic::AtomicU32,
     values: OnceCell<HashMap<(Memo, String), Value>>,

@@ -1,4 +1,4 @@
-//! How a session begins: a new run, a resume, a restart, a step back.
+//! The start of a session: a new run, a resume, a restart, or a rollback.
 
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use super::chain::{Chain, Draft, body_as_it_stands};
 use super::child_heads::pass_missing;
 use super::choice;
 use super::definition::{self, Adopting, Forget, check_fit, check_stand, forget};
+use super::early_cutoff::read_digests;
 use super::failure::{decide_openers, position_for_retry};
 use super::in_doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
 use super::inspect::{Snapshot, position_of};
@@ -30,7 +31,6 @@ use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};
 use super::resume::{Reopening, reopen, was_killed};
 use super::resume_point::{self, ResumePoint, ResumeQuery};
-use super::reuse::read_digests;
 use super::rollback::go_back;
 use super::scope::{Line, MAIN};
 use super::session::{Carried, Session};
@@ -42,7 +42,7 @@ use super::{
     SessionOptions, StateError, Then, Waiting,
 };
 
-/// Makes a run and works on it.
+/// Creates a run and executes the run.
 pub(super) async fn first<P: Program>(
     engine: &Engine,
     program: &P,
@@ -61,7 +61,7 @@ pub(super) async fn first<P: Program>(
     session.work(status).await
 }
 
-/// The position of a run that has not begun.
+/// Returns the position of a run before its first step.
 pub(super) fn first_position(shape: &Shape, epoch: u32) -> Position {
     let entry = |place: usize| {
         let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
@@ -72,31 +72,31 @@ pub(super) fn first_position(shape: &Shape, epoch: u32) -> Position {
     Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() }
 }
 
-/// What a resume has to go on with.
+/// The work of a resume.
 pub(super) enum Prepared<'a, P: Program> {
     Session(Box<Session<'a, P>>),
     Idle(Box<Outcome<P::State>>),
 }
 
-/// What a resume begins with.
+/// The base of a resume.
 pub(super) struct Base {
     pub(super) snapshot: Snapshot,
-    /// The record whose state and position are gone on with.
+    /// The record with the state and position to continue from.
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The record that what is written first continues, if not the one above.
+    /// The basis of the first new record, if different from `record`.
     basis: Option<u64>,
     /// The seq of the next record.
     next: u64,
-    /// Newer records that were damaged.
+    /// Newer damaged records.
     damaged: Vec<Damage>,
-    /// What is taken out of the state, as finished steps run again.
+    /// Parts to remove from the state for steps that rerun.
     pub(super) redone: Vec<Forget>,
-    /// The causes of the choices of a person, for the first record.
+    /// The causes of a person's choices, for the first record.
     notes: Vec<Note>,
 }
 
-/// Finds out where a resume goes on.
+/// Finds the point from which a resume continues.
 pub(super) async fn prepare_resume<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
@@ -120,7 +120,7 @@ pub(super) async fn prepare_resume<'a, P: Program>(
         }
         snapshot => snapshot?,
     };
-    // What somebody took away is missing perhaps only for now: what it held as finished is not done again unasked.
+    // A missing record may come back: its finished steps are not rerun unasked.
     let stops =
         |damage: &&Damage| stops_at_damage || (damage.flaw == Flaw::Missing && options.from.is_none());
     if let Some(damage) = snapshot.damaged().find(stops) {
@@ -134,8 +134,8 @@ pub(super) async fn prepare_resume<'a, P: Program>(
     go_on(engine, program, lease, base, options, carried).await
 }
 
-/// Makes the session that goes on from where a run stands, or from where it is to go back to; none if all is done and
-/// its evidence holds.
+/// Makes the session of a resume, from the current position or from the rollback target. Returns the outcome if
+/// all steps are done and their evidence holds.
 async fn go_on<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
@@ -170,15 +170,16 @@ async fn go_on<'a, P: Program>(
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
-    if let Some(Carried { batches, repaired, pending_claims, idle_rounds }) = carried {
+    if let Some(Carried { batches, resume, repaired, pending_claims, idle_rounds }) = carried {
         (session.batches, session.is_again) = (batches, true);
         (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
         session.repaired.extend(repaired);
-        session.main_mut().chain.resumed = false;
+        let chain = &mut session.main_mut().chain;
+        (chain.resumed, chain.resume) = (false, resume);
     }
     if begin.resume_point.looked {
         let mut left = std::mem::take(&mut begin.resume_point.left);
-        // At the end, nothing that is left can end any more.
+        // At the end of the run, no branch can end any more.
         left.retain(|_, _| !session.main().position.frontier.is_empty());
         session.pending_claims =
             PendingClaims { left, is_due: begin.resume_point.rewinds, ..PendingClaims::default() };
@@ -200,7 +201,7 @@ async fn go_on<'a, P: Program>(
     let edits = manual::Edits::of(options.edit_branches);
     let questions =
         open_scopes::take_up(&mut session, lease, begin.resume_point, &options.on_doubt, edits).await?;
-    // Whoever goes on from a checkpoint has decided.
+    // The choice of a checkpoint already decides the questions.
     let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
     if !is_decided && !questions.is_empty() {
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
@@ -209,29 +210,29 @@ async fn go_on<'a, P: Program>(
 }
 
 impl Base {
-    /// Returns how many newer records are lost, those that were moved aside included.
+    /// Returns the number of newer lost records, quarantined records included.
     fn lost(&self) -> u64 {
         self.next - 1 - self.record.header().seq
     }
 }
 
-/// Where the session of a resume begins.
+/// The start of the session of a resume.
 struct Begin {
-    /// Of the branches beside the main one, and what is in doubt.
+    /// The positions of the other branches, and the steps in doubt.
     resume_point: ResumePoint,
-    /// What is written first.
+    /// The first drafts to write.
     drafts: Vec<Draft>,
-    /// What is open on the main branch is taken up now, and was not before in this resume.
+    /// True if this session is the first of the resume to take up the open steps of the main branch.
     reopens: bool,
 }
 
-/// Says whether a resume goes on with another definition than the one in force.
+/// Returns whether a resume adopts another definition than the definition in force.
 fn adopts<S>(options: &ResumeOptions<S>, in_force: &Definition, shape: &Shape) -> bool {
     let is_wanted = options.adopt.is_some() || options.on_change == OnChange::Adopt;
     is_wanted && !change::is_of(in_force, shape)
 }
 
-/// Refuses a state of a newer version of the program, whatever else that has changed.
+/// Refuses a state of a newer schema version, before any other check.
 fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError> {
     let supported = program.schema(0);
     match record.header().body.as_ref().map_or(0, |body| body.schema) {
@@ -242,18 +243,18 @@ fn refuse_newer<P: Program>(program: &P, record: &Record) -> Result<(), RunError
     }
 }
 
-/// Makes sure that a run can be gone on with in a shape, as far as can be said before it is known from where.
+/// Checks that a run fits a shape, as far as possible before the start point is known.
 fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(), String> {
     if options.adopt.is_some() {
         return Ok(());
     }
-    // Whoever goes back does not go on from where it stands.
+    // A rollback does not continue from the current position.
     let nowhere = Position::default();
     let stands = if options.from.is_some() { &nowhere } else { &base.position };
     check_fit(shape, stands, &base.snapshot.definition, options.on_change)
 }
 
-/// Moves `base` to where a run is gone on with; none if all is done and its evidence holds.
+/// Moves `base` to the start point. Returns `None` if all steps are done and their evidence holds.
 async fn find_begin<P: Program>(
     engine: &Engine,
     program: &P,
@@ -263,7 +264,7 @@ async fn find_begin<P: Program>(
     carried: Option<&Carried>,
 ) -> Result<Option<Begin>, RunError> {
     refuse_newer(program, &base.record)?;
-    // By what was in force when they were started, whatever the definition says of them now.
+    // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let (position, forgotten) = position_for_retry(began_with, &base.record)?;
     base.position = position;
@@ -279,8 +280,8 @@ async fn find_begin<P: Program>(
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
     requested.rerun_changed(changed, program.shape());
     requested.by = options.by.clone();
-    let asked =
-        ResumeQuery { again: is_again, ..asked(options, &requested, lease.token(), program.keeps_apart()) };
+    let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
+    let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let anew = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let asked = ResumeQuery { anew, ..asked };
@@ -317,7 +318,7 @@ async fn find_begin<P: Program>(
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
     }
-    // At the end, nothing is left to be done by any definition.
+    // At the end of the run, a new definition has no steps left.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let ends = definition::ends_to_keep(engine, base, adoption).await?;
         let adopting = Adopting { adoption, ends: &ends, asks: results == Results::Drop };
@@ -336,7 +337,8 @@ async fn find_begin<P: Program>(
             (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
         refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
     }
-    // An adopted definition has another position: what is invalid is found from there, or the change would be lost.
+    // An adopted definition has another position: invalid steps are found from there, or the change would be
+    // lost.
     if options.from.is_some() || options.adopt.is_some() {
         check_stand(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
@@ -348,7 +350,7 @@ async fn find_begin<P: Program>(
         }
     }
     let moved = resume_point.moves.remove(&BranchPath::main());
-    // What the sessions of this resume wrote nothing on, they did not come to.
+    // A session of this resume that wrote no record has not taken up these steps.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     if let Some(moved) = moved {
@@ -361,10 +363,11 @@ async fn find_begin<P: Program>(
     Ok(Some(Begin { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
 
-/// Takes the main branch from where it is to where a move takes it.
+/// Moves the main branch to the target of a transition.
 ///
-/// Where it was taken back by name, and goes back further for its evidence, it stands at the first of the two: with what is
-/// about to run there in an epoch of its own. It may be taken forward again to that, and not to the record of then.
+/// After a rollback by name, failed evidence may move the branch back further. The record of the rollback then
+/// keeps its own position, with the pending steps in a new epoch. A fast-forward leads to that position, not to
+/// the original record.
 fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
     let Reopened { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
@@ -382,7 +385,7 @@ fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<
     Ok(())
 }
 
-/// Makes the main branch as it is gone on with, and the configuration in force.
+/// Makes the main branch at the start point, and the configuration in force.
 async fn main_line<'a, P: Program>(
     engine: &Engine,
     program: &'a P,
@@ -411,7 +414,7 @@ async fn main_line<'a, P: Program>(
     let about = (&main.chain.run, &site, &branch, &main.state);
     let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;
     settle_salvaged(program, &mut main, done)?;
-    // What does not hold any more by now is asked about.
+    // Evidence that no longer holds becomes a question.
     resume_point.questions.append(asked);
     decide_as_told(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
@@ -436,7 +439,7 @@ async fn main_line<'a, P: Program>(
     Ok((main, config_over.unwrap_or(config_so_far)))
 }
 
-/// Returns the configuration that is in force from now on, if a resume changes it.
+/// Returns the new configuration, if the resume changes the configuration.
 async fn config_over(
     engine: &Engine,
     base: &Base,
@@ -451,29 +454,29 @@ async fn config_over(
     Ok((config != so_far).then_some(config))
 }
 
-/// Asks the caller's own check, if there is one, about the state that is gone on with.
+/// Runs the caller's validation on the state at the start point, if there is any.
 fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Result<(), RunError> {
     let Some(validate) = options.validate.take() else { return Ok(()) };
     validate.check(state, || base.record.header().reference().to_string())
 }
 
-/// Says what is asked about a run before it is gone on with.
+/// Returns the query for the resume point.
 fn asked<'a, S>(
     options: &ResumeOptions<S>,
     requested: &'a Requested,
-    token: u64,
+    resume: u64,
     keeps_apart: bool,
 ) -> ResumeQuery<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
-    // An edit applies to a state with separate outputs whatever step reruns.
+    // An edit of a state with separate outputs applies for every rerun step.
     let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
     let salvages = matches!(options.on_doubt, OnDoubt::Ask);
-    ResumeQuery { trust, again: false, anew: false, by_hand, still, token, salvages, retries, requested }
+    ResumeQuery { trust, again: false, anew: false, by_hand, still, resume, salvages, retries, requested }
 }
 
-/// Returns the last thing that is written, which may be that a person changed something.
+/// Returns the last draft; adds a manual draft if there is none.
 fn last_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
     if drafts.is_empty() {
         drafts.push(by_hand());
@@ -481,12 +484,12 @@ fn last_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
     drafts.last_mut().expect("there is one by now")
 }
 
-/// What is written where a person changes something by hand.
+/// Makes the draft of a manual change.
 pub(super) fn by_hand() -> Draft {
     Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
 }
 
-/// The end of the main branch, from where a base is gone on with.
+/// Returns the end of the main branch's chain for the records of a base.
 fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
     let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
@@ -496,15 +499,16 @@ fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
         next: base.next,
         prev: Some(base.snapshot.newest().digest()),
         basis: (base.next != continued + 1).then_some(continued),
-        // Also where an earlier session moved the damage aside and died before its first commit.
+        // Also if an earlier session quarantined the damage and died before its first commit.
         repair: base.next != newest_seq + 1,
         root: None,
         resumed: true,
+        resume: base.snapshot.newest().header().resume + 1,
         repeated: base.snapshot.newest().header().to_repeat(),
     }
 }
 
-/// Reads what the run stands at.
+/// Reads the current base of a run.
 pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
@@ -525,7 +529,7 @@ pub(super) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     })
 }
 
-/// Says that a run that has ended needs nothing.
+/// Returns the outcome of an ended run without work.
 fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State>, RunError> {
     let newest = snapshot.newest();
     if newest.header().end == Some(End::Cancelled) {
@@ -535,7 +539,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
     Ok(Outcome {
         run: newest.header().run.clone(),
-        // Its summary may have been damaged, the record is sound.
+        // The summary may have been damaged; the record is sound.
         status: newest.header().status.unwrap_or(snapshot.entry.summary.summary.status),
         state: decode_state(program, program.shape().level(), newest)?,
         at: newest.header().seq,
@@ -551,7 +555,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     })
 }
 
-/// Reads the state of a record as the program of its shape understands it.
+/// Decodes the state of a record.
 pub(super) fn decode_state<P: Program>(
     program: &P,
     level: usize,

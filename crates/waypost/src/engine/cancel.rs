@@ -1,7 +1,7 @@
-//! Cancelling: the end of a run that nobody wants to go on with.
+//! Cancel: ends a run for good.
 //!
-//! It is written by whoever holds the lease, and so never beside a session: one that is under way is stopped first. One
-//! batch ends every branch that counts, the main one last, so that a run is cancelled as a whole or not at all.
+//! Only the holder of the lease writes a cancel, so a running session must stop first. A single batch ends every
+//! branch in force, the main branch last: a run is cancelled as a whole or not at all.
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{
@@ -13,45 +13,45 @@ use super::chain::{Chain, Draft, body_as_it_stands};
 use super::inspect::{Snapshot, position_of};
 use super::{Engine, RunError};
 
-/// What came of cancelling a run.
+/// The result of a cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancel {
-    /// It is cancelled by this record of the main branch, and so are other branches that were open.
+    /// The run is cancelled by this record of the main branch, together with its open branches.
     Done {
         /// The seq of the record.
         seq: u64,
-        /// How many other branches ended with it.
+        /// The number of other branches cancelled with the run.
         branches: usize,
     },
-    /// It was before. Nothing changed.
+    /// The run was already cancelled. Nothing changed.
     AlreadyCancelled,
-    /// It was completed before, in this way, which stays so. Nothing changed.
+    /// The run had already ended with this status. Nothing changed.
     AlreadyFinished(RunStatus),
 }
 
 impl Engine {
-    /// Cancels a run for good: every branch that is open ends as cancelled, questions are withdrawn, and no resume goes
-    /// on with it, unless it is started over. What was recorded stays.
+    /// Cancels a run for good. Every open branch ends as cancelled and questions are withdrawn. No resume
+    /// continues the run, except a restart. The records stay.
     ///
     /// # Errors
-    /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): somebody is at it. Nothing
-    ///   changed; stop it first.
-    /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): nothing sound is left of
-    ///   a branch. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): another worker holds the
+    ///   lease. Nothing changed; stop the worker first.
+    /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): a branch has no
+    ///   sound record left. Nothing changed.
     pub async fn cancel(&self, run: &RunId, by: &str) -> Result<Cancel, RunError> {
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         self.cancel_under(lease, by).await
     }
 
-    /// As [`cancel`](Self::cancel), for the holder of the lease, which is given back in every case.
+    /// As [`cancel`](Self::cancel), for the holder of the lease. Releases the lease in every case.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
     pub async fn cancel_under(&self, lease: Lease, by: &str) -> Result<Cancel, RunError> {
         let cancelled = self.try_cancel(&lease, by).await;
         if !matches!(cancelled, Ok(Cancel::Done { .. })) {
-            // The batch gives it back by itself; the error that matters is the one above.
+            // A committed batch has released the lease. The error to report is the earlier error.
             let _ = self.store.release(lease, None).await;
         }
         cancelled
@@ -71,7 +71,7 @@ impl Engine {
             self.store.quarantine(lease, damage).await?;
         }
         let mut records = Vec::with_capacity(snapshot.heads.len());
-        // In the order in which they were opened: what is below a branch ends before it.
+        // Reverse order of opening: a child ends before its parent.
         for head in snapshot.heads.iter().rev() {
             self.end_as_cancelled(lease, head, by, &mut records)?;
         }
@@ -88,13 +88,14 @@ impl Engine {
             .last()
             .map(|record| (record.header().seq, record.header().reference().to_string()))
             .expect("a run that has not ended has an open main branch");
+        let summary = Some(summary);
         let batch = Batch { id, records, consumed, summary, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(Cancel::Done { seq, branches })
     }
 
-    /// Makes the record by which a branch ends, behind where it stands.
+    /// Makes the record that ends a branch as cancelled.
     fn end_as_cancelled(
         &self,
         lease: &Lease,
@@ -125,7 +126,7 @@ impl Engine {
     }
 }
 
-/// Nobody needs an answer any more, and no time comes.
+/// Withdraws the open questions, signals and timers.
 fn withdraw_questions(position: &mut Position) {
     let outside =
         |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));

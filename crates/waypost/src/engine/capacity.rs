@@ -1,4 +1,4 @@
-//! Room for branches, in stores that keep only so many of a run.
+//! The branch quota, for stores with a limit of branches per run.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::session::Session;
 use super::{Program, RunError};
 
 impl<P: Program> Session<'_, P> {
-    /// Takes room for all branches that a step is about to open; says why not, if there is too little, before any of
-    /// them is opened. A branch that goes on with the chain of an earlier one needs none.
+    /// Reserves quota for all branches of a fan-out before the first branch opens. Returns a failure if the quota
+    /// is too small. A branch that continues an existing chain needs no quota.
     pub(super) async fn take_room(
         &mut self,
         id: LineId,
@@ -47,7 +47,7 @@ impl<P: Program> Session<'_, P> {
         Ok(Err(Failure::new(FailureKind::Limit, vec![text])))
     }
 
-    /// Returns the branches that the run has, and those that its fan-outs under way are going to open.
+    /// Returns the branches of the run, and the branches that open fan-outs will still open.
     async fn branches_known(&mut self) -> Result<HashSet<BranchPath>, RunError> {
         let (store, run) = (Arc::clone(&self.engine.store), self.main().chain.run.clone());
         let named = store.branches(&run).await?;

@@ -1,4 +1,4 @@
-//! The one place that makes records: drafts become sealed links of the chain.
+//! The only place that makes records: seals drafts as links of the chain.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::store::FIRST_TOKEN;
 
 use super::{RunError, StepReport};
 
-/// What is to be written, before it has a place in the chain.
+/// A record before its place in the chain is known.
 #[derive(Debug, Clone)]
 pub(crate) struct Draft {
     pub(crate) phase: Phase,
@@ -36,9 +36,9 @@ pub(crate) struct Draft {
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
     pub(crate) taken: Option<Box<Taken>>,
-    /// The record that it continues, if not the one before; of the first of a batch, the chain knows.
+    /// The basis, if different from the previous record. For the first draft of a batch, the chain has the basis.
     pub(crate) basis: Option<u64>,
-    /// What its branch stands at with it, where what is written behind it at once takes the branch elsewhere.
+    /// The body of this draft, if the next draft of the batch moves the branch elsewhere.
     pub(crate) stand: Option<Body>,
 }
 
@@ -71,7 +71,7 @@ impl Draft {
         }
     }
 
-    /// Says how the run and the branch stand, as the record behind which it is written says it.
+    /// Keeps the status of the run and the branch from the previous record.
     pub(crate) fn keep_standing(&mut self, newest: &Record) {
         let header = newest.header();
         (self.end, self.status) = (header.end, header.status);
@@ -79,10 +79,10 @@ impl Draft {
     }
 }
 
-/// Makes the body of a record behind `newest` that leaves its state as it is.
+/// Returns the body of a record after `newest`, with the state unchanged.
 ///
 /// # Errors
-/// [`RunError::NoState`]: retention dropped it.
+/// [`RunError::NoState`]: retention dropped the state.
 pub(crate) fn body_as_it_stands(newest: &Record, position: &Position) -> Result<Body, RunError> {
     let header = newest.header();
     let trimmed = || RunError::NoState {
@@ -98,7 +98,7 @@ pub(crate) fn body_as_it_stands(newest: &Record, position: &Position) -> Result<
     })
 }
 
-/// The end of a branch's chain, where the next record goes.
+/// The end of a branch's chain, for the next record.
 #[derive(Debug, Clone)]
 pub(crate) struct Chain {
     pub(crate) run: RunId,
@@ -106,22 +106,24 @@ pub(crate) struct Chain {
     pub(crate) token: u64,
     /// The seq of the next record.
     pub(crate) next: u64,
-    /// Digest of the newest sound record.
+    /// The digest of the newest sound record.
     pub(crate) prev: Option<Digest>,
-    /// Written once into the next record: what it continues, if not the one before.
+    /// For the next record only: its basis, if different from the previous record.
     pub(crate) basis: Option<u64>,
-    /// Written once into the next record: damage was passed over.
+    /// For the next record only: true if damage was skipped.
     pub(crate) repair: bool,
-    /// Written once into the next record: digest of the run record.
+    /// For the next record only: the digest of the run record.
     pub(crate) root: Option<Digest>,
-    /// Written once into the next record: a resume begins.
+    /// For the next record only: true if a resume begins.
     pub(crate) resumed: bool,
+    /// The number of the resume, for each record.
+    pub(crate) resume: u64,
     /// Written once into the next record: what the newest sound one changed.
     pub(crate) repeated: Option<Box<Repeated>>,
 }
 
 impl Chain {
-    /// The begin of the main branch of a new run.
+    /// Returns the start of the main branch of a new run.
     pub(crate) fn first(run: &SealedRun) -> Self {
         Self {
             run: run.record().run.clone(),
@@ -133,11 +135,12 @@ impl Chain {
             repair: false,
             root: Some(run.digest()),
             resumed: false,
+            resume: 0,
             repeated: None,
         }
     }
 
-    /// What comes behind a record, where nothing is damaged.
+    /// Returns the end of a chain after a record without damage.
     pub(crate) fn behind(newest: &Record) -> Self {
         let header = newest.header();
         Self {
@@ -150,11 +153,12 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            resume: header.resume,
             repeated: header.to_repeat(),
         }
     }
 
-    /// The begin of a branch that this one opens, under the same lease.
+    /// Returns the start of a child branch, under the same lease.
     pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
         Self {
             run: parent.run.clone(),
@@ -166,12 +170,13 @@ impl Chain {
             repair: false,
             root: None,
             resumed: false,
+            resume: parent.resume,
             repeated: None,
         }
     }
 
-    /// Makes records of `drafts`, behind those in `records`; the last carries `body`, any other what it stands at by
-    /// itself, if anything. Changes nothing: see [`Chain::advance`].
+    /// Seals `drafts` and appends these to `records`. The last record carries `body`; the others carry their own
+    /// `stand`, if any. Does not move the chain: see [`Chain::advance`].
     pub(crate) fn seal(
         &self,
         drafts: &[Draft],
@@ -213,6 +218,7 @@ impl Chain {
             end: draft.end,
             failures: draft.failures,
             resumed: first && self.resumed,
+            resume: self.resume,
             status: draft.status,
             failed: draft.failed.clone(),
             evidence: draft.told.evidence.clone(),
@@ -235,7 +241,7 @@ impl Chain {
         }
     }
 
-    /// Moves the end past records that were acknowledged.
+    /// Moves the end of the chain past an acknowledged record.
     pub(crate) fn advance(&mut self, last: &Record) {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());

@@ -19,8 +19,8 @@ use super::inspect::position_of;
 use super::reruns::opener_of;
 use super::trust::{Branches, Wanted};
 
-/// Returns the newest record of a branch that is of a fan-out: it may have been opened again since by a later one. Where the
-/// state is gone that tells of which it was, its pass does, if that is given.
+/// Returns the newest record of a branch for the fan-out `since`; a later fan-out may have reopened the branch.
+/// If the state was pruned, matches by `pass`, if given.
 pub(super) async fn life_of(
     store: &dyn Store,
     newest: &Record,
@@ -36,8 +36,8 @@ pub(super) async fn life_of(
     find_end(store, newest.header(), &is_of).await
 }
 
-/// Finds the newest record with which a branch ended that `is_it`, whatever it went back behind since: by its header, and by
-/// what it says that opened the branch, if its state is kept.
+/// Finds the newest end of a branch that satisfies `is_it`, rewinds ignored. `is_it` gets the header, and the
+/// origin of the branch if its state is kept.
 async fn find_end(
     store: &dyn Store,
     head: &Header,
@@ -61,13 +61,12 @@ async fn find_end(
     }
 }
 
-/// The ends of steps that joined branches, in all passes that count, the newest first; by branch and step.
+/// The join ends of steps in all passes in force, newest first, by branch and step.
 pub(super) type Joins = HashMap<(BranchPath, StepId), Vec<Header>>;
 
-/// Returns where a branch stands in the pass in which it is waited for, or was joined; if it has not begun that, or is not
-/// among those of it, at its end in the newest before that counts. A run that went back has left behind what came since.
-/// Where the state of that end is not kept any more, the record has none. With it comes the record of the fan-out that it is
-/// of.
+/// Returns the record of a branch in the awaited or joined pass, and the record of its fan-out. If the branch has
+/// not begun that pass, or does not belong to the pass, returns its end in the newest earlier pass in force.
+/// After a rollback, later ends are out of force. The record has no state if its state was pruned.
 pub(super) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
@@ -95,7 +94,7 @@ pub(super) async fn in_pass(
     Ok(end_among(store, &newest, &joins[&key]).await?)
 }
 
-/// Lists the ends of a step that joined branches, in all passes that count.
+/// Lists the join ends of a step in all passes in force.
 async fn joins_of(
     store: &dyn Store,
     root: &Shape,
@@ -108,8 +107,8 @@ async fn joins_of(
     Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
 }
 
-/// Returns the newest record with which a branch ended that one of these joined. Where the state is gone that tells of which
-/// fan-out it was, it is one of the same pass that was there by then.
+/// Returns the newest end of a branch that a join of `joins` joined. If the state was pruned, matches an end of
+/// the same pass from the same or an earlier lease.
 async fn end_among(
     store: &dyn Store,
     newest: &Record,
@@ -118,7 +117,7 @@ async fn end_among(
     let join_of = |ended: &Header, origin: Option<Option<u64>>| {
         let is_joined = |join: &&Header| match origin {
             Some(origin) => join.about == origin,
-            None => ended.token <= join.token && ended.at.iteration.starts_with(&join.at.iteration),
+            None => ended.resume <= join.resume && ended.at.iteration.starts_with(&join.at.iteration),
         };
         joins.iter().find(is_joined).and_then(|join| join.about)
     };
@@ -128,7 +127,7 @@ async fn end_among(
     Ok(join_of(record.header(), origin).map(|since| (record, since)))
 }
 
-/// Says whether the state of a record is kept, and with it where its branch stood.
+/// Returns whether the state and the position of a record are kept.
 pub(super) fn has_state(record: &Record) -> bool {
     record.state_bytes().is_some()
 }
@@ -141,7 +140,7 @@ pub(super) fn counting_ends<'r>(
     position: &Position,
     history: &'r [Record],
 ) -> Vec<&'r Header> {
-    // Of each step, the pass that it is in, or was taken of last.
+    // The current or last seen pass of each step.
     let mut taken: HashMap<&StepId, &[u32]> = HashMap::new();
     for entry in &position.frontier {
         taken.insert(&entry.step, &entry.at.iteration);
@@ -161,8 +160,8 @@ pub(super) fn counting_ends<'r>(
     ends
 }
 
-/// Puts in the place of a step that is broken in a pass which others have followed the step that makes the passes, as it
-/// ended that one: all of it is done again from there. Of several passes of a step, only the first is.
+/// Replaces a broken step in an older pass with the end of its opener in that pass: the rerun begins there. Of
+/// several broken passes of an opener, keeps only the first.
 pub(super) async fn of_whole_passes(
     store: &dyn Store,
     root: &Shape,
@@ -187,7 +186,7 @@ pub(super) async fn of_whole_passes(
     Ok(found)
 }
 
-/// Says whether a step has ended with a record, and what comes after it has gone on.
+/// Returns whether a record ends a step and lets its downstream steps continue.
 pub(super) fn is_end(header: &Header) -> bool {
     match &header.phase {
         Phase::Completed(_) | Phase::Skipped(_) => true,
@@ -196,15 +195,15 @@ pub(super) fn is_end(header: &Header) -> bool {
     }
 }
 
-/// Returns the steps that opened branches whose states are not kept any more.
+/// Returns the openers of branches with pruned states.
 fn openers_of_gone(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
     let gone = branches.values().filter(|known| !has_state(&known.record));
     let gone = gone.map(|known| &known.record.header().branch);
     gone.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
 }
 
-/// Finds the end of the pass that a broken step is of, if others have followed it; or that of the step which opened its
-/// branch, where the state of that is not kept any more, or of another one which it opened with it.
+/// Finds the end of the opener to rerun instead of a broken step, if the state of the broken step's branch, or of
+/// a branch with the same opener, was pruned. Returns the end of the same pass.
 async fn maker_of(
     store: &dyn Store,
     root: &Shape,
@@ -224,7 +223,7 @@ async fn maker_of(
         makers.push((above.clone(), step, passes));
         below = above;
     }
-    // Of what is gone, the one highest up.
+    // Of these openers, the outermost.
     let is_gone =
         |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
     let Some(place) = makers.iter().rposition(is_gone) else { return Ok(None) };

@@ -1,7 +1,8 @@
-//! The newest records of the branches of a fan-out, found in one walk over the run.
+//! The newest records of the branches of a fan-out, found in a single scan of the run.
 //!
-//! A store gives the records of a run branch by branch, in the order in which those were opened, which is that of their
-//! items. So who asks for one branch after the other in that order finds each where the walk has come to. Asking for each by
+//! A store returns the records of a run branch by branch, in the order of opening, which is the item order. A
+//! caller that asks for the branches in this order finds each at the current position of the scan. In some
+//! stores, a separate lookup per branch would scan the whole run each time.
 //! itself costs some stores a look at the whole run each time.
 
 use std::collections::HashMap;
@@ -12,18 +13,18 @@ use crate::store::{Lease, Page, Scan, ScanOrder, Store, StoreError};
 
 use super::{Engine, RunError};
 
-/// Fewer branches than this are asked for one by one: a walk over a long run for them would take longer.
+/// Below this number of branches, separate lookups are cheaper than a scan of a long run.
 const WALK_MIN: u64 = 16;
-/// Branches found before they were asked for, as those that were opened anew: so many are kept.
+/// Limit of records kept for branches that the scan passed before their lookup, such as reopened branches.
 const ASIDE_MAX: usize = 4_096;
 
-/// A walk over the branches that `opener` opened on `above`.
+/// A scan over the branches that `opener` opened on `above`.
 pub(super) struct NewestOf<'s> {
     store: &'s dyn Store,
     run: RunId,
     above: BranchPath,
     opener: StepId,
-    /// Where the walk goes on; none once it has come to its end, or where none is worth while.
+    /// The next page of the scan; `None` at the end, or if a scan does not pay off.
     walk: Option<Scan>,
     page: std::vec::IntoIter<Record>,
     last: Option<BranchPath>,
@@ -31,7 +32,7 @@ pub(super) struct NewestOf<'s> {
 }
 
 impl<'s> NewestOf<'s> {
-    /// Begins a walk in which so many branches are asked for.
+    /// Begins a scan for `count` lookups.
     pub(super) fn new(
         store: &'s dyn Store,
         run: RunId,
@@ -51,7 +52,7 @@ impl<'s> NewestOf<'s> {
         }
     }
 
-    /// Returns the newest sound record of a branch, if it has one.
+    /// Returns the newest sound record of a branch, or `None` without a sound record.
     ///
     /// # Errors
     /// Those of the store.
@@ -67,7 +68,7 @@ impl<'s> NewestOf<'s> {
                 self.aside.insert(found, newest);
             }
         }
-        // It was passed by, or is not there.
+        // The scan has passed the branch, or the branch does not exist.
         let scan = Scan {
             branch: Some(branch.clone()),
             order: ScanOrder::NewestFirst,
@@ -77,7 +78,7 @@ impl<'s> NewestOf<'s> {
         Ok(self.store.scan(&scan).await?.records.into_iter().next())
     }
 
-    /// Goes on to the next branch that was opened there.
+    /// Returns the next branch of the opener.
     async fn next(&mut self) -> Result<Option<(BranchPath, Record)>, StoreError> {
         loop {
             for record in self.page.by_ref() {
@@ -100,8 +101,8 @@ impl<'s> NewestOf<'s> {
     }
 }
 
-/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without the
-/// records, and later records must not hide the loss.
+/// Notes the missing newest records of all child branches in quarantine. A person has decided to continue without
+/// these records, and later records must not hide the loss.
 pub(super) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
     let (mut page, mut missing) = (Page::default(), Vec::new());
     loop {

@@ -1,11 +1,11 @@
-//! Opens children, page by page, and takes them up when there is room.
+//! Opens children page by page, and starts these as capacity permits.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
 use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
-use crate::shape::Shape;
+use crate::shape::{Children, Shape};
 use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;
@@ -16,6 +16,7 @@ use super::child_heads::NewestOf;
 use super::fan_out::{
     CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, freeze, named_items,
 };
+use super::in_doubt::questions_at;
 use super::inspect::position_of;
 use super::invalidate::{Results, reenter};
 use super::manual::Edits;
@@ -30,7 +31,7 @@ use super::{Performed, Program, RunError, StepReport};
 mod earlier;
 
 impl<'a, P: Program> Session<'a, P> {
-    /// Begins a fan-out: items are frozen, and the step waits for its children.
+    /// Begins a fan-out: stores the items, and lets the step wait for its children.
     pub(super) async fn open(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
         self.note_input(id, place);
         let line = self.lines.get(id);
@@ -52,7 +53,7 @@ impl<'a, P: Program> Session<'a, P> {
         .map(|opened| opened.unwrap_or_else(|failure| self.refuse_to_open(id, place, failure)))
     }
 
-    /// Begins a fan-out over what the step has found out by its own work, or what comes after it.
+    /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
     pub(super) async fn open_found(&mut self, id: LineId, found: Found) -> Result<(), RunError> {
         let Found { place, items, told, after, failure, joined } = found;
         let line = self.lines.get(id);
@@ -65,7 +66,7 @@ impl<'a, P: Program> Session<'a, P> {
         match self.open_as(id, opening).await? {
             Ok(()) => {}
             Err(refused) if comes_after => {
-                // What the step came to before is what counts.
+                // The earlier result of the step counts.
                 let text = format!("what comes after it cannot be done: {}", refused.error.join(": "));
                 let told = StepReport { notes: vec![Note::Warning(text)], ..StepReport::default() };
                 self.fail_now(id, place, failure.unwrap_or(refused), told);
@@ -75,7 +76,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    /// Begins a fan-out; says why not, if it cannot be: nothing has changed then.
+    /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.
     async fn open_as(&mut self, id: LineId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
         let Opening { place, items, told, after, joined } = opening;
         let items = match items {
@@ -111,7 +112,7 @@ impl<'a, P: Program> Session<'a, P> {
         let entry = line.entry_mut(place);
         let at = entry.at.clone();
         if !children.afterwards {
-            // Its tries to find out what to open are over; those to join begin with the first.
+            // The attempts to find the items are over; the attempts to join start again from the first.
             (entry.at.attempt, entry.failures) = (0, 0);
         }
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
@@ -146,7 +147,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(Ok(()))
     }
 
-    /// Fails a step that cannot open its branches: none of them is there yet.
+    /// Fails a step that cannot open its branches; no branch is open yet.
     fn refuse_to_open(&mut self, id: LineId, place: usize, failure: Failure) {
         let line = self.lines.get_mut(id);
         if line.entry(place).status != Status::Started {
@@ -155,17 +156,17 @@ impl<'a, P: Program> Session<'a, P> {
         self.fail(id, place, failure, StepReport::default());
     }
 
-    /// Names the blob of frozen items, a new one for each opening.
+    /// Returns the name of the blob for the items, new for each opening.
     fn blob_name(&self, id: LineId, place: usize) -> String {
         let line = self.lines.get(id);
         let (branch, seq) = (line.branch().file_name(), line.seq_of_next_draft());
         format!("items/{branch}.{}.{}.{seq}.jsonl", line.step_id(place), self.lease().token())
     }
 
-    /// Looks up the ends of children that ended before this session; says whether all of them are there.
+    /// Looks up the ends of children that ended before this session. Returns whether all children have ended.
     ///
-    /// Where branches were there before, damage to all that a child has of this fan-out leaves what it has of an
-    /// earlier one: such a child is opened again.
+    /// If the branches existed before this fan-out, damage may leave a child with records of an earlier fan-out
+    /// only. The child is then opened again.
     pub(super) async fn gather(&mut self, id: LineId, place: usize) -> Result<bool, RunError> {
         let line = self.lines.get(id);
         let fan = line.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
@@ -222,7 +223,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(true)
     }
 
-    /// Opens the next page of children. Those for which there is room begin at once, the others are only recorded.
+    /// Opens the next page of children. Children start within the capacity; the others are only recorded.
     pub(super) async fn open_page(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
         let fan = self.lines.get_mut(id).fan_mut(place);
         let page = (fan.total - fan.opened).min(CHILD_PAGE);
@@ -231,7 +232,7 @@ impl<'a, P: Program> Session<'a, P> {
             Some(reader) => reader,
             None => source.reader(self.engine.store.clone(), opened).await?,
         };
-        // All or none of a page is opened, whatever the program says about one of its items.
+        // A page is opened as a whole or not at all, even if the program refuses an item.
         let mut children = Vec::new();
         for _ in 0..page {
             let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
@@ -253,13 +254,17 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 Earlier::Open(head) => {
                     self.lines.get_mut(id).fan_mut(place).opened += 1;
+                    if is_amid(children_of(self.lines.get(id), place), &head, self.retries)? {
+                        self.is_pausing = true;
+                        continue;
+                    }
                     let lease = self.lease().clone();
                     let opener = Opener { line: id, place, index: item.index };
                     let has_ended = head.record.header().end.is_some();
                     let child =
                         open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                     if let Some(child) = child.filter(|_| has_ended) {
-                        // The end of a failed item counts no more.
+                        // The retried item has not ended: its old end is out of force.
                         self.lines.get_mut(child).drafts.push(by_hand());
                         self.mark_dirty(child);
                     }
@@ -271,7 +276,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    /// Fails a step whose children cannot be opened.
+    /// Fails a step with children that cannot be opened.
     fn not_opened(&mut self, id: LineId, place: usize, failure: Failure) {
         let line = self.lines.get_mut(id);
         if line.comes_after(place) {
@@ -364,7 +369,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Returns the digest of what an opener gives a child, where ends have traces.
+    /// Returns the digest of the input of a child, if ends have traces.
     fn input_of_child(&self, id: LineId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.lines.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
@@ -385,7 +390,7 @@ impl<'a, P: Program> Session<'a, P> {
         if let Some(fan) = &mut entry.fan {
             fan.opened = opened;
         }
-        // The first page goes with the record of the wait itself.
+        // The record of the wait already covers the first page.
         if line.drafts.is_empty() {
             let value = serde_json::json!({ "opened": opened });
             line.draft(Phase::Progress { key: "children".to_owned(), value }, Reason::Fork, step, at);
@@ -393,8 +398,8 @@ impl<'a, P: Program> Session<'a, P> {
         self.mark_dirty(id);
     }
 
-    /// Returns the epoch in which a child begins that may have been there before: that of the step that opens it, or
-    /// one that it never had, where it has done something again by itself.
+    /// Returns the epoch of a child that may have existed before: the epoch of its opener, or a new epoch if the
+    /// child had reruns in this pass.
     async fn epoch_anew(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u32, RunError> {
         let line = self.lines.get(id);
         let (run, at) = (line.chain.run.clone(), line.entry(place).at.clone());
@@ -402,14 +407,14 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(highest.map_or(at.epoch, |highest| at.epoch.max(highest + 1)))
     }
 
-    /// Returns the seq that the next record of an open branch must have, as the store says; 1 if it is not open.
+    /// Returns the next seq of an open branch, as known to the store; 1 if the branch is not open.
     async fn given(&mut self, id: LineId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
         if self.lines.get_mut(id).fan_mut(place).given.is_none() {
             let (store, run) = (&self.engine.store, self.main().chain.run.clone());
             let (mut given, mut page) = (HashMap::new(), Page::default());
             loop {
                 let heads = match store.heads(&run, &page).await {
-                    // A branch of which nothing is sound: what is damaged of it is seen by looking at it.
+                    // A branch without a sound record; its damage is found when the branch is read.
                     Err(StoreError::Damaged { .. }) => break,
                     heads => heads?,
                 };
@@ -426,7 +431,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(given.and_then(|given| given.get(branch)).copied().unwrap_or(1))
     }
 
-    /// Takes a child up that was opened and has not begun.
+    /// Starts a child that is open and has not begun.
     pub(super) async fn begin_child(
         &mut self,
         id: LineId,
@@ -457,32 +462,32 @@ impl<'a, P: Program> Session<'a, P> {
     }
 }
 
-/// A fan-out that is to begin.
+/// A fan-out about to begin.
 struct Opening {
     place: usize,
     items: Source,
     told: StepReport,
     /// It comes after the branches that the work of the step opened.
     after: bool,
-    /// The digests of those.
+    /// The digests of these branches.
     joined: Option<JoinedDigests>,
 }
 
-/// What is to be opened.
+/// The children to open.
 enum Source {
-    /// A branch for each of these, which are kept.
+    /// A branch per item; the items are stored.
     Items(Vec<Item>),
-    /// What the shape names.
+    /// The children named by the shape.
     Named(Arc<[Item]>),
 }
 
-/// What there is of a child before it is opened.
+/// The records of a child before its opening.
 enum Earlier {
-    /// It is of this fan-out, and has ended.
+    /// The child belongs to this fan-out and has ended.
     Ended,
-    /// It is of this fan-out, and goes on.
+    /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
-    /// Nothing that counts.
+    /// No record in force.
     None(Box<Begin>),
 }
 
@@ -492,14 +497,23 @@ impl Earlier {
     }
 }
 
-/// Where a child begins.
+/// The start of a child.
 pub(super) struct Begin {
-    /// Where its chain goes on.
+    /// The chain to continue.
     pub(super) chain: Chain,
-    /// What its steps are done in.
+    /// The epoch of the child's steps.
     pub(super) epoch: u32,
-    /// Where it stood in an earlier opening: its results are reusable.
+    /// The position in an earlier opening: its results are reusable.
     pub(super) before: Option<Position>,
+}
+
+/// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children
+/// and asks. `retries`: a person has decided about steps in doubt.
+fn is_amid(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
+    let (header, position) = (head.record.header(), position_of(&head.record)?);
+    let has_children = position.frontier.iter().any(|entry| entry.fan.is_some());
+    let is_in_doubt = questions_at(&position, &children.shape, &header.branch).next().is_some();
+    Ok(header.end.is_none() && (has_children || (is_in_doubt && !retries)))
 }
 
 /// Reads where a child stood, whichever opening it was of; `None` if that is not kept.
@@ -511,9 +525,9 @@ async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<O
     Ok(if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None })
 }
 
-/// Refuses items of which two have one key, before anything is opened.
+/// Refuses items with duplicate keys, before anything is opened.
 fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
-    // There may be a million: their places in order take less memory than a table of their keys.
+    // Sorted indexes take less memory than a table of keys, for up to a million items.
     let mut order: Vec<u32> = (0..items.len()).filter_map(|place| u32::try_from(place).ok()).collect();
     if order.len() < items.len() {
         let text = format!("there are {} items, {} can be kept", items.len(), u32::MAX);

@@ -1,7 +1,7 @@
-//! Choices of a person: a step is skipped, or counts as done, at the step's turn.
+//! Choices of a person: a step is skipped, or counts as done, at its turn.
 //!
-//! A choice is recorded before anything runs. The position keeps the choice until the step's turn, over crashes and failed
-//! evidence.
+//! A choice is recorded before anything runs. The position keeps the choice until the turn of the step, across
+//! crashes and failed evidence.
 
 use std::collections::BTreeMap;
 

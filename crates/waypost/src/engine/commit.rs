@@ -1,4 +1,4 @@
-//! How a session's changes become true: drafts to records, records to the store.
+//! Commits the changes of a session: seals drafts, and appends the records to the store.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +16,9 @@ use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
 use super::{OnLostCheckpoint, Program, RunError, StepFailure};
 
-/// Checkpoints kept in memory while the store cannot take them and that is tolerated.
+/// Limit of pending checkpoints in memory, if write failures are tolerated.
 const DRAFTS_PENDING_MAX: usize = 1_000;
-/// How often old states are let go: rarely enough to cost nothing, often enough to bound the disk.
+/// The trim interval in batches: rare enough to be cheap, frequent enough to bound the disk usage.
 const TRIM_BATCHES: u64 = 16;
 
 impl<P: Program> Session<'_, P> {
@@ -26,7 +26,7 @@ impl<P: Program> Session<'_, P> {
         let frontier = &self.main().position.frontier;
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
-        // The first that failed, also on a child: it stopped the run, and is what a person wants to see.
+        // The first failure, also on a child: this failure stopped the run.
         let failed = self.first_failure().map(|failed| &failed.step);
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
@@ -39,12 +39,12 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Returns the cause that ends the session before its work: a stop that somebody asked for, or a cut.
+    /// Returns the cause of an early end of the session: a stop request or an interrupted step.
     pub(super) fn stopped_by(&self) -> Option<String> {
         self.options.stop.asked().map(|stop| stop.by).or_else(|| self.cut_by.clone())
     }
 
-    /// Makes the batch of all drafts, and of the starts that go with them.
+    /// Makes the batch of all drafts and of the accompanying starts.
     pub(super) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
         if self.dirty.is_empty() {
             self.mark_dirty(MAIN);
@@ -85,7 +85,7 @@ impl<P: Program> Session<'_, P> {
                 RunError::Record { run, step, source }
             })?;
         }
-        // A batch that failed may be there all the same; what is sent instead of it must not be taken for it.
+        // The store may have applied a failed batch; the replacement needs a new id.
         self.batches += 1;
         let id = BatchId { token: self.main().chain.token, count: self.batches };
         let consumed = std::mem::take(&mut self.consumed);
@@ -93,14 +93,14 @@ impl<P: Program> Session<'_, P> {
             id,
             records,
             consumed,
-            summary: self.summary(status),
+            summary: Some(self.summary(status)),
             updated_at: None,
             release: status.is_some(),
         })
     }
 
-    /// Returns the branches that have something to write, in the order in which their records stand in a batch: as whoever
-    /// reads them later sorts those of one time. What is opened keeps its order.
+    /// Returns the branches with drafts in the order of their records in a batch: by depth, then by name, as
+    /// readers sort records of the same time. New branches keep their order of opening.
     fn dirty_in_order(&self) -> Vec<LineId> {
         let mut ids: Vec<LineId> = self.dirty.iter().map(|(_, id)| *id).collect();
         if ids.len() > 1 {
@@ -112,15 +112,15 @@ impl<P: Program> Session<'_, P> {
         ids
     }
 
-    /// Returns the time of a commit: later than that of the one before, whatever the clock says, so that the records of a run
-    /// can be told in the order in which they were written.
+    /// Returns the time of a commit: always later than the previous commit, whatever the clock shows. So times
+    /// reflect the write order.
     fn time(&mut self) -> Timestamp {
         let next = self.latest.checked_add(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MAX);
         self.latest = self.engine.clock.now().max(next);
         self.latest
     }
 
-    /// Says on one record how the run stands, and ends the main branch with its last one.
+    /// Writes the status of the run on a record, and the end of the main branch on its last record.
     fn mark_status(&mut self, ids: &[LineId], status: Option<RunStatus>) {
         let Some(status) = status else { return };
         let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch has a branch") };
@@ -136,19 +136,19 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Returns the failure that stopped the run, or the first of those with which it ends.
+    /// Returns the failure that stopped the run, or the first failure of the main branch.
     fn first_failure(&self) -> Option<&StepFailure> {
         self.failed.as_ref().or(self.main().failures.first())
     }
 
-    /// Returns the failure that stops the run, as a record of a branch names it.
+    /// Returns the failure that stopped the run, as named in a record of a branch.
     fn failed_as_seen_on(&self, id: LineId) -> Option<FailedStep> {
         let StepFailure { branch, step, failure } = self.first_failure()?;
         let branch = Some(branch).filter(|branch| *branch != self.lines.get(id).branch());
         Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
     }
 
-    /// Fills in what only now is known: since when a status holds, which fan-out a child belongs to, and the highest
+    /// Fills in values known only at the commit: the start of a status, the fan-out of a child, and the highest
     /// epoch.
     fn number(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
@@ -170,7 +170,7 @@ impl<P: Program> Session<'_, P> {
         }
         let entries = frontier.iter_mut().chain(failed);
         let fans = entries.filter_map(|entry| entry.fan.as_mut()).chain(joined.values_mut());
-        // All children of a fan-out may be at rest before the record of its opening has a number.
+        // All children of a fan-out may be at rest before the record of the opening has a seq.
         fans.filter(|fan| fan.since == 0).for_each(|fan| fan.since = since);
         if let (Some(0), Some(opener)) = (line.position.origin, line.opener) {
             let fan = self.lines.get(opener.line).entry(opener.place).fan.as_ref();
@@ -179,7 +179,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Counts a branch among those in doubt, or no longer.
+    /// Updates the count of branches in doubt for a branch.
     fn note_doubt(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let (before, now) = (line.is_doubtful, line.has_doubt());
@@ -187,14 +187,14 @@ impl<P: Program> Session<'_, P> {
         self.doubtful = self.doubtful + usize::from(now) - usize::from(before);
     }
 
-    /// Makes true what happened since the last commit.
+    /// Commits the changes since the last commit.
     ///
-    /// With a status, nothing goes on by itself after it, and the lease is given back.
+    /// With a status, the session ends: the commit releases the lease.
     pub(super) async fn commit(&mut self, status: Option<RunStatus>) -> Result<(), RunError> {
         self.commit_as(status, status.is_some()).await
     }
 
-    /// Makes true that a step starts which must not be repeated blindly: without that record it must not start.
+    /// Commits the start of a non-idempotent step: without this record the step must not start.
     pub(super) async fn commit_surely(&mut self) -> Result<(), RunError> {
         self.commit_as(None, true).await
     }
@@ -204,20 +204,21 @@ impl<P: Program> Session<'_, P> {
             self.consume_messages().await;
         }
         let mut batch = self.batch(status)?;
-        // Old states can be let go only under the lease: it is given back after that.
+        // A trim needs the lease, so the release follows the trim.
         let keep = status.and(self.options.retention);
         batch.release &= keep.is_none();
         let lease = self.lease().clone();
-        let mut answer = self.engine.store.append(&lease, batch.clone()).await;
+        let mut answer = self.engine.store.append(&[&lease], batch.clone()).await;
         if let Err(StoreError::Unknown { .. }) = answer {
             // The id makes the repetition harmless: it is answered, not applied again.
-            answer = self.engine.store.append(&lease, batch.clone()).await;
+            answer = self.engine.store.append(&[&lease], batch.clone()).await;
         }
         match answer {
             Ok(_) => {
                 self.acknowledged(&batch);
                 if let Some(keep) = keep {
-                    self.tidy_up(lease, keep, batch.summary.wake_at).await;
+                    let wake_at = batch.summary.as_ref().and_then(|summary| summary.wake_at);
+                    self.tidy_up(lease, keep, wake_at).await;
                 }
                 Ok(())
             }
@@ -225,7 +226,8 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Ends a session of a run that keeps only so many states: everything is written, whatever comes of this.
+    /// Trims old states and releases the lease at the end of a session. Everything is already written, so an
+    /// error is only a warning.
     async fn tidy_up(&mut self, lease: Lease, keep: u32, wake_at: Option<Timestamp>) {
         let store = &self.engine.store;
         if let Err(error) = store.trim(&lease, keep, TrimMode::Apply).await {
@@ -256,7 +258,7 @@ impl<P: Program> Session<'_, P> {
                 continue;
             }
             gone.push(id);
-            // Nobody waits for what was joined before the run began.
+            // The branch was joined before this session, so no step waits for the branch.
             let Some(opener) = opener else { continue };
             if ended {
                 let fan = self.lines.get_mut(opener.line).fan_mut(opener.place);
@@ -268,14 +270,14 @@ impl<P: Program> Session<'_, P> {
         parents.into_iter().for_each(|(id, place)| self.queue_parked(id, place));
         gone.into_iter().for_each(|id| self.forget(id));
         for kept in self.kept.drain(..) {
-            // Whoever asked may be gone: it was dropped, and starts again with what was kept.
+            // The receiver may have been dropped; its step restarts with the stored result.
             let _ = kept.send(());
         }
         self.given.drain(..).for_each(|(pending, end)| pending.give(end));
         self.engine.observer.committed(&batch.records, &self.lines.get(MAIN).position, self.progress());
     }
 
-    /// Notes the branches whose opening is written now, in their order, so that they need not stay in memory.
+    /// Queues the branches with a written opening, in order, so that these leave memory.
     fn queue_parked(&mut self, id: LineId, place: usize) {
         let parked = std::mem::take(&mut self.lines.get_mut(id).fan_mut(place).parked);
         for child in parked {
@@ -287,7 +289,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Lets a branch go that has ended or has not begun: nothing of it is in flight, and nothing below it is left.
+    /// Removes an ended or unstarted branch from memory. The branch has no running attempt and no open child.
     pub(super) fn forget(&mut self, id: LineId) {
         let Some(line) = self.lines.remove(id) else { return };
         self.doubtful -= usize::from(line.is_doubtful);
@@ -330,7 +332,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Puts a note into the next record that is written, if one is to be.
+    /// Adds a note to the next record, if there is a draft.
     fn note(&mut self, note: Note) {
         let first = self.dirty.iter().map(|(_, id)| *id).next();
         if let Some(draft) = first.and_then(|id| self.lines.get_mut(id).drafts.first_mut()) {
@@ -338,7 +340,8 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Lets go of old states where the run keeps only so many: now and then, and before the `last` record, which says so.
+    /// Trims old states if the run has a retention limit: at intervals, and before the `last` record, with a
+    /// note.
     pub(super) async fn trim(&mut self, last: bool) -> Result<(), RunError> {
         if let Some(keep) = self.options.retention
             && (last || self.batches.is_multiple_of(TRIM_BATCHES))
@@ -351,7 +354,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Says whether what is to be written is the failure itself that a record would name.
+/// Returns whether a draft is the failure that its record would name.
 fn says_itself(draft: &Draft, failed: &FailedStep) -> bool {
     failed.branch.is_none() && draft.step.as_ref() == Some(&failed.step) && is_final(&draft.phase)
 }

@@ -1,4 +1,4 @@
-//! What happens between two commits, in memory: how steps ended is taken in.
+//! Applies ended attempts in memory, between two commits.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, 
 use super::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
 impl<P: Program> Session<'_, P> {
-    /// Takes in how a step ended: state, position and draft change together.
+    /// Applies the end of an attempt: state, position and draft change together.
     pub(super) fn take(
         &mut self,
         id: LineId,
@@ -38,7 +38,7 @@ impl<P: Program> Session<'_, P> {
             Performed::Failed { failure, told } => self.fail(id, place, failure, told),
             Performed::Opened { items, told } => {
                 let line = self.lines.get_mut(id);
-                // What its work opened, it has joined.
+                // The children of the step's work are already joined.
                 let after = line.entry(place).fan.is_some();
                 line.found.push(Found { place, items, told, after, failure: None, joined: root });
             }
@@ -47,7 +47,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Takes in an attempt that may have taken effect: a resume or a person decides about the step.
+    /// Applies an interrupted attempt with a possible effect: a resume or a person decides about the step.
     ///
     /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
     /// leave them in doubt as well.
@@ -90,7 +90,7 @@ impl<P: Program> Session<'_, P> {
             Err(mut failure) => {
                 failure.ending = ending;
                 if line.comes_after(place) {
-                    // That it completed is over, and so is what came after that.
+                    // The step is no longer completed, and its hooks are no longer in force.
                     line.end_afterwards(place);
                 }
                 return self.fail(id, place, failure, told);
@@ -133,9 +133,11 @@ impl<P: Program> Session<'_, P> {
         self.pause(id, is_due);
     }
 
-    /// Lets nothing more start once a step was done again: first it must be known whether what came after it can be
-    /// used again. And where nothing does, whether it has undone what others are believed by. Nor where the step that
-    /// ended kept something from being checked before.
+    /// Pauses new starts if a check is due first.
+    ///
+    /// - After a rerun: are the downstream results reusable?
+    /// - After a rerun without downstream steps: has the rerun invalidated other evidence?
+    /// - The ended step had blocked a check.
     fn pause(&mut self, id: LineId, is_due: bool) {
         let line = self.lines.get_mut(id);
         let ends = line.position.frontier.is_empty() && (id == MAIN || line.is_held_at_end);
@@ -152,7 +154,7 @@ impl<P: Program> Session<'_, P> {
         self.pending_claims.is_redone = true;
     }
 
-    /// Holds what comes after a step, if that was asked for.
+    /// Holds the steps after a step, if requested.
     fn hold_after(&mut self, id: LineId, place: usize, follow: Follow) {
         let line = self.lines.get_mut(id);
         let step = line.step_id(place);
@@ -199,7 +201,7 @@ impl<P: Program> Session<'_, P> {
         let program = self.program;
         let line = self.lines.get_mut(id);
         let step = &line.shape.steps()[place];
-        // The join of what came afterwards says again what became of the step before.
+        // The join of the hooks reports the result of the step again.
         if step.afterwards().is_none() || line.comes_after(place) {
             return self.fail_now(id, place, failure, told);
         }
@@ -219,7 +221,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Says whether and after which pause a step is tried again.
+    /// Returns the delay before a retry; `None` without a retry.
     fn pause_before_retry(
         &self,
         id: LineId,
@@ -247,7 +249,8 @@ impl<P: Program> Session<'_, P> {
         self.settle_failure(id, place, failing);
     }
 
-    /// Takes in a failure: the step is tried again after the pause, or the failure is tolerated, or the step ends as failed.
+    /// Applies a failure: the step is retried after the delay, or the failure is tolerated, or the step ends as
+    /// failed.
     pub(super) fn settle_failure(&mut self, id: LineId, place: usize, failing: Failing) {
         let Failing { mut failure, told, pause, causes } = failing;
         self.touched.insert(id);
@@ -262,7 +265,7 @@ impl<P: Program> Session<'_, P> {
         let entry = line.entry(place);
         let (at, failures) = (entry.at.clone(), entry.failures + 1);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
-        // What has ended well may have taken effect, believed or not.
+        // A step with exit code 0 may have taken effect, even if its evidence failed.
         let code = failure.ending.exit_code;
         let is_unsettled = !step.idempotent && (failure.kind == FailureKind::Evidence || code == Some(0));
         let exited = is_unsettled.then(|| code.unwrap_or(0));
@@ -299,7 +302,7 @@ impl<P: Program> Session<'_, P> {
             entry.since = 0;
             ends_all = true;
         }
-        // By now the program has them, if it tolerates the failure.
+        // If the program tolerates the failure, the state already has the outputs.
         inline_outputs(&mut failure.ending);
         line.drafts.push(super::chain::Draft::new(
             Phase::Failed(failure.clone()),
@@ -314,15 +317,15 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Ends a step as failed. In a graph by needs the run goes on with what may still run. Elsewhere the failure ends the
-    /// branch, or the run.
+    /// Ends a step as failed. In a graph with `needs`, independent steps continue. In a graph with routes, the
+    /// failure ends the branch or the run.
     fn end_step(&mut self, id: LineId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         let line = self.lines.get_mut(id);
         if line.shape.is_routed() {
             return self.end_by_failure(id, place, failure);
         }
-        // A state that cannot take it in stays as it is.
+        // A program error leaves the state unchanged.
         let _ = apply(program, line, place, Settlement::Failed(&failure));
         let fails_fast = self.options.fail_fast || line.shape.fails_fast();
         line.end_as_failed(place);
@@ -339,14 +342,14 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// A failure after which nothing is opened.
+/// A failure without hooks to open.
 #[derive(Debug)]
 pub(super) struct Failing {
     pub(super) failure: Failure,
     pub(super) told: StepReport,
     /// How long after it the step is tried again; none if it is not.
     pub(super) pause: Option<Duration>,
-    /// The failures that it is made of: its own, or those of the branches that the step opened.
+    /// The causes: the failure itself, or the failures of the step's branches.
     pub(super) causes: Vec<StepFailure>,
 }
 
@@ -357,7 +360,7 @@ pub(super) fn before_what_comes_after(mut told: StepReport, failure: &Failure) -
     told
 }
 
-/// Changes the state by what became of a step.
+/// Applies the result of a step to the state.
 fn apply<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
@@ -369,8 +372,8 @@ fn apply<P: Program>(
     program.apply(state, spot, settled)
 }
 
-/// Returns the digests of an end of a chain, and adds the pins of the step to the position; `None` if the state cannot be
-/// encoded: the commit reports the error.
+/// Returns the digests of an end of a chain, and adds the pins of the step to the position. `None` if the state
+/// cannot be encoded; the commit then reports the error.
 fn end_of_chain<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
@@ -396,7 +399,7 @@ fn apply_tolerated<P: Program>(
     apply(program, line, place, Settlement::Tolerated(failure))
 }
 
-/// Keeps small outputs in the header and only the size of large ones, and nothing of what was printed.
+/// Keeps small outputs in the header, only the size of large outputs, and no printed text.
 pub(super) fn inline_outputs(ending: &mut Ending) {
     ending.stdout = None;
     if ending.outputs.is_empty() {
@@ -409,7 +412,7 @@ pub(super) fn inline_outputs(ending: &mut Ending) {
     }
 }
 
-/// A number between 0 and 1 for jitter, different for each run, branch, step and attempt, the same when asked again.
+/// Returns a jitter value between 0 and 1: fixed for a run, branch, step and attempt.
 fn chance(run: &RunId, branch: &str, step: &StepId, attempt: u32) -> f64 {
     let names = [run.as_str().as_bytes(), branch.as_bytes(), step.as_str().as_bytes()];
     let digest = Digest::of_parts(names.into_iter().chain([&attempt.to_le_bytes()[..]]));

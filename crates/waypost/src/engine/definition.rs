@@ -21,17 +21,17 @@ use super::inspect::{Snapshot, position_of};
 use super::invalidate::invalidated;
 use super::{Adoption, Engine, OnChange, Program, RunError, StepRef};
 
-/// How a position is carried over to an adopted definition.
+/// The input for carrying a position over to an adopted definition.
 #[derive(Debug)]
 pub(super) struct Adopting<'a> {
     pub(super) adoption: &'a Adoption,
     /// The newest ends of the steps of the main branch.
     pub(super) ends: &'a BTreeMap<StepId, Settled>,
-    /// A person is asked about reruns of steps with `idempotent: false`.
+    /// True if a person is asked about reruns of steps with `idempotent: false`.
     pub(super) asks: bool,
 }
 
-/// Carries a position of one definition over to a shape.
+/// Carries a position over from its definition to a shape.
 pub(super) fn carried(
     position: &Position,
     definition: &Definition,
@@ -97,23 +97,23 @@ async fn ends_of(engine: &Engine, base: &Base) -> Result<BTreeMap<StepId, Settle
     Ok(ends)
 }
 
-/// What is taken out of a state.
+/// A part to remove from a state.
 #[derive(Debug, Clone)]
 pub(super) enum Forget {
-    /// All that a step left there.
+    /// Everything that a step left in the state.
     Step(StepId),
     /// The failure of a step.
     Failure(StepId),
-    /// What its last join of branches did, which are joined again.
+    /// The last join of a step; its branches are joined again.
     Join(StepId),
-    /// What they left there since the state of a record of the branch.
+    /// Changes of steps since the state of an earlier record of the branch.
     Since(Vec<StepId>, Box<Record>),
 }
 
-/// Takes out of a state of a branch what finished steps left there that run again.
+/// Removes the parts of steps that rerun from a state of a branch.
 ///
 /// # Errors
-/// A state to go by cannot be read.
+/// An earlier state cannot be decoded.
 pub(super) fn forget<P: Program>(
     program: &P,
     branch: &BranchPath,
@@ -162,8 +162,8 @@ pub(super) async fn add_steps(
     Ok(with_added.map(|position| base.position = position))
 }
 
-/// Returns the position with the added steps of a graph in the frontier. A finished step downstream of an added step keeps the
-/// result: the result is reused at the step's turn.
+/// Returns the position with the added steps of a graph in the frontier. A finished step downstream of an added
+/// step keeps its result for reuse at its turn.
 ///
 /// `ends`: the newest ends of the steps.
 ///
@@ -204,7 +204,7 @@ fn with_added(
     Ok(position)
 }
 
-/// The same of a graph with routes, as far as the way through the added steps has no choice.
+/// As [`with_added`], for a graph with routes, if the path through the added steps has no choice.
 ///
 /// # Errors
 /// A finished step comes after an added step: the state is already the state after that step.
@@ -238,8 +238,8 @@ fn with_added_on_route(shape: &Shape, mut position: Position, added: &[usize]) -
     }
 }
 
-/// Makes sure that a position of one definition can be gone on with in a shape: they are the same, or that is wanted and
-/// the shape has the steps that the position stands at.
+/// Checks that a run with a position can continue in a shape: the definition is unchanged, or the change is
+/// adopted and the shape has the steps of the frontier.
 pub(super) fn check_fit(
     shape: &Shape,
     position: &Position,
@@ -257,7 +257,7 @@ pub(super) fn check_fit(
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }
 
-/// Makes sure that a shape has the steps that a position stands at.
+/// Checks that a shape has the steps of a frontier.
 pub(super) fn check_stand(shape: &Shape, position: &Position) -> Result<(), String> {
     let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
     match gone {
@@ -266,10 +266,10 @@ pub(super) fn check_stand(shape: &Shape, position: &Position) -> Result<(), Stri
     }
 }
 
-/// Returns the definition that a run is started over with, where that is not the one that it was made with.
+/// Returns the definition for a restart, if different from the definition of the run record.
 ///
 /// # Errors
-/// [`RunError::Changed`]: it was made with another graph, and nobody said to go on with this one.
+/// [`RunError::Changed`]: the run has another graph, and the change is not adopted.
 pub(super) async fn definition_of_restart(
     engine: &Engine,
     lease: &Lease,
@@ -279,7 +279,7 @@ pub(super) async fn definition_of_restart(
     if let Some(adoption) = adoption {
         return Ok(Some(adoption.definition.clone()));
     }
-    // What cannot be read cannot be compared: it is said anew then.
+    // An unreadable record cannot be compared; the definition is written again.
     let entry = engine.store.run(lease.run()).await.ok();
     let Some(frozen) = entry.map(|entry| entry.record.record().definition.clone()) else {
         return Ok(Some(shape.definition(None)));
@@ -334,7 +334,7 @@ pub async fn changed_within(
     Ok(found)
 }
 
-/// Says whether steps differ at most by what steps within them do, which are the same ones.
+/// Returns whether two openers differ at most in the definitions of inner steps, with the same inner steps.
 fn is_frame_same(old: &Step, new: &Step) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
     let is_same = old.frame.is_some() && (old.frame, old.list) == (new.frame, new.list);
@@ -344,8 +344,8 @@ fn is_frame_same(old: &Step, new: &Step) -> bool {
         && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
 }
 
-/// Says whether the one graph has the steps of the other in the same places, and at most others beside them: a position of
-/// the old one is one of the new one, as far as those others come after what is open there.
+/// Returns whether the new graph has all steps of the old graph in the same places, possibly with added steps. A
+/// position of the old graph is then valid in the new graph if the added steps come after the open steps.
 fn is_form_same(old: &Shape, new: &Shape) -> bool {
     old.steps().iter().all(|before| {
         new.step(before.id.as_str()).is_some_and(|step| {
@@ -357,7 +357,7 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     })
 }
 
-/// Returns the needs of a step, with the needs of an added step in place of that step.
+/// Returns the needs of a step; an added step is replaced by its own needs.
 fn needs_known(new: &Shape, old: &Shape, step: &Step) -> BTreeSet<StepId> {
     let mut known = BTreeSet::new();
     let mut open: Vec<&StepId> = step.needs.iter().collect();
@@ -370,11 +370,11 @@ fn needs_known(new: &Shape, old: &Shape, step: &Step) -> BTreeSet<StepId> {
     known
 }
 
-/// Adds the new steps of a changed graph to the position of an open scope. A step that waited for nothing else waits for the
-/// added step.
+/// Adds the new steps of a changed graph to the position of an open scope. An added step may delay a step that
+/// was ready.
 ///
 /// # Errors
-/// The added step with a finished step downstream, or with open branches downstream.
+/// The added step, if a downstream step is finished or has open branches.
 pub(super) fn add_new_steps(
     (old, new): (&Shape, &Shape),
     position: &mut Position,

@@ -73,7 +73,7 @@ impl Engine {
         if first.questions.is_empty() {
             return Ok(first);
         }
-        // The rest depends on the answers: each question counts as answered by a retry.
+        // The remaining decisions depend on the answers: each question counts as answered with a retry.
         let answered = ResumeOptions { on_doubt: OnDoubt::Retry, ..options() };
         let rest = self.try_dry_run(program, run, answered).await?;
         let is_certain = |asked: &Decision| {
@@ -119,7 +119,8 @@ impl Engine {
 }
 
 impl DryRun {
-    /// Returns the started steps. The flag: all of the input is known, so the step starts in a real resume too.
+    /// Returns the started steps, each with a flag: the input is fully known, so a real resume starts the step
+    /// too.
     pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
         self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
     }
@@ -154,7 +155,7 @@ impl DryRun {
         Ok(())
     }
 
-    /// Notes the questions about steps in turn.
+    /// Notes the questions about steps at their turn.
     fn ask_in_turn(&mut self) {
         for (branch, position) in &self.positions {
             let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
@@ -204,7 +205,7 @@ impl DryRun {
         plan.decisions.extend(more);
     }
 
-    /// Returns the decision about a step if different from the planned decision.
+    /// Returns the decision about a step if the plan differs.
     fn decided<P: Program>(
         &self,
         program: &P,
@@ -232,7 +233,7 @@ impl DryRun {
             };
             return (planned.action != Action::Skip).then_some((Action::Skip, cause));
         }
-        // A step without a start: the end is in force, or the turn did not come.
+        // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
         let position = self.positions.get(&key.0)?;
         let place = shape.place(key.1.as_str())?;

@@ -1,4 +1,4 @@
-//! What ends with a step that failed for good: its branch, or the run with all siblings.
+//! Escalation of a final failure: ends the branch of the failed step, or the run with all siblings.
 //!
 //! ```text
 //!   main --fork, collects--> P --fork, stops--> a: fails
@@ -6,8 +6,8 @@
 //!   one commit, once all below P is quiet:  P ends as failed, a as failed, b as cancelled
 //! ```
 //!
-//! A branch ends only when nothing below it is in flight any more: what was cancelled is recorded as that, and nothing
-//! is left open behind it.
+//! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
+//! cancelled, and no child stays open.
 
 use std::collections::HashSet;
 
@@ -21,17 +21,17 @@ use super::scope::{Caught, Found, Line, LineId, Opener};
 use super::session::Session;
 use super::{Program, StepFailure, StepReport, StopLevel};
 
-/// A branch that is to end as failed.
+/// A branch about to end as failed.
 #[derive(Debug)]
 pub(super) struct Dying {
-    /// The step of it that failed, or whose children did.
+    /// The failed step, or the opener of the failed children.
     place: usize,
     failure: Failure,
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Decides what ends with a step that failed for good: its branch, or the run with all siblings. A step that fails with
-    /// one of its branches, and after which something comes, does that first.
+    /// Applies a final failure of a step: ends its branch, or the run with all siblings. If the failure of a
+    /// branch fails its opener and the opener has hooks, the hooks run first.
     pub(super) fn end_by_failure(&mut self, id: LineId, place: usize, failure: Failure) {
         let origin = self.lines.get(id);
         let (step, below) = (origin.step_id(place).clone(), origin.branch().clone());
@@ -66,8 +66,8 @@ impl<P: Program> Session<'_, P> {
         self.failed.get_or_insert(StepFailure { branch, step, failure });
     }
 
-    /// Ends a branch of a graph by needs of which a step failed, once nothing is left to do on it: it ends as failed, or the
-    /// step that opened it fails.
+    /// Ends a branch of a graph with `needs` after a failed step, once no step can run: the branch ends as
+    /// failed, or its opener fails.
     pub(super) fn fail_branch(&mut self, id: LineId) {
         let line = self.lines.get(id);
         let opener = line.opener.expect("a child has an opener");
@@ -79,7 +79,7 @@ impl<P: Program> Session<'_, P> {
             let place = line.position.failed.first().and_then(|entry| line.shape.place(entry.step.as_str()));
             self.end_by_failure(id, place.expect("a failed step is one of the shape"), failure);
         } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
-            // The first failure cancels the other branches. A second cancel would wake them over and over.
+            // The first failure cancels the other branches. A second cancel would wake these repeatedly.
             let branch = line.branch().clone();
             let by = format!("branch `{branch}` failed");
             self.lines.get_mut(opener.line).fan_mut(opener.place).stopped = true;
@@ -88,7 +88,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Ends a child as failed with its newest record, which is that of its failure.
+    /// Ends a child as failed with its newest record: the record of the failure.
     fn end_failed_child(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         let is_failure = |draft: &Draft| matches!(&draft.phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated);
@@ -106,7 +106,7 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(id);
     }
 
-    /// Notes that a step fails with one of its branches, once those are at rest.
+    /// Defers the failure of an opener until its branches are at rest.
     fn catch(&mut self, opener: Opener, failed: (&BranchPath, &StepId, &Failure)) {
         if self.is_caught(opener, failed) {
             return;
@@ -116,7 +116,7 @@ impl<P: Program> Session<'_, P> {
         self.lines.get_mut(opener.line).caught.push(caught);
     }
 
-    /// Says whether a step whose branches fail with one of them has something come after that; if so, it is noted.
+    /// Returns whether the opener of a failed branch has hooks for this failure; if so, defers the failure.
     fn is_caught(
         &mut self,
         opener: Opener,
@@ -139,10 +139,11 @@ impl<P: Program> Session<'_, P> {
         true
     }
 
-    /// Lets go of the branches of steps that failed amid them, once nothing below is in flight and all is written; says
-    /// whether there were any. What comes after those steps is opened next.
+    /// Applies the deferred failures of openers, once their branches are at rest and written. Returns whether
+    /// there were any. Then the hooks of these openers begin.
     ///
-    /// They stay as they are, to be taken up by who resumes the run. But where only a branch above ends, they end with that.
+    /// The branches keep their positions for a resume of the run. If only an enclosing branch ends, and not the
+    /// run, the branches end with that branch.
     pub(super) fn leave_the_quiet(&mut self) -> bool {
         let caught = |(id, line): (LineId, &Line<'_, P::State>)| {
             line.caught.iter().map(move |caught| (id, caught.place)).collect::<Vec<_>>()
@@ -166,7 +167,7 @@ impl<P: Program> Session<'_, P> {
         any
     }
 
-    /// Notes that a step fails as too many of its branches did, once those at work have ended.
+    /// Defers the failure of an opener with too many failed branches, until the running branches have ended.
     pub(super) fn catch_limit(&mut self, id: LineId, place: usize, failure: Failure) {
         let (program, line) = (self.program, self.lines.get(id));
         let opens = line.shape.steps()[place].after.is_some() && !line.comes_after(place);
@@ -180,7 +181,7 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Removes the branches of a step that failed amid them from memory. The step opens what comes after it, or has failed.
+    /// Removes the branches of a failed opener from memory. The opener begins its hooks, or fails.
     fn leave(&mut self, id: LineId, place: usize, below: Vec<LineId>) {
         let mut causes = Vec::new();
         if !collects(self.lines.get(id), place) {
@@ -205,7 +206,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Says whether branches are to be let go, and only lack that all of them is written.
+    /// Returns whether deferred failures wait only for the write of branches at rest.
     pub(super) fn is_leaving(&self) -> bool {
         let is_quiet = |(id, line): (LineId, &Line<'_, P::State>)| {
             let quiet = |place| !self.below_step(id, place).iter().any(|id| self.lines.get(*id).is_active());
@@ -214,7 +215,7 @@ impl<P: Program> Session<'_, P> {
         self.lines.iter().any(is_quiet)
     }
 
-    /// Says whether the failure of a branch ends it, or one above it, and not the run.
+    /// Returns whether a failure ends the branch or an enclosing branch, and not the run.
     fn ends_by_itself(&self, id: LineId) -> bool {
         let mut line = self.lines.get(id);
         while let Some(opener) = line.opener {
@@ -226,7 +227,7 @@ impl<P: Program> Session<'_, P> {
         false
     }
 
-    /// Ends the branches that are to end as failed and below which nothing is in flight; says whether there were any.
+    /// Ends the failing branches without running attempts on any descendant. Returns whether there were any.
     pub(super) fn bury_the_quiet(&mut self) -> bool {
         let mut any = false;
         for id in self.dying.clone() {
@@ -254,7 +255,7 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Ends branches as they stand.
+    /// Ends branches at their current positions.
     fn end_all(&mut self, branches: &[LineId]) {
         for child in branches {
             self.dying.remove(child);
@@ -275,7 +276,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Returns the branches in memory that a step opened, and those that they opened.
+    /// Returns the in-memory branches of an opener, with all descendants.
     fn below_step(&self, id: LineId, place: usize) -> Vec<LineId> {
         let is_own = |line: &Line<'_, P::State>| {
             line.opener.is_some_and(|opener| opener.line == id && opener.place == place)
@@ -287,7 +288,7 @@ impl<P: Program> Session<'_, P> {
         found
     }
 
-    /// Returns the branches in memory that a branch opened, and those that they opened.
+    /// Returns a branch with its in-memory descendants.
     fn below(&self, id: LineId) -> Vec<LineId> {
         let mut found = vec![id];
         let mut next = 0;
@@ -303,7 +304,7 @@ impl<P: Program> Session<'_, P> {
         found
     }
 
-    /// Cancels all that is under way on the branches that a branch opened, but for one of them and what is below it.
+    /// Cancels the running work of all descendants of a branch, except those of the branch `except`.
     pub(super) fn cancel_below(&mut self, id: LineId, except: Option<LineId>, by: &str) {
         let spared: HashSet<LineId> = except.into_iter().flat_map(|id| self.below(id)).collect();
         for child in self.below(id) {
@@ -332,7 +333,7 @@ impl<P: Program> Session<'_, P> {
             line.unmark_started(place);
             written = true;
         }
-        // A question that nobody needs an answer to any more is withdrawn.
+        // Withdraws an open question of a cancelled branch.
         for place in line.asking_places() {
             line.draft_of(place, phase(), Reason::Cancel);
             let entry = line.entry_mut(place);
@@ -346,7 +347,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Returns the failure of a step one of whose branches failed.
+/// Returns the failure of an opener with a failed branch.
 fn with_branch((branch, step, failure): (&BranchPath, &StepId, &Failure)) -> Failure {
     let below = failure.below.clone();
     let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });

@@ -1,4 +1,5 @@
-//! Failed ends: the steps of a graph by needs that failed, their retry by a resume, and failed branches that a person skips.
+//! Failed ends: failed steps of a graph with `needs`, their retry by a resume, and failed branches skipped by a
+//! person.
 //!
 //! ```text
 //!   a: failed ---> b: passed over ---> c, `always()`: completed
@@ -16,7 +17,7 @@ use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::definition::Forget;
-use super::inspect::{Snapshot, position_as_recorded};
+use super::inspect::position_as_recorded;
 use super::invalidate::{Invalidated, Results};
 use super::scheduler::collects;
 use super::scope::{Line, LineId};
@@ -24,21 +25,22 @@ use super::session::Session;
 use super::{Admission, Engine, Program, RunError, Upstream};
 
 impl<P: Program> Session<'_, P> {
-    /// Says whether it was decided before that a step runs: it has waited, or was tried, and no resume retries it.
+    /// Returns whether the admission of a step was already decided: the step has waited or has attempts, and no
+    /// resume retries the step.
     pub(super) fn is_admitted(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let entry = line.entry(place);
         !line.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
     }
 
-    /// Returns a failed step on account of which a step does not run, unless its condition says otherwise.
+    /// Returns the failed step that keeps a step from running, unless the condition of the step admits failures.
     pub(super) fn failed_upstream(&self, id: LineId, place: usize) -> Option<StepId> {
         let line = self.lines.get(id);
         failed_upstream(line.shape, &line.position, place).or_else(|| self.failed_fast(id))
     }
 
-    /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the branch, on an
-    /// ancestor, or on a branch whose failure an ancestor does not tolerate.
+    /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the
+    /// branch, on an ancestor, or on a branch with a failure that an ancestor does not tolerate.
     fn failed_fast(&self, id: LineId) -> Option<StepId> {
         if !self.options.fail_fast && !self.lines.get(id).shape.fails_fast() {
             return None;
@@ -62,8 +64,8 @@ impl<P: Program> Session<'_, P> {
         failed.find_map(|(_, line)| Some(line.position.failed.first()?.step.clone()))
     }
 
-    /// Passes over the steps of a branch that do not run as one upstream failed. Also while nothing is started any more: no
-    /// work comes of it.
+    /// Passes over the steps of a branch with a failed upstream step. Applies even when no new step may start,
+    /// since passing over starts no work.
     pub(super) fn pass_over(&mut self, id: LineId) {
         loop {
             let line = self.lines.get(id);
@@ -87,12 +89,12 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Returns the state of what is upstream of a step, as programs are asked with it.
+/// Returns the upstream state of a step, as an argument for programs.
 pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
     failed.map_or(Upstream::Succeeded, Upstream::Failed)
 }
 
-/// Reads the position of a record and retries its failures; returns the results to take out of its state.
+/// Reads the position of a record and retries its failures. Returns the results to remove from the state.
 pub(super) fn position_for_retry(
     shape: &Shape,
     record: &Record,
@@ -102,10 +104,11 @@ pub(super) fn position_for_retry(
     Ok((position, forgotten))
 }
 
-/// Takes failed and passed-over ends out of force, with every end downstream; returns the results to take out of the state.
+/// Takes failed and passed-over ends out of force, with every downstream end. Returns the results to remove from
+/// the state.
 ///
-/// The most upstream failed steps are back in the frontier. A step downstream that ran and must not be repeated is marked,
-/// so that a person is asked when its turn comes.
+/// The most upstream failed steps are back in the frontier. A downstream non-idempotent step that ran is marked,
+/// so that a person is asked at its turn.
 pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forget> {
     let before = Unfinished::of(shape, position);
     let passed_over = |settled: &Settled| settled.how == SettledAs::PassedOver;
@@ -126,7 +129,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     let mut downstream = shape.downstream(&cut);
     let open = shape.downstream(&places(shape, position, |_| true));
     downstream.extend(cut.iter().filter(|place| open.contains(place)));
-    // One failure may have kept steps from starting that do not need it.
+    // Under `fail_fast` a failure may have stopped independent steps.
     for place in cut.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
         let mut entry = FrontierEntry::ready(shape.steps()[*place].id.clone());
         entry.at.iteration = shape.first_iteration(*place, &around);
@@ -145,7 +148,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
         has_run |= is_finished && after.position.did(&step.id)
             || after.position.asks_about(&step.id)
             || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
-        // A person may keep the result of a step, or rerun the step.
+        // At its turn, a person may keep the result of a step, or rerun the step.
         after.drop_end(step, is_finished, Results::Drop);
         after.forgotten.push(Forget::Failure(step.id.clone()));
     }
@@ -159,8 +162,8 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     forgotten
 }
 
-/// Decides again whether failed steps with branches run: one that does not leaves its branches, and is skipped when its turn
-/// comes.
+/// Decides the admission of failed openers again. A skipped opener drops its branches, and is skipped at its
+/// turn.
 pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::State>) {
     for step in line.redecided.clone() {
         let Some(place) = line.shape.place(step.as_str()) else { continue };
@@ -176,7 +179,7 @@ pub(super) fn decide_openers<P: Program>(program: &P, line: &mut Line<'_, P::Sta
     }
 }
 
-/// Returns the places of the frontier's entries that `is_meant`, as far as the shape has their steps.
+/// Returns the places of the frontier entries that satisfy `is_meant`, if the shape has their steps.
 fn places(shape: &Shape, position: &Position, is_meant: impl Fn(&FrontierEntry) -> bool) -> Vec<usize> {
     let meant = position.frontier.iter().filter(|entry| is_meant(entry));
     meant.filter_map(|entry| shape.place(entry.step.as_str())).collect()
@@ -196,21 +199,22 @@ pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) 
     position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
 }
 
-/// What its last record says of why it was left.
+/// The reason in the last record of a skipped branch.
 const LEFT: &str = "a person left it at its failure";
 
 impl Engine {
-    /// Has branches that ended as failed end as skipped, on a person's word, all of them or none. A step that has not
-    /// joined them yet sees them so; one that has is not done again. They count as failures that the run came past.
+    /// Ends failed branches as skipped, by decision of a person; all of these or none. A join that has not run
+    /// yet sees the branches as skipped; a finished join does not run again. The branches still count as
+    /// tolerated failures of the run.
     ///
     /// # Errors
-    /// - [`RunError::NotEdited`]: one of them has not failed. Nothing changed.
-    /// - [`RunError::Store`] with [`StoreError::Held`]: somebody is at it.
+    /// - [`RunError::NotEdited`]: a branch has not failed. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease.
     pub async fn leave_branches(&self, run: &RunId, branches: &[BranchPath]) -> Result<(), RunError> {
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         match self.leave_under(&lease, branches).await {
-            // The batch gave the lease back.
+            // The batch has released the lease.
             Ok(true) => Ok(()),
             other => {
                 let _ = self.store.release(lease, None).await;
@@ -236,7 +240,7 @@ impl Engine {
             let cause = SkipCause::Condition(LEFT.to_owned());
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.end = Some(End::Skipped);
-            // It failed all the same: whoever joins it comes past that.
+            // The branch has failed: its join counts a tolerated failure.
             draft.failures = header.failures + 1;
             let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
             chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;
@@ -246,10 +250,10 @@ impl Engine {
         }
         let id = BatchId { token: lease.token(), count: 1 };
         let at = records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
-        let summary = Snapshot::main(store, run).await?.entry.summary.summary.clone();
-        let batch = Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: true };
+        let batch =
+            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
-        self.store.append(lease, batch).await.map_err(lost)?;
+        self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(true)
     }
 }

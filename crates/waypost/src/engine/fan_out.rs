@@ -1,13 +1,12 @@
-//! Fan-outs: children opened page by page, and what the step that joins them is given.
+//! Fan-outs: children opened page by page, and the input of the join.
 //!
 //! ```text
 //!   step ready --> items frozen --> waiting, children opened in pages --> all ended --> step starts, as the join
 //!                                         ^ a crash here: the newest record of each open child says how far it is
 //! ```
-//!
-//! A child that no longer has a record to be read back for (it was opened but has not begun) costs a few words of
-//! memory, one that ended costs the seq and the digest of its last record. No more than a page of children is in memory
-//! that has not begun, however many end in one turn. So the number of children is bounded by the disk.
+//! The number of children is limited by the disk, not by memory. An open child that has not begun costs a few
+//! words of memory. An ended child costs the seq and the digest of its last record. At most a page of unstarted
+//! children is fully in memory, however many children end in a turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,26 +22,26 @@ use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Re
 use crate::shape::{Children, FailureLimits};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
-/// How many children are opened by one commit: enough to cost little each, few enough for one batch in memory.
+/// How many children a commit opens: enough for a low cost per child, few enough for a batch in memory.
 pub const CHILD_PAGE: u64 = 1_000;
 
-/// One child to be opened.
+/// A child to open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Item {
-    /// Names it among its siblings; each key once.
+    /// The key of the child, unique among its siblings.
     pub key: String,
-    /// What it is about.
+    /// The value of the item.
     #[serde(default)]
     pub value: Value,
-    /// Its place among its siblings, from 0.
+    /// The index among the siblings, from 0.
     #[serde(skip)]
     pub index: u64,
-    /// The step that it begins with; none for that of its shape.
+    /// The first step of the child; `None` for the first step of the shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StepId>,
 }
 
-/// A child that is open and has not begun.
+/// An open child that has not begun.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) branch: BranchPath,
@@ -50,54 +49,55 @@ pub(super) struct Queued {
     pub(super) seq: u64,
 }
 
-/// The fan-out of a step under way.
+/// An open fan-out.
 #[derive(Debug)]
 pub(super) struct FanOut {
-    /// The place of the step.
+    /// The place of the opener.
     pub(super) place: usize,
     pub(super) source: Items,
     pub(super) total: u64,
     pub(super) opened: u64,
-    /// Children that have ended.
+    /// The number of ended children.
     pub(super) ended: u64,
-    /// Those of them that ended in this session.
+    /// The number of children that ended in this session.
     pub(super) ended_here: u64,
-    /// Children that ended as failed, as far as is known.
+    /// The known number of failed children.
     pub(super) failed: u64,
-    /// Children that are at work or about to be.
+    /// The number of running children, or of children about to run.
     pub(super) active: usize,
-    /// A sibling failed, and nothing more is started.
+    /// True after the failure of a sibling: nothing more starts.
     pub(super) stopped: bool,
-    /// Children that ended as failed in this session, and how many of the last had which error.
+    /// The number of children that failed in this session; the length of the last sequence of equal errors, and
+    /// the error.
     failed_here: u64,
     alike: (u32, String),
-    /// Children may have records from an earlier pass or before a redo.
+    /// True if children may have records from an earlier pass or from before a rerun.
     pub(super) revisited: bool,
-    /// The list of items changed: children of the list before stay, and failed ones are retried.
+    /// True if the item list changed: existing children stay, and failed children are retried.
     pub(super) is_relisted: bool,
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
-    /// Of open branches that were there before: the next seq of each, once it was asked for.
+    /// The next seq of each branch that existed before, once read.
     pub(super) given: Option<HashMap<BranchPath, u64>>,
-    /// Branches that lack only room to go on.
+    /// Branches ready to continue, as soon as capacity permits.
     pub(super) hungry: VecDeque<LineId>,
-    /// Children with a cut step: they go on once no other child waits for a start.
+    /// Children with an interrupted step; these continue after all other children have started.
     pub(super) cut: VecDeque<LineId>,
-    /// Branches that have been opened and will be let go once that is written, unless there is room for them before.
+    /// Open branches to remove from memory after the commit, unless capacity becomes free first.
     pub(super) parked: VecDeque<LineId>,
-    /// Where children ended.
+    /// The ends of children.
     pub(super) ends: Arc<Ends>,
     here: Vec<bool>,
 }
 
 impl FanOut {
-    /// Says whether there are branches that have not begun, or lack only room to go on.
+    /// Returns whether branches have not begun, or wait only for capacity.
     pub(super) fn has_more(&self) -> bool {
         let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked, &self.cut]);
         opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
     }
 
-    /// Says whether nothing of its branches goes on before something outside happens.
+    /// Returns whether the fan-out is unfinished and can progress only after an external event.
     pub(super) fn rests(&self) -> bool {
         self.active == 0 && !self.has_more() && !self.is_complete()
     }
@@ -128,7 +128,7 @@ impl FanOut {
         }
     }
 
-    /// Says whether all children have ended.
+    /// Returns whether all children have ended.
     pub(super) fn is_complete(&self) -> bool {
         self.opened == self.total && self.ended == self.total
     }
@@ -144,7 +144,7 @@ impl FanOut {
         self.alike.0 = 0;
     }
 
-    /// Says which limit is passed, if one is.
+    /// Returns the reason if a failure limit is exceeded.
     pub(super) fn beyond(&self, limits: &FailureLimits) -> Option<String> {
         let (alike, error) = &self.alike;
         if let Some(why) = limits.passed_by(self.failed_here, self.total) {
@@ -175,16 +175,16 @@ impl FanOut {
     }
 }
 
-/// The last record of each child that has ended, as far as is known.
+/// The last records of the ended children, as far as known.
 #[derive(Debug, Clone)]
 pub(super) struct Ends {
-    /// By index; 0 where it is not known.
+    /// By index; 0 if unknown.
     seqs: Vec<u64>,
-    /// By index; without meaning where it is not known.
+    /// By index; undefined if unknown.
     digests: Vec<Digest>,
-    /// Likewise: what the steps of each pinned; where that was not kept, a digest that equals no other.
+    /// By index: the pins of the child's steps. Without stored pins, a unique digest.
     pins: Vec<Digest>,
-    /// Likewise: the outcome, output and pins of each.
+    /// By index: the outcome, output and pins.
     outcomes: Vec<Digest>,
     unknown: u64,
 }
@@ -200,12 +200,12 @@ fn outcome_of(last: &Record) -> Digest {
     }
 }
 
-/// The digests of the children that a step joined.
+/// The digests of joined children.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JoinedDigests {
-    /// Merkle root of their last records.
+    /// Merkle root of the last records.
     pub(super) root: Digest,
-    /// Merkle root of what they pinned.
+    /// Merkle root of the pins.
     pub(super) pins: Digest,
     /// Merkle root of outcomes, outputs and pins.
     pub(super) outcomes: Digest,
@@ -223,17 +223,17 @@ impl Ends {
     }
 }
 
-/// Where the children's names and items come from.
+/// The source of the items.
 #[derive(Debug, Clone)]
 pub(super) enum Items {
-    /// From the shape.
+    /// Named by the shape.
     Named(Arc<[Item]>),
-    /// From the store's blobs.
+    /// Stored in a blob.
     Frozen { run: RunId, at: Arc<FrozenItems> },
 }
 
 impl Items {
-    /// Makes the items that stand for names of the shape.
+    /// Makes items for the names of a shape.
     pub(super) fn named_by(named: &[(String, Option<StepId>)]) -> Arc<[Item]> {
         let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
             key: key.clone(),
@@ -244,7 +244,7 @@ impl Items {
         named.iter().enumerate().map(item).collect()
     }
 
-    /// Begins to read from the item of that index.
+    /// Creates a reader that starts at the item `from`.
     pub(super) async fn reader(&self, store: Arc<dyn Store>, from: u64) -> Result<ItemReader, StoreError> {
         let mut reader =
             ItemReader { store, items: self.clone(), offset: 0, buffer: Vec::new(), at: 0, index: 0 };
@@ -259,7 +259,7 @@ impl Items {
     }
 }
 
-/// Returns the items of children that the shape names, or of a pass; `None` if the program names them.
+/// Returns the items of children named by the shape, or of a pass; `None` if the program names the items.
 pub(super) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>> {
     match children.passes {
         true => Some(Items::named_by(&[(pass.to_string(), None)])),
@@ -267,7 +267,7 @@ pub(super) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>>
     }
 }
 
-/// Writes items to the blobs, and says where they are. Each call writes them anew under another name.
+/// Writes the items to a new blob, and returns its location.
 pub(super) async fn freeze(
     store: &dyn Store,
     lease: &Lease,
@@ -275,7 +275,7 @@ pub(super) async fn freeze(
     items: &[Item],
 ) -> Result<FrozenItems, StoreError> {
     let (mut digester, mut bytes) = (Digester::default(), 0);
-    // No more of the text is in memory than goes to the store at once, and one item.
+    // Memory holds at most a chunk of the text and an item.
     let mut text = Vec::with_capacity(BLOB_CHUNK_BYTES);
     let mut rest = items.iter().peekable();
     while let Some(item) = rest.next() {
@@ -292,24 +292,24 @@ pub(super) async fn freeze(
         bytes += text.len() as u64;
         text.clear();
     }
-    // A blob that nothing was written to is not there, which reads as what it is: nothing.
+    // A blob without content does not exist; reading it returns no items.
     if bytes > 0 {
         store.blobs().sync(lease, &name).await?;
     }
     Ok(FrozenItems { blob: name, bytes, digest: digester.finish() })
 }
 
-/// Reads items back from the text that was frozen.
+/// Parses stored items.
 ///
 /// # Errors
-/// What a line is not.
+/// A line is not an item.
 pub(super) fn thaw(text: &[u8]) -> Result<Arc<[Item]>, serde_json::Error> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let item = |(index, line)| Ok(Item { index: index as u64, ..serde_json::from_slice(line)? });
     lines.enumerate().map(item).collect()
 }
 
-/// Makes sure that frozen items are what was frozen, before the first of them is used.
+/// Verifies the stored items, before the first item is used.
 async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result<(), StoreError> {
     let mut digester = Digester::default();
     let mut offset = 0;
@@ -334,8 +334,8 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
     Err(not_as_frozen(run, blob, (offset, actual), expect))
 }
 
-/// Says what is wrong with the frozen items that the branch of a record is amid of: they are gone, or not as they were frozen. A
-/// resume refuses to go on with those.
+/// Returns the defects of the stored items of a branch's open fan-outs: missing or altered blobs. A resume
+/// refuses such items.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -354,10 +354,10 @@ pub async fn damaged_items(store: &dyn Store, newest: &Record) -> Result<Vec<Str
     Ok(damaged)
 }
 
-/// What is done with frozen items.
+/// The purpose of a read of stored items, for messages.
 const USE: &str = "use";
 
-/// Says of frozen items that they are gone, or not what was frozen, by how much was read and its digest.
+/// Returns the error for missing or altered items, from the read size and digest.
 pub(super) fn not_as_frozen(
     run: &RunId,
     blob: &str,
@@ -372,7 +372,7 @@ pub(super) fn not_as_frozen(
     StoreError::Io { action: USE, place, source: io::Error::new(io::ErrorKind::InvalidData, why) }
 }
 
-/// Reads items one after the other.
+/// Reads items in order.
 #[derive(Debug)]
 pub(super) struct ItemReader {
     store: Arc<dyn Store>,
@@ -384,7 +384,7 @@ pub(super) struct ItemReader {
 }
 
 impl ItemReader {
-    /// Returns the next one.
+    /// Returns the next item, or `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Item>, StoreError> {
         let (run, frozen) = match &self.items {
             Items::Named(items) => {
@@ -426,34 +426,34 @@ impl ItemReader {
     }
 }
 
-/// What became of the children of a step, for the step that joins them.
+/// The ends of a step's children, for its join.
 #[derive(Debug, Clone)]
 pub struct Joined {
     pub(super) store: Arc<dyn Store>,
     pub(super) run: RunId,
     pub(super) branch: BranchPath,
-    /// What the branches are named after.
+    /// The step that names the branches.
     pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
     pub(super) ends: Arc<Ends>,
     pub(super) is_after: bool,
-    /// It is a pass, named by its number.
+    /// True for a pass, named by its number.
     pub(super) passes: bool,
 }
 
 impl Joined {
-    /// Says whether they came after the work of the step.
+    /// Returns whether the children are hooks, opened after the work of the step.
     pub fn is_after(&self) -> bool {
         self.is_after
     }
 
-    /// Returns how many children there were.
+    /// Returns the number of children.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Reads what became of them, in the order of their items, one at a time.
+    /// Reads the ends in item order, one at a time.
     ///
     /// # Errors
     /// Those of the store.
@@ -484,7 +484,7 @@ impl Joined {
         child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 
-    /// Returns the digests of all children; reads those that are not known.
+    /// Returns the digests of all children, and reads unknown digests from the store.
     pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
             let Ends { digests, pins, outcomes, .. } = &*self.ends;
@@ -510,36 +510,36 @@ impl Joined {
     }
 }
 
-/// What became of children, one after the other.
+/// A reader of the ends of children.
 #[derive(Debug)]
 pub struct Outcomes {
     joined: Joined,
     reader: ItemReader,
 }
 
-/// How one child ended.
+/// The end of a child.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChildEnd {
-    /// What it was about.
+    /// The item.
     pub item: Item,
-    /// How it ended.
+    /// How the child ended.
     pub end: End,
-    /// Its last record, with its state.
+    /// The last record, with its state.
     pub record: Record,
 }
 
 impl ChildEnd {
-    /// Returns why it failed, if it did.
+    /// Returns the failure, if the child failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.record.header().phase.failure()
     }
 }
 
 impl Outcomes {
-    /// Returns the next one.
+    /// Returns the next end, or `None` after the last child.
     ///
     /// # Errors
-    /// Those of the store; a child whose last record is damaged is [`StoreError::Damaged`].
+    /// Those of the store; a damaged last record is [`StoreError::Damaged`].
     pub async fn next(&mut self) -> Result<Option<ChildEnd>, StoreError> {
         let Some(item) = self.reader.next().await? else { return Ok(None) };
         let record = self.joined.last(&item).await?;
@@ -548,7 +548,7 @@ impl Outcomes {
     }
 }
 
-/// The failure of a join that cannot read what it joins.
+/// Returns the failure of a join that cannot read its children.
 pub(super) fn unread(error: &StoreError) -> Failure {
     let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
     let mut source = std::error::Error::source(error);

@@ -1,4 +1,4 @@
-//! What is done to a run from outside its sessions: answers, signals, and new runs that begin where another stood.
+//! Operations on a run from outside its sessions: answers, signals, forks and imports.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
 use super::reentry::invalidate_named;
-use super::rollback::{ask_about_done, check_left, load_with_state};
+use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
 use super::scope::{Line, MAIN};
 use super::session::Session;
 use super::taken::free_signals_at;
@@ -28,11 +28,11 @@ use super::undo::{refuse_undone, undone_steps};
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting, trust};
 
 impl Engine {
-    /// Answers the wait `id` of a run. A resume, or the session at work, goes on with the answer.
+    /// Answers the wait `id` of a run. The running session, or the next resume, continues with the answer.
     ///
     /// # Errors
-    /// - [`RunError::NoSuchWait`]: the run does not wait for that; nothing changed.
-    /// - [`RunError::Answered`]: it has an answer already, which stays.
+    /// - [`RunError::NoSuchWait`]: the run has no such open wait; nothing changed.
+    /// - [`RunError::Answered`]: the wait already has an answer, and the answer stays.
     pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
         let run = RunId::new(run)?;
         let (mut since, now) = (None, self.clock.now());
@@ -47,7 +47,7 @@ impl Engine {
             waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
         }
         let Some(since) = since else {
-            // It may have been answered, and taken in, since it was shown, or its deadline has passed.
+            // The wait may have been answered since it was shown, or its deadline has passed.
             return match self.was_answered(&run, id).await? {
                 true => Err(RunError::Answered { run, id: id.to_owned() }),
                 false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
@@ -56,7 +56,8 @@ impl Engine {
         if self.has_answer(&run, id).await? {
             return Err(RunError::Answered { run, id: id.to_owned() });
         }
-        // One answer each time that it is asked: where damage took away the record of an answer, it is asked again.
+        // An answer per opening of the wait: if damage removed the record of an answer, the question is open
+        // again.
         let known = format!("answer-{id}-{since}");
         let kind = SignalKind::Answer { wait: id.to_owned(), value };
         match self.store.signal(&run, &Signal { id: known, ..self.message(kind) }).await? {
@@ -65,14 +66,14 @@ impl Engine {
         }
     }
 
-    /// Sends a named signal to a run: the first step that waits for it takes it, now or later.
+    /// Sends a named signal to a run. The first step that waits for the name consumes the signal, now or later.
     ///
     /// A signal that was taken after a checkpoint can be taken again after a rollback to that checkpoint, in a fork from
     /// it, and by a rerun of the step.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: there is no such run.
-    /// - [`RunError::Ended`]: the run has ended, and no step will take it.
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`RunError::Ended`]: the run has ended, so no step can consume the signal.
     pub async fn signal(&self, run: &str, name: &str, value: Value) -> Result<(), RunError> {
         let run = RunId::new(run)?;
         let status = self.store.run(&run).await?.summary.status;
@@ -88,7 +89,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lists what a run waits for outside itself, branch by branch.
+    /// Lists the external waits of a run, branch by branch.
     ///
     /// # Errors
     /// Those of [`Snapshot::read`].
@@ -106,14 +107,14 @@ impl Engine {
         Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
     }
 
-    /// Says whether an answer to the wait `id` was left, and not taken in yet.
+    /// Returns whether the wait `id` has an unconsumed answer.
     async fn has_answer(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
         let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
         Ok(self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)))
     }
 
-    /// Says whether the wait `id` was answered, taken in or not, without leaving an answer. One that was withdrawn, as
-    /// its branch was cancelled, was not.
+    /// Returns whether the wait `id` was answered, consumed or not. A wait withdrawn by the cancel of its branch
+    /// was not.
     async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
         let answer = |record: Record| {
             let is_it =
@@ -124,7 +125,7 @@ impl Engine {
         Ok(self.has_answer(run, id).await? || self.find(answers, answer).await?.is_some())
     }
 
-    /// Returns the first thing that `wanted` finds among the records scanned.
+    /// Returns the first match of `wanted` among the scanned records.
     async fn find<T>(
         &self,
         mut scan: Scan,
@@ -142,22 +143,22 @@ impl Engine {
         }
     }
 
-    /// Makes a new run that begins where another stood, and works on it. It has its own copy of the state and of the
-    /// records that still matter: the other run may be deleted.
+    /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
+    /// of the state and of the records in force, so the other run may be deleted.
     ///
-    /// Branches under way at that checkpoint, and still at the newest one, come along as they stand now: with their newest
-    /// sound record, and the records that matter on them. So do those that are about to be joined. A step of theirs that
-    /// was cut or waits begins from its top; one that has not ended since and must not be repeated blindly is in doubt, and
-    /// asked about. Branches that have been joined since are opened anew, and so are all that were not joined where the
-    /// state is edited, unless the program [keeps apart](Program::keeps_apart) what each step gave: then they see the change.
+    /// Branches that were open at the checkpoint and still are open or ready to be joined are copied at their
+    /// newest sound record, with their records in force. Their interrupted or waiting steps restart from the top.
+    /// An interrupted non-idempotent step without a later end is in doubt. Branches joined since the checkpoint
+    /// restart. With an edited state all unjoined branches restart, unless the program [keeps outputs
+    /// apart](Program::keeps_apart): these branches see the edit.
     ///
-    /// Items of branches are copied right after the run was made. Who dies between the two has a run that a resume
-    /// refuses; delete it.
+    /// The items of branches are copied right after the new run is created. A crash in between leaves a run that
+    /// a resume refuses; delete that run.
     ///
     /// # Errors
-    /// - [`RunError::NoState`]: the state of that checkpoint is gone, or its branches have more than a run can begin with.
-    /// - [`RunError::InDoubt`]: evidence of what is finished there does not hold, or could not be checked.
-    /// - [`RunError::Changed`]: it is a checkpoint of another program, and `start` does not say to adopt that.
+    /// - [`RunError::NoState`]: the checkpoint has no state, or its branches exceed the size limit of a new run.
+    /// - [`RunError::InDoubt`]: evidence of a finished step does not hold, or could not be checked.
+    /// - [`RunError::Changed`]: the checkpoint has another program, and `start` does not adopt the change.
     /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
     pub async fn fork_program<P: Program>(
         &self,
@@ -193,7 +194,7 @@ impl Engine {
         self.start_from(program, origin, run, start).await
     }
 
-    /// Returns the steps that were under way at a checkpoint, have not ended since, and must not be repeated blindly.
+    /// Returns the non-idempotent steps that were running at a checkpoint and have not ended since.
     async fn still_cut(
         &self,
         header: &Header,
@@ -215,8 +216,7 @@ impl Engine {
         Ok(cut)
     }
 
-    /// Returns the configuration that is in force at a checkpoint: what a run that is forked there has unless it says
-    /// something else.
+    /// Returns the configuration in force at a checkpoint: the default for a fork.
     pub(crate) async fn config_at(&self, at: &CheckpointRef) -> Result<Map<String, Value>, RunError> {
         check_forkable(at)?;
         let entry = self.store.run(&at.run).await?;
@@ -224,13 +224,26 @@ impl Engine {
         Ok(self.config_of(&entry, &position).await?)
     }
 
+    /// Returns the signals that no step finished at a checkpoint of the main branch has taken. A fork begins with these
+    /// signals, and a portable checkpoint has none.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: the state of the checkpoint is gone. Others of the store.
+    pub async fn signals_at(&self, at: &CheckpointRef) -> Result<Vec<Signal>, RunError> {
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let position = position_of(&record)?.back_at_work();
+        Ok(free_signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?)
+    }
+
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
     /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
-    /// are about to be joined, as there. Otherwise as for [`fork_program`](Self::fork_program).
+    /// are about to be joined, as there. A step that must not be repeated and has begun between the checkpoint and the export is
+    /// in doubt. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
-    /// [`RunError::NoState`]: it is a checkpoint of another branch than the main one. Otherwise as for [`fork_program`](Self::fork_program).
+    /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for
+    /// [`fork_program`](Self::fork_program).
     pub async fn import_program<P: Program>(
         &self,
         program: &P,
@@ -247,6 +260,9 @@ impl Engine {
         let (checkpoint, definition) = (from.checkpoint().clone(), from.definition().clone());
         let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
         let cut = cut_in(&position, before);
+        ask_about_effects(before, &mut position, |_, step| {
+            from.begun_since().contains(&step.id).then_some(None)
+        });
         let signals = Vec::new();
         let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
@@ -286,7 +302,7 @@ impl Engine {
             position = after.position;
             redone.extend(after.forgotten);
         }
-        // They were joined in the run that this one begins from, and stay there.
+        // The branches were joined in the parent run, and stay there.
         position.joined.clear();
         position.drop_children_of_started(|_| false);
         super::definition::check_fit(program.shape(), &position, &definition, start.on_change)
@@ -340,7 +356,7 @@ impl Engine {
         session.work(status).await
     }
 
-    /// Returns the definition that is in force at a position.
+    /// Returns the definition in force at a position.
     async fn definition_at(&self, run: &RunId, position: &Position) -> Result<Definition, RunError> {
         if let Some(seq) = position.definition
             && let Some(definition) = changed_at(self.store.as_ref(), run, seq).await?.definition
@@ -350,10 +366,11 @@ impl Engine {
         Ok(self.store.run(run).await?.record.record().definition.clone())
     }
 
-    /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
+    /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped it. Others of the store, and of the program that decodes it.
+    /// [`RunError::NoState`]: retention dropped the state. Others of the store, and of the program while
+    /// decoding.
     pub async fn inspect_program<P: Program>(
         &self,
         program: &P,
@@ -369,7 +386,7 @@ impl Engine {
     }
 }
 
-/// Says whether branches under way would not see how the state is edited above them: they have one of their own.
+/// Returns whether open branches would miss the state edit, because each has a separate state.
 fn blinds<P: Program>(program: &P, start: &StartOptions<P::State>) -> bool {
     start.edit.is_some() && !program.keeps_apart()
 }
@@ -382,46 +399,46 @@ fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
     Err(RunError::NoState { at: at.to_string(), why })
 }
 
-/// What a run that begins where another stood takes from it.
+/// The parts of the other run for a new run.
 struct Origin {
     checkpoint: Record,
     position: Position,
     definition: Definition,
-    /// The records that finished steps are still known by.
+    /// The records of the finished steps in force.
     settled: Vec<Record>,
-    /// The branches that it is in the middle of.
+    /// The open branches.
     along: Along,
-    /// The steps that were cut there, or may have been, and must not be repeated blindly.
+    /// The non-idempotent steps that were, or may have been, interrupted.
     cut: Vec<StepId>,
-    /// The signals that no work finished there has taken.
+    /// The signals that no finished step has consumed.
     signals: Vec<Signal>,
 }
 
-/// How a run begins where another stood.
+/// The options of a fork or an import.
 #[derive(Debug)]
 pub struct StartOptions<S> {
-    /// As for a first session.
+    /// The options of the first session.
     pub session: SessionOptions,
-    /// Changes the state before anything runs.
+    /// Edits the state before anything runs.
     pub edit: Option<super::Edit<S>>,
-    /// What to do where the program is not that of the checkpoint.
+    /// The reaction to a program that differs from the program of the checkpoint.
     pub on_change: OnChange,
-    /// How the definition there becomes that of the program: steps that it touches run again, with all after them.
-    /// Without it, the new run stands at the very steps at which the other one stood.
+    /// Adopts the program's definition: changed steps rerun, with all downstream steps. Without it, the new run
+    /// keeps the unfinished steps of the checkpoint.
     pub adoption: Option<Adoption>,
-    /// Whether the evidence of what is finished there is checked.
+    /// Whether the evidence of finished steps is checked.
     pub evidence: OriginEvidence,
     /// The step of the main branch to rerun, with all downstream steps.
     pub from: Option<StepId>,
 }
 
-/// Whether a run that begins where another stood checks the evidence of what is finished there.
+/// Whether a fork or an import checks the evidence of finished steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OriginEvidence {
-    /// It does, and does not begin unless all of it holds.
+    /// Checks the evidence, and refuses to begin unless all of it holds.
     #[default]
     Checked,
-    /// It takes a person's word: it begins without that evidence, and never checks it.
+    /// Drops the evidence, by decision of a person: never checked.
     Left,
 }
 
@@ -438,7 +455,7 @@ impl<S> Default for StartOptions<S> {
     }
 }
 
-/// Makes the record that gives a signal of another run to this one.
+/// Makes the record that passes a signal of another run to this run.
 fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
     let SignalKind::Named { name, mut value } = signal.kind else { return None };
     program.redact_answer(&mut value);
@@ -449,7 +466,7 @@ fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
     Some(draft)
 }
 
-/// Writes a record of another run down again.
+/// Returns a draft with the content of another run's record.
 pub(super) fn copy_of(record: &Record) -> Draft {
     let header = record.header();
     let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
@@ -460,7 +477,7 @@ pub(super) fn copy_of(record: &Record) -> Draft {
     draft
 }
 
-/// What a position is in a run of its own: nothing is under way, asked or kept there.
+/// Returns a position for a new run: nothing is running, waiting or memoized.
 pub(super) fn begun_anew(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;

@@ -1,13 +1,14 @@
-//! Branches of a forked run: the new run copies the branches under way at the checkpoint, with their finished steps.
+//! Branches of a forked run: the new run copies the open branches at the checkpoint, with their finished steps.
 //!
 //! ```text
 //!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 is ready
 //!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 is ready      all in the batch that creates the run
 //! ```
 //!
-//! Each branch is copied at its newest sound record of that fan-out. In the new run nothing is under way: a step that was cut or
-//! waited is ready, and a cut step that must not be repeated is in doubt. A branch without a sound record is opened from the
-//! first step. Joined branches are copied for their evidence, with the join and the record that opened them.
+//! Each branch is copied at its newest sound record of that fan-out. In the new run no step is running: an
+//! interrupted or waiting step is ready, and an interrupted non-idempotent step is in doubt. A branch without a
+//! sound record restarts at its first step. Joined branches are copied for their evidence, with the join and its
+//! opening record.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -36,42 +37,43 @@ use super::session::Session;
 use super::trust::joined_on;
 use super::{Engine, Program, RunError};
 
-/// Where the new run keeps items that were frozen in the other one.
+/// The blob prefix in the new run for items of the other run.
 pub(super) const CARRIED_ITEMS: &str = "items/carried.";
 
 /// A branch of the other run.
 pub(super) struct Taken {
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The records that finished steps on it are still known by, and those that opened what it has joined, without states.
+    /// The records of the finished steps in force and of the joined fan-outs, without states.
     pub(super) settled: Vec<Record>,
-    /// The joins on it that have run, with the record that opened what each joined, as far as that has evidence.
+    /// The finished joins with evidence below, each with the record of its fan-out.
     pub(super) joined: HashMap<StepId, u64>,
 }
 
-/// What comes along beside the main branch.
+/// The branches to copy, besides the main branch.
 #[derive(Default)]
 pub(super) struct Along {
     pub(super) branches: BTreeMap<BranchPath, Taken>,
-    /// Branches that were joined, and have evidence.
+    /// Joined branches with evidence.
     pub(super) joined: BTreeMap<BranchPath, Taken>,
-    /// The joins on the main branch that have run, as for a branch.
+    /// The finished joins of the main branch, as for a branch.
     joins: HashMap<StepId, u64>,
-    /// By branch, the records that opened what it has joined: there, and here.
+    /// By branch: the seqs of the joined fan-outs, in the other run and in the new run.
     opened: HashMap<BranchPath, HashMap<u64, u64>>,
-    /// Frozen items, by the blob that they were in.
+    /// Stored items, by the name of their blob.
     items: BTreeMap<String, Vec<u8>>,
 }
 
 impl Along {
-    /// Reads the branches that a checkpoint of the main branch is in the middle of; what is left behind there is taken
-    /// out of `position`, and opened anew.
+    /// Reads the open branches of a checkpoint of the main branch. Fan-outs that restart in the new run are
+    /// removed from `position`.
     ///
-    /// As for who goes back there: branches are left behind that were joined since, or opened anew, and where the state
-    /// is edited all that did not join yet. `shape`: if the evidence of what has been joined is to come along.
+    /// As for a rollback: a fan-out restarts if its branches were joined or reopened since. With an edited state,
+    /// every unjoined fan-out restarts. `shape`: given if the evidence of joined branches is to be copied.
     ///
     /// # Errors
-    /// - [`RunError::NoState`]: there is more of them than a run can begin with.
+    /// - [`RunError::NoState`]: the branches exceed the size limit of a new run.
+    /// - Those of the store.
     /// - Those of the store.
     pub(super) async fn of_store(
         engine: &Engine,
@@ -116,7 +118,7 @@ impl Along {
             let Some(mut taken) = newest_of(engine, run, &name, (&origins, joined)).await? else { continue };
             let was_joined = taken.position.origin == joined;
             if was_joined && taken.record.header().end.is_none() {
-                // It does something again there.
+                // The branch is running again.
                 continue;
             }
             if taken.record.header().end.is_none() {
@@ -144,7 +146,8 @@ impl Along {
         Ok(along)
     }
 
-    /// Returns the branches whose evidence is looked at, with what is finished on each: nobody trusts what was given up.
+    /// Returns the branches with evidence to check, and their finished steps. Failed and cancelled branches are
+    /// not checked.
     pub(super) fn trusted(&self) -> impl Iterator<Item = (BranchPath, &Position, &[Record])> {
         let joined =
             self.joined.iter().filter(|(_, taken)| taken.record.header().end == Some(End::Completed));
@@ -152,17 +155,17 @@ impl Along {
         all.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..]))
     }
 
-    /// Returns the joins on the main branch that have run, with the records that opened what each joined.
+    /// Returns the finished joins of the main branch, with the records of their fan-outs.
     pub(super) fn joins(&self) -> &HashMap<StepId, u64> {
         &self.joins
     }
 
-    /// Notes as which records a branch has those that opened what it has joined.
+    /// Notes the new seqs of a branch's joined fan-outs.
     pub(super) fn note_opened(&mut self, branch: BranchPath, opened: HashMap<u64, u64>) {
         self.opened.insert(branch, opened);
     }
 
-    /// Takes the branches that a portable checkpoint has; of an edited one, those that are about to be joined.
+    /// Takes the branches of a portable checkpoint; with an edited state, only branches ready to be joined.
     pub(super) fn of_portable(
         from: &Portable,
         position: &mut Position,
@@ -187,7 +190,7 @@ impl Along {
         Ok(along)
     }
 
-    /// Reads the items of what was joined, as far as they are still known: it may have to be joined again.
+    /// Reads the items of joined fan-outs, if still available: the new run may have to join again.
     async fn read_joined_items(
         &mut self,
         engine: &Engine,
@@ -231,10 +234,10 @@ impl Along {
         Ok(read)
     }
 
-    /// Puts the branches into the session that makes the new run.
+    /// Adds the branches to the session of the new run.
     ///
     /// # Errors
-    /// [`RunError::Changed`]: the graph does not have them so.
+    /// [`RunError::Changed`]: the graph does not have these branches.
     pub(super) fn seat<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
@@ -301,7 +304,7 @@ impl Along {
         }
     }
 
-    /// Puts one branch into the session.
+    /// Adds a branch to the session.
     fn sit<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
@@ -320,7 +323,7 @@ impl Along {
         }
         let mut state = decode_state(session.program, shape.level(), &record)?;
         session.program.attach(above.spot(place), &above.state, &mut state);
-        // Held after its last step, it had only not been said to have ended.
+        // A branch held after its last step has ended; only its end was not recorded.
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
@@ -370,10 +373,10 @@ impl Along {
         }
     }
 
-    /// Puts the branches that were joined into the session: they have ended, and nothing waits for them.
+    /// Adds the joined branches to the session: these have ended, and no step waits for them.
     ///
     /// # Errors
-    /// Those of the program that decodes their states.
+    /// Those of the program while decoding states.
     pub(super) fn seat_joined<'a, P: Program>(
         &mut self,
         session: &mut Session<'a, P>,
@@ -403,7 +406,7 @@ impl Along {
         Ok(())
     }
 
-    /// Keeps the items of the branches with the new run, which begins to rely on them.
+    /// Stores the items of the branches with the new run.
     pub(super) async fn keep_items(
         engine: &Engine,
         lease: &Lease,
@@ -418,14 +421,14 @@ impl Along {
         Ok(())
     }
 
-    /// Returns the frozen items by the names that the new run has for them.
+    /// Returns the stored items by their names in the new run.
     pub(super) fn into_items(self) -> BTreeMap<String, Vec<u8>> {
         self.items.into_values().map(|text| (name_of(Digest::of(&text)), text)).collect()
     }
 }
 
-/// Writes down again by which records what is finished is known, and has the ledger name them. Returns as which records
-/// it has those that opened what was joined.
+/// Copies the records of finished steps and points the ledger to the copies. Returns the new seqs of the joined
+/// fan-outs.
 pub(super) fn copy_settled<'r, S>(
     line: &mut Line<'_, S>,
     (ledger, joined): (&BTreeMap<StepId, Settled>, &HashMap<StepId, u64>),
@@ -447,7 +450,7 @@ pub(super) fn copy_settled<'r, S>(
         if joined.values().any(|since| *since == old) {
             opened.insert(old, seq);
         }
-        // Who is opened is older than the join.
+        // A fan-out precedes its join.
         let since = known.and_then(|(step, _)| joined.get(step));
         copy.about = since.and_then(|since| opened.get(since).copied());
         line.drafts.push(copy);
@@ -455,8 +458,7 @@ pub(super) fn copy_settled<'r, S>(
     opened
 }
 
-/// Reads the records that finished steps of a branch are known by, without states, and with their evidence as a person
-/// has last accepted it.
+/// Reads the records of a branch's finished steps, without states, with the last accepted evidence.
 pub(super) async fn settled_on(
     store: &dyn Store,
     header: &Header,
@@ -479,8 +481,7 @@ pub(super) async fn settled_on(
     Ok(settled)
 }
 
-/// Finds the joins of a branch that have run and whose branches have steps with evidence, but for those that wait for
-/// other ones by now.
+/// Returns the finished joins of a branch with evidence below, except for joins with a new open fan-out.
 async fn joined_before(
     engine: &Engine,
     shape: &Shape,
@@ -494,7 +495,7 @@ async fn joined_before(
     Ok(joined)
 }
 
-/// Reads the records that opened what a branch has joined.
+/// Reads the records of a branch's joined fan-outs.
 pub(super) async fn openings(
     store: &dyn Store,
     header: &Header,
@@ -503,7 +504,7 @@ pub(super) async fn openings(
     let mut opening = Vec::with_capacity(joined.len());
     for since in joined.values() {
         match store.load(&header.run, &header.branch, *since).await {
-            // Without it, nothing tells that its branches were joined.
+            // Without the record, its branches do not count as joined.
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
             record => opening.push(record?.without_body()),
         }
@@ -511,7 +512,7 @@ pub(super) async fn openings(
     Ok(opening)
 }
 
-/// Opens a branch of which nothing sound is left.
+/// Restarts a branch without a sound record.
 fn open_anew<P: Program>(
     session: &mut Session<'_, P>,
     (id, place): (LineId, usize),
@@ -530,12 +531,13 @@ fn open_anew<P: Program>(
     Ok(())
 }
 
-/// Returns the records of fan-outs that a position is in the middle of.
+/// Returns the records of a position's open fan-outs.
 fn fans_of(position: &Position) -> Vec<u64> {
     position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)).collect()
 }
 
-/// Reads the newest sound record of a branch, if it is of one of these fan-outs; or that of the one that was joined.
+/// Reads the newest sound record of a branch, if the branch belongs to a fan-out in `origins`; otherwise the
+/// record for the joined fan-out.
 async fn newest_of(
     engine: &Engine,
     run: &RunId,
@@ -555,7 +557,7 @@ async fn newest_of(
         return Ok(None);
     }
     let origin = position_of(&record)?.origin;
-    // What was opened anew since, and left behind, hides none that was joined.
+    // A later, abandoned opening does not hide the joined branch.
     let record = match joined {
         _ if origin.is_some_and(|origin| origins.contains(&origin)) => Some(record),
         Some(since) => life_of(store, &record, (since, &[])).await?,
@@ -571,16 +573,16 @@ pub(super) fn carried_name(items: &FrozenItems) -> String {
     name_of(items.digest)
 }
 
-/// Names items by what they are: those of several branches may be the same.
+/// Names items by their content, since several branches may have the same items.
 fn name_of(digest: Digest) -> String {
     format!("{CARRIED_ITEMS}{digest}.jsonl")
 }
 
-/// A fan-out that a branch of the new run is in the middle of.
+/// An open fan-out on a branch of the new run.
 pub(super) struct OpenFans {
     pub(super) step: StepId,
     pub(super) fan: Fan,
-    /// All of its branches have ended, and the step that joins them is the next.
+    /// All branches have ended, and the join is next.
     pub(super) is_joining: bool,
 }
 

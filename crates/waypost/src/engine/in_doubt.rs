@@ -1,4 +1,4 @@
-//! Steps of which nobody but a person knows whether they took effect: what is asked, and what is done as told.
+//! Steps in doubt: the questions to a person, and the decisions.
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
@@ -19,10 +19,10 @@ use super::{
     Salvage, Settlement, StepRef, TreatAs,
 };
 
-/// Most steps in doubt of a branch that are settled by evidence: each is looked at by itself, before anything is done.
+/// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
 const QUESTIONS_MAX: usize = 100;
 
-/// Asks about steps of a branch that may have been started in records that are lost.
+/// Returns the questions about steps of a branch that lost records may have started.
 pub(super) fn questions_of_lost(
     shape: &Shape,
     branch: &BranchPath,
@@ -38,16 +38,18 @@ pub(super) fn questions_of_lost(
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
 }
 
-/// Asks about steps that were cut, and that the run would leave behind without a word: those of the main branch that going
-/// back to another step has run again, which do not come next there, but will; and those of branches that another
-/// definition does not go on with. Whoever goes back to a checkpoint has seen what comes after it.
+/// Asks about interrupted steps that the resume would silently abandon:
 ///
-/// `before` and `after`: where the main branch stood, by the graph `began_with`, and where it stands by that in hand, which
-/// may be adopted only now. `asks`: nothing was said of them yet.
+/// - after a rerun of another step: steps of the main branch that left the frontier, but come again later,
+/// - after the adoption of a definition: steps of branches that are abandoned.
+///
+/// A rollback to a checkpoint asks nothing: the caller knows the later steps.
+///
+/// `before`: the position of the main branch in the graph `began_with`. `after`: the position in the current
+/// graph. `asks`: true if the caller has not decided yet.
 ///
 /// # Errors
-/// [`RunError::InDoubt`]: there are some. [`RunError::NotSettled`]: one was to be settled in another way than by having it
-/// repeated.
+/// [`RunError::InDoubt`]: there are questions. [`RunError::NotSettled`]: the caller's decision is not a retry.
 pub(super) async fn refuse_to_leave(
     engine: &Engine,
     run: &RunId,
@@ -76,7 +78,7 @@ pub(super) async fn refuse_to_leave(
     if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run: run.clone(), questions }) }
 }
 
-/// Asks about steps of branches that are not gone on with: what opened them is another step now, or gone.
+/// Returns the questions about steps on abandoned branches: their opener changed or is gone.
 async fn questions_of_left(
     engine: &Engine,
     run: &RunId,
@@ -107,7 +109,7 @@ async fn questions_of_left(
     Ok(questions)
 }
 
-/// Asks about the steps that were cut at a position of a branch.
+/// Returns the questions about the interrupted steps of a branch's position.
 pub(super) fn questions_at<'a>(
     position: &'a Position,
     shape: &'a Shape,
@@ -122,20 +124,20 @@ pub(super) fn questions_at<'a>(
     })
 }
 
-/// Returns the steps that were cut at a position and must not be repeated blindly.
+/// Returns the interrupted non-idempotent steps of a position.
 pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
     let cut = position.frontier.iter().filter(|entry| entry.is_unsettled());
     cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
 }
 
-/// Says why such a step is in doubt in a run that begins there.
+/// Returns why a step interrupted in another run is in doubt here.
 pub(super) fn cut_there(run: &RunId) -> String {
     format!("it was cut in run {run}, from which this one began")
 }
 
-/// Asks about steps of a branch that was reopened: those that were cut and must not be repeated blindly.
+/// Returns the questions about the interrupted non-idempotent steps of a reopened branch.
 ///
-/// `before`: the graph by which they were started, where that is another.
+/// `before`: the graph at the start of the steps, if different.
 pub(super) fn questions_of_cut<S>(line: &Line<'_, S>, before: Option<&Shape>) -> Vec<Decision> {
     let before = before.and_then(|shape| shape.of_branch(line.branch()));
     let is_in_doubt = |entry: &&FrontierEntry| {
@@ -151,7 +153,7 @@ pub(super) fn questions_of_cut<S>(line: &Line<'_, S>, before: Option<&Shape>) ->
     line.position.frontier.iter().filter(is_in_doubt).map(ask).collect()
 }
 
-/// A step that was cut and is done, as its evidence shows: what it gave, and the claims as they were found.
+/// An interrupted step with an effect proved by evidence: its output, and the verified claims.
 #[derive(Debug)]
 pub(super) struct Salvaged<O> {
     step: StepId,
@@ -159,16 +161,16 @@ pub(super) struct Salvaged<O> {
 }
 
 impl<O> Salvaged<O> {
-    /// Says whether it answers a question.
+    /// Returns whether this settles the question.
     pub(super) fn is_about(&self, question: &Decision) -> bool {
         self.step == question.step && question.cause.is_of_one_try()
     }
 }
 
-/// Finds the steps in doubt of a branch that its evidence shows to be done, and takes them out of the questions.
+/// Returns the steps in doubt of a branch that their evidence proves to be done, and removes their questions.
 ///
-/// Only what is `ok` now counts, and nothing that a step pins when it ends: nobody saw the end of this one. Who only looks
-/// does not wait for what may come within some time.
+/// Only claims that are `ok` now count, and pins taken at the end of a step do not: the end was not observed. A
+/// dry check (`waits` false) ignores the time limits of claims that may hold later.
 pub(super) async fn salvaged<P: Program>(
     engine: &Engine,
     program: &P,
@@ -205,7 +207,7 @@ pub(super) async fn salvaged<P: Program>(
     found
 }
 
-/// Reads what was recorded of the end of the try that is in question; none if nothing was, or cannot be read.
+/// Reads the recorded end of the attempt in question; `None` if there is no readable record.
 async fn exited_at(
     engine: &Engine,
     (run, branch): (&RunId, &BranchPath),
@@ -230,7 +232,7 @@ async fn exited_at(
     }
 }
 
-/// Returns those of some questions about a branch, as a record has it, that evidence answers: steps that were cut and are done.
+/// Returns the questions about a branch that evidence answers, for the state of a record.
 pub(super) async fn salvageable<P: Program>(
     engine: &Engine,
     program: &P,
@@ -244,7 +246,7 @@ pub(super) async fn salvageable<P: Program>(
     salvageable_in(engine, program, (shape, site, record, &state), (asked, true)).await
 }
 
-/// As [`salvageable`], of a branch with this state.
+/// As [`salvageable`], for a branch with this state.
 pub(super) async fn salvageable_in<P: Program>(
     engine: &Engine,
     program: &P,
@@ -260,7 +262,7 @@ pub(super) async fn salvageable_in<P: Program>(
 /// Settles steps by their evidence.
 ///
 /// # Errors
-/// What the state refuses.
+/// The program refuses a result.
 pub(super) fn settle_salvaged<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
@@ -282,7 +284,7 @@ pub(super) fn settle_salvaged<P: Program>(
     Ok(())
 }
 
-/// Returns the trace and the digests of a step that is settled by hand, or by its evidence: made of what it is given now.
+/// Returns the trace and the digests of a step settled by a person or by evidence, from its current input.
 pub(super) fn traced<P: Program>(
     program: &P,
     line: &Line<'_, P::State>,
@@ -295,7 +297,7 @@ pub(super) fn traced<P: Program>(
     Some((trace, digests))
 }
 
-/// Writes them into the record of the end.
+/// Writes the trace and the digests into the record of the end.
 pub(super) fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option<(Trace, EndDigests)>) {
     let Some((trace, digests)) = traced else { return };
     line.digests.insert(line.step_id(place).clone(), digests);
@@ -304,12 +306,12 @@ pub(super) fn note_trace<S>(line: &mut Line<'_, S>, place: usize, traced: Option
     }
 }
 
-/// Carries out what a person says about the steps of a branch that are in doubt. It has something to write then, unless
-/// all of them come later anyway.
+/// Applies the decision of a person about the steps in doubt of a branch. Writes drafts, unless all these steps
+/// come later anyway.
 ///
 /// # Errors
-/// - [`RunError::InDoubt`]: nothing was said, or something else is in question.
-/// - [`RunError::NotSettled`]: a step cannot be settled so.
+/// - [`RunError::InDoubt`]: there is no decision, or there are other questions.
+/// - [`RunError::NotSettled`]: the decision is not possible for a step.
 pub(super) fn decide_as_told<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
@@ -330,14 +332,14 @@ pub(super) fn decide_as_told<P: Program>(
         let step = &doubtful.step;
         let standing = line.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !standing {
-            // It runs when its turn comes, as it would have.
+            // The step runs at its turn.
             if !matches!(on_doubt, OnDoubt::Retry) {
                 return Err(not_settled(line, &doubtful, "what comes before it is not finished"));
             }
             continue;
         }
         let place = line.shape.place(step.as_str());
-        // It runs when its turn comes; or the definition in hand does not have it, which then has nothing to settle.
+        // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
         if !standing && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
             continue;
         }
@@ -372,7 +374,7 @@ pub(super) fn decide_as_told<P: Program>(
             }
             None => {
                 if matches!(cause, Cause::Undone | Cause::Begun) {
-                    // It is done again from its first pass on.
+                    // The step restarts at its first pass.
                     let again = [Forget::Step(doubtful.step)];
                     forget(program, &doubtful.branch, &again, &mut line.state)?;
                 }
@@ -383,8 +385,8 @@ pub(super) fn decide_as_told<P: Program>(
     Ok(())
 }
 
-/// Puts into the state of a branch that a step is done, if that is what a person says; returns what comes after it, and
-/// what its record tells.
+/// Marks a step as done in the state of its branch, if a person decides so. Returns the next step and the phase
+/// for the record.
 fn settled<P: Program>(
     program: &P,
     line: &mut Line<'_, P::State>,
@@ -417,7 +419,7 @@ fn not_settled<S>(line: &Line<'_, S>, doubtful: &Doubtful, why: &str) -> RunErro
     RunError::NotSettled { run: line.chain.run.clone(), branch, step, why: why.to_owned() }
 }
 
-/// Returns what comes after a step, where there is no choice.
+/// Returns the next step, if there is no choice.
 fn next_of(shape: &Shape, place: usize) -> Option<Follow> {
     match shape.routes(place) {
         [] => Some(Follow::Needs),

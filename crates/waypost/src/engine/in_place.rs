@@ -11,7 +11,7 @@ use crate::shape::Shape;
 use super::trust::{FoundClaims, verify};
 use super::{Engine, OnUnknown, Program, RunError};
 
-/// Files that several steps of a scope edit in place, one after the other.
+/// Files edited in place by several steps of a scope, in order.
 pub(super) struct InPlace<'a> {
     pub(super) effective: &'a [Effective],
     pub(super) shape: &'a Shape,
@@ -19,8 +19,8 @@ pub(super) struct InPlace<'a> {
 }
 
 impl InPlace<'_> {
-    /// Returns the bases of broken edits: the nearest upstream step that claims the same subject, if that claim fails too. An
-    /// edit runs over the result of its base, so the base runs first.
+    /// Returns the bases of broken edits: the nearest upstream step with a failed claim about the same subject.
+    /// An edit needs the result of its base, so the base reruns first.
     pub(super) async fn bases_of<P: Program>(
         &self,
         engine: &Engine,

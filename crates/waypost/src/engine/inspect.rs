@@ -1,5 +1,5 @@
-//! Reading a run: the run record, the heads, the definition in force, and the verdicts of its evidence now. Nothing is
-//! written, and nothing runs.
+//! Reads a run without a lease: the run record, the branch heads, the definition in force, and the current
+//! verdicts of its evidence.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,28 +21,28 @@ use super::resume_point::survey;
 use super::trust::{forget_other_names, in_flux, state_of, verify};
 use super::{Engine, OnUnknown, Program, RunError};
 
-/// The label of records with which evidence was accepted.
+/// The label of records with accepted evidence.
 pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
 
-/// A run as its newest sound records tell it.
+/// A run, read from its newest sound records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// The frozen record and the summary.
+    /// The run record and the summary.
     pub entry: RunEntry,
     /// The newest sound record of each open branch.
     pub heads: Vec<Head>,
-    /// The newest record of the main branch where that branch has ended.
+    /// The newest record of the main branch, if the branch has ended.
     pub ended: Option<Record>,
     /// The definition in force.
     pub definition: Definition,
 }
 
 impl Snapshot {
-    /// Reads it. Takes no lease and changes nothing.
+    /// Reads a snapshot. Takes no lease and changes nothing.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: no such run.
-    /// - [`StoreError::Damaged`]: the run record, or every record of a branch; then nothing can be planned.
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`StoreError::Damaged`]: the run record, or every record of a branch, is damaged; no plan is possible.
     pub async fn read(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
         let mut heads = Vec::new();
@@ -58,17 +58,17 @@ impl Snapshot {
         Self::of_heads(store, entry, super::open_scopes::live(heads)?, None).await
     }
 
-    /// Reads the main branch only: what it costs does not grow with the other branches.
+    /// Reads the main branch only: the cost does not depend on the other branches.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
-        // The heads of a branch that has ended are not there: looking for one reads the ends of all branches.
+        // The heads omit an ended branch, and reading a head reads the ends of all branches.
         let ended = match has_ended(store, run).await? {
             true => match store.newest(run, &BranchPath::main()).await {
                 Ok(newest) => Some(newest),
-                // Its header says that it ended the branch; what it ended with is not sound, so that it does not count.
+                // The header marks an end, but the record is damaged: the end is out of force.
                 Err(StoreError::Damaged { .. }) => None,
                 Err(error) => return Err(error),
             },
@@ -104,8 +104,8 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Says whether the summary tells of a run that is done, and its newest record of one that is not: the summary saves
-    /// reading records, and where the two differ, it is what was damaged.
+    /// Returns whether the summary shows a finished run, but the newest record an unfinished run. The summary is
+    /// a shortcut for readers; on a mismatch, records after the newest sound record are lost.
     pub fn is_overstated(&self) -> bool {
         let told = self.entry.summary.summary.status;
         let is_done = matches!(told, RunStatus::Completed | RunStatus::CompletedWithFailures);
@@ -125,13 +125,13 @@ impl Snapshot {
         Ok(changed.unwrap_or_else(|| frozen.definition.clone()))
     }
 
-    /// Returns what stands on the main branch: its newest sound record.
+    /// Returns the newest sound record of the main branch.
     pub fn newest(&self) -> &Record {
         let main = self.heads.iter().map(|head| &head.record).find(|record| record.header().branch.is_main());
         main.or(self.ended.as_ref()).expect("a run has a main branch, open or ended")
     }
 
-    /// Returns the time of the newest record that is known.
+    /// Returns the newest known time of the run.
     pub(super) fn latest(&self) -> Timestamp {
         let heads = self.heads.iter().map(|head| head.record.header().created_at);
         heads
@@ -140,13 +140,12 @@ impl Snapshot {
             .unwrap_or_default()
     }
 
-    /// Returns the damaged records that were passed over.
+    /// Returns the skipped damaged records.
     pub fn damaged(&self) -> impl Iterator<Item = &Damage> {
         self.heads.iter().flat_map(|head| &head.damaged)
     }
 
-    /// Returns the steps of the main branch that damaged or missing records may have started, and that must not be
-    /// repeated blindly.
+    /// Returns the non-idempotent steps of the main branch that damaged or missing records may have started.
     pub fn steps_in_lost(&self, shape: &Shape) -> Vec<StepId> {
         let main = self.heads.iter().find(|head| head.record.header().branch.is_main());
         let Some((head, position)) = main.and_then(|head| Some((head, head.record.position().ok()?))) else {
@@ -157,7 +156,7 @@ impl Snapshot {
         places.map(|place| shape.steps()[place].id.clone()).collect()
     }
 
-    /// Returns what the plan needs; reads the evidence of finished steps through the ledger.
+    /// Returns the input of the plan; reads the evidence of finished steps through the ledger.
     ///
     /// # Errors
     /// As [`Store::load`].
@@ -171,7 +170,7 @@ impl Snapshot {
         Ok(effective)
     }
 
-    /// Returns what a resume would do.
+    /// Returns the plan of a resume.
     ///
     /// # Errors
     /// As [`Store::load`].
@@ -185,13 +184,14 @@ impl Snapshot {
         Ok(plan(shape, &self.effective(store, shape).await?, verdicts, now))
     }
 
-    /// Says how the run stands, as found out when this was read.
+    /// Returns the status of the run at the time of the read.
     pub fn status(&self) -> RunStatus {
         self.entry.summary.status
     }
 }
 
-/// Says whether the newest record of the main branch is sound and its last, with nothing damaged or missing after it.
+/// Returns whether the newest record of the main branch is sound and an end, without damaged or missing records
+/// after it.
 async fn has_ended(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     let (branch, order) = (Some(BranchPath::main()), ScanOrder::NewestFirst);
     let found = store.scan(&Scan { branch, order, limit: 1, ..Scan::of(run) }).await?;
@@ -199,10 +199,11 @@ async fn has_ended(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     Ok(found.damaged.is_empty() && found.records.first().is_some_and(is_last))
 }
 
-/// Reads what a record of the main branch changed for all that came after it; where it is damaged, from the one behind it.
+/// Reads the lasting changes of a record of the main branch. For a damaged record, reads the copy in the next
+/// record.
 ///
 /// # Errors
-/// [`StoreError::Damaged`]: both are, or nothing came behind it.
+/// [`StoreError::Damaged`]: both records are damaged, or there is no next record.
 pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Result<Repeated, StoreError> {
     let main = BranchPath::main();
     let damaged = match store.load(run, &main, seq).await {
@@ -213,14 +214,14 @@ pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Resu
         Err(error @ StoreError::Damaged { .. }) => error,
         Err(error) => return Err(error),
     };
-    // The next sound one: others behind it may be damaged too, and then have another number.
+    // The next sound record: damaged records in between have other seqs.
     let scan = Scan { branch: Some(main), seq_min: Some(seq + 1), limit: 1, ..Scan::of(run) };
     let next = store.scan(&scan).await?.records.into_iter().next();
     let repeated = next.and_then(|record| record.header().repeated.clone()).filter(|again| again.of == seq);
     repeated.map(|again| *again).ok_or(damaged)
 }
 
-/// Reads the position of a sound record as a resume takes it up: its failed steps are unfinished.
+/// Reads the position of a sound record for a resume: failed steps are unfinished.
 pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
     position_as_recorded(record).map(Position::with_failures_open)
 }
@@ -240,7 +241,7 @@ pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreErr
     })
 }
 
-/// Returns the position of a record with its failures retried; the default one if its state is not kept.
+/// Returns the position of a record with its failures retried; the default position if the state was pruned.
 fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
     match root.of_branch(&record.header().branch) {
         _ if !has_state(record) => Ok(Position::default()),
@@ -249,8 +250,8 @@ fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
     }
 }
 
-/// Returns the input of the plan for a branch at a record, with the evidence of the steps finished at `now`, the position to
-/// continue from.
+/// Returns the input of the plan for a branch: a record, and the evidence of the steps finished at the position
+/// `now`.
 pub(super) async fn effective_of(
     store: &dyn Store,
     shape: &Shape,
@@ -270,7 +271,7 @@ pub(super) async fn effective_of(
     for step in steps {
         let settled = position.ledger.get(&step.id);
         let pack = match settled.map(|settled| settled.seq) {
-            // It counts as finished although it is not to be believed.
+            // A tolerated failure counts as finished, without evidence.
             _ if settled.is_some_and(|settled| settled.how == SettledAs::Tolerated) => None,
             Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
             Some(seq) => made.get(&seq).and_then(|record| record.header().evidence.clone()),
@@ -289,7 +290,7 @@ pub(super) async fn effective_of(
     Ok(Effective { branch, seq, lost: 0, position, evidence, reusable, passes, in_flux, stopped_by })
 }
 
-/// Reads the evidence of the results of a branch that are out of force.
+/// Reads the evidence of a branch's results out of force.
 async fn reusable_packs(
     store: &dyn Store,
     (header, position): (&Header, &Position),
@@ -312,8 +313,8 @@ async fn reusable_packs(
     Ok(ends.into_iter().filter_map(pack).collect())
 }
 
-/// Reads what evidence of a branch a person has accepted, by the record that it stands for. A person's word is about the
-/// world, which does not go back with a run: it counts wherever that record does.
+/// Reads the accepted evidence of a branch, by the seq of the original record. An acceptance concerns external
+/// files, which a rollback does not restore: it stays in force together with the original record.
 pub(super) async fn accepted_on(
     store: &dyn Store,
     header: &Header,
@@ -326,7 +327,7 @@ pub(super) async fn accepted_on(
         let page = store.scan(&scan).await?;
         for record in &page.records {
             let found = record.header();
-            // Oldest first: the newest word counts.
+            // Oldest first: the newest acceptance counts.
             if let (Some(about), Some(pack)) = (found.about, &found.evidence) {
                 accepted.insert(about, pack.clone());
             }
@@ -338,8 +339,8 @@ pub(super) async fn accepted_on(
     }
 }
 
-/// Reads the evidence that the start of a cut step named. A start that shares the record of an end has none: what
-/// stands there is that of the step that ended.
+/// Reads the evidence in the start record of an interrupted step. A start within the record of an end has none:
+/// the evidence there belongs to the ended step.
 async fn cut_pack_of(
     store: &dyn Store,
     header: &Header,
@@ -354,8 +355,8 @@ async fn cut_pack_of(
     Ok(start.evidence.clone().filter(|_| is_its_own))
 }
 
-/// Reads the evidence that steps made in passes of loops before the newest, of those on the branch and those around it. Costs
-/// a walk over the branch's headers, if there can be some.
+/// Reads the evidence of earlier passes of the loops on and around the branch. If there can be any, the cost is a
+/// scan of the branch's headers.
 async fn passes_of(
     store: &dyn Store,
     root: &Shape,
@@ -383,24 +384,24 @@ async fn passes_of(
     Ok(passes)
 }
 
-/// What the evidence of a run comes to now.
+/// The current verdicts of a run's evidence.
 #[derive(Debug, Clone, Default)]
 pub struct Look {
-    /// The verdicts that a resume would go by.
+    /// The verdicts for a resume.
     pub verdicts: Verdicts,
-    /// The claims that were checked, by the record that has them.
+    /// The checked claims, by record.
     pub claims: BTreeMap<(BranchPath, u64), Vec<Claim>>,
-    /// Steps that were cut and must not be repeated blindly, and are done as their evidence shows.
+    /// Interrupted non-idempotent steps that their evidence proves to be done.
     pub settled: Vec<(BranchPath, StepId)>,
-    /// What a resume would do about steps on branches that have ended.
+    /// The decisions of a resume about steps on ended branches.
     pub ended: Vec<Decision>,
-    /// Finished steps, on whatever branch, whose evidence does not hold or could not be checked.
+    /// Finished steps on any branch with evidence that does not hold or could not be checked.
     pub doubted: Vec<Decision>,
 }
 
 impl Look {
-    /// Puts into a plan what was found beside the verdicts: what settles cut steps, and what is done on branches that have
-    /// ended, with what that may change for the steps that join them and those after these.
+    /// Adds the findings to a plan: interrupted steps settled by evidence, and decisions about steps on ended
+    /// branches with their effect on joins and downstream steps.
     pub fn tell_in(self, plan: &mut Plan, shape: &Shape) {
         for (branch, step) in self.settled {
             if let Some(decision) = decision_about(plan, &branch, &step) {
@@ -419,7 +420,7 @@ fn decision_about<'p>(plan: &'p mut Plan, branch: &BranchPath, step: &StepId) ->
     plan.decisions.iter_mut().find(|decision| decision.branch == *branch && decision.step == *step)
 }
 
-/// Where a step of a branch that has ended is done again, those that join it and come after it are looked at once more.
+/// Marks the joins, and the steps downstream of the joins, as rechecks for a rerun on an ended branch.
 fn recheck_above(plan: &mut Plan, shape: &Shape, ended: &Decision) {
     let mut below = (ended.branch.clone(), ended.step.clone());
     while let (Some(parent), Some((name, _))) = (below.0.parent(), below.0.opened_by()) {
@@ -440,11 +441,11 @@ fn recheck_above(plan: &mut Plan, shape: &Shape, ended: &Decision) {
 }
 
 impl Engine {
-    /// Checks the evidence of what is finished in a run, as a resume would; with `occasion`
-    /// [`Verify`](Occasion::Verify) the claims that are due then.
+    /// Checks the evidence of the finished steps of a run like a resume. With `occasion`
+    /// [`Verify`](Occasion::Verify), checks the claims due at that occasion.
     ///
-    /// Each claim counts for the newest step that makes one about its subject: what a later step legitimately rewrote does
-    /// not count against an older one.
+    /// Of several claims about a subject only the newest step's claim is checked: a legitimate rewrite by a later
+    /// step does not count against an older step.
     ///
     /// # Errors
     /// Those of reading the run.
@@ -457,8 +458,8 @@ impl Engine {
         self.look_at(program, snapshot, (snapshot.newest(), occasion)).await
     }
 
-    /// The same of a checkpoint of the main branch with its state, as it would be gone on from: what has been done since does
-    /// not count, and neither does what later steps claim.
+    /// As `look`, for a checkpoint of the main branch with its state as the start point. Later work and later
+    /// claims do not count.
     ///
     /// # Errors
     /// Those of reading the run.
@@ -521,8 +522,8 @@ impl Engine {
     }
 }
 
-/// Takes a position to where a run stands that goes back there: what had begun then is about to begin, and writes nothing yet.
-/// What is in doubt now stays so.
+/// Moves a position to the start of its steps, as for a rollback: started steps are ready, and have written
+/// nothing yet. Steps in doubt now stay in doubt.
 fn stand_before(position: &mut Position, shape: &Shape, now: &Position) {
     for entry in &mut position.frontier {
         let is_asked = |step: &Step| !step.idempotent && now.frontier.iter().any(|now| now.step == step.id);
@@ -532,8 +533,8 @@ fn stand_before(position: &mut Position, shape: &Shape, now: &Position) {
     }
 }
 
-/// Adds what claims came to that are not checked, as newer ones count, or steps under way may rewrite what they are about:
-/// they stand as they were committed, also for who does not know of the branches on which the others are.
+/// Adds the committed verdicts of unchecked claims: superseded claims, and claims about files that a running step
+/// may rewrite. So a caller that does not know the other branches sees these claims too.
 fn stand_as_committed(effective: &[Effective], verdicts: &mut Verdicts) {
     for branch in effective {
         let steps: BTreeSet<&StepId> = branch.evidence.keys().chain(branch.passes.keys()).collect();
@@ -552,7 +553,7 @@ fn stand_as_committed(effective: &[Effective], verdicts: &mut Verdicts) {
     }
 }
 
-/// Decides about steps on branches that no plan has, as nothing is open there.
+/// Returns the decisions about steps on ended branches, which a plan omits.
 fn decided(
     shape: &Shape,
     effective: &[Effective],

@@ -1,7 +1,8 @@
-//! Steps in flight: how many may be, and which only alone.
+//! The limit of running steps, and steps that run alone.
 //!
-//! A step may take down the runner, by memory say. After many cuts in a row, the step starts only while nothing else is in flight,
-//! and fails after one more cut. Input: a ready step with its count of cuts. Output: start, wait or fail.
+//! A step may kill the runner, for example by its memory use. After many interruptions in a row, the step starts
+//! only while no other step is running, and fails after another interruption. Input: a ready step with its number
+//! of interruptions. Output: start, wait or fail.
 
 use crate::record::{Failure, FailureKind};
 
@@ -10,7 +11,7 @@ use super::session::Session;
 use super::{Program, StepReport};
 
 impl<P: Program> Session<'_, P> {
-    /// Says whether no further step may start.
+    /// Returns whether no further step may start.
     pub(super) fn is_full(&self) -> bool {
         let in_flight = self.in_flight();
         let is_beside = self.is_isolated && in_flight > 0;
@@ -25,7 +26,8 @@ impl<P: Program> Session<'_, P> {
         self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>()
     }
 
-    /// Says whether a step must wait for other steps to end: the step was cut often, and starts only alone.
+    /// Returns whether a step must wait for running steps to end: the step was interrupted often, and starts only
+    /// alone.
     pub(super) fn must_wait_to_be_alone(&mut self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let is_alone = line.entry(place).cuts >= line.shape.steps()[place].cuts_max;
@@ -34,7 +36,7 @@ impl<P: Program> Session<'_, P> {
         waits
     }
 
-    /// Fails a step that was cut again after a start alone.
+    /// Fails a step that was interrupted again after it ran alone.
     pub(super) fn is_cut_too_often(&mut self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let cuts = line.entry(place).cuts;

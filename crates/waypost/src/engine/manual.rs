@@ -1,9 +1,9 @@
 //! Changes by a person: labelled checkpoints, and edited states of branches.
 //!
-//! A labelled checkpoint changes neither position nor state. A branch can be edited while it is open, and after its end until the
-//! join has run. The edit is a record of the branch, and the join reads it. Joined or abandoned branches cannot be
-//! edited: no step would read the change. An edited branch that ended because a child failed resumes with that child, and so do
-//! the cancelled siblings.
+//! A labelled checkpoint changes neither position nor state. A branch can be edited while it is open, and after
+//! its end until the join has run. The edit is a record of the branch, and the join reads the edit. Joined or
+//! abandoned branches cannot be edited, because no step would read the change. An edited branch that ended with a
+//! failed child resumes with this child and its cancelled siblings.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,38 +28,41 @@ use super::{EditBranch, Engine, RunError};
 
 pub use crate::record::MARK;
 
-/// The key of the progress records that tell what evidence was found to come to.
+/// The key of progress records with the verdicts of a verification.
 pub const VERIFIED_KEY: &str = "evidence verified";
 
-/// Longest label.
+/// Size limit of a label.
 const LABEL_BYTES_MAX: usize = 64;
-/// How often is looked whether the session of a live run has written it.
+/// The polling interval while a running session writes the checkpoint.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a session may take: it looks for such wishes every half second, between two commits.
+/// How long a session may take: it polls for requests every half second, between two commits.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// What [`Engine::prune`] did.
+/// The result of [`Engine::prune`].
 #[derive(Debug)]
 pub struct Pruned {
-    /// What went.
+    /// The dropped states.
     pub trimmed: Trimmed,
-    /// Why the run does not say so, if that could not be written: on a full disk, say. It has lost nothing else by it.
+    /// The error if the note about the prune could not be written, for example on a full disk. The prune itself
+    /// succeeded.
     pub unsaid: Option<RunError>,
 }
 
 impl Engine {
-    /// Has a checkpoint written of where the main branch of a run stands, with `label` to find it by. A session that is
-    /// at work does that itself, within [`RENEW_INTERVAL`](super::RENEW_INTERVAL); a run that nobody works on gets it
-    /// at once. Either way what the run does next is what it would have done. Returns when it is durable.
+    /// Writes a checkpoint of the main branch's current position, with `label` for lookups. Returns once the
+    /// checkpoint is durable.
     ///
-    /// A label need not be unique: the newest counts.
+    /// A running session writes the checkpoint within [`RENEW_INTERVAL`](super::RENEW_INTERVAL); without a
+    /// session, this call writes the checkpoint. The checkpoint does not affect the further work of the run.
+    /// Labels need not be unique: the newest counts.
     ///
     /// # Errors
-    /// - [`RunError::NotMarked`]: the label is no name. Nothing changed.
-    /// - [`RunError::Store`] with [`StoreError::Held`]: who has the run has not written it within a minute, as it is no
-    ///   session or was stopped by the system. The wish is kept: a session that comes to it still writes it. With
-    ///   [`StoreError::Damaged`]: the newest record of the run is not sound; resume it first.
-    /// - [`RunError::NoState`]: retention dropped what it stands at.
+    /// - [`RunError::NotMarked`]: the label is not a valid name. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Held`]: the holder of the lease has not written the checkpoint
+    ///   within a minute: the holder is not a session, or is suspended. The request stays queued, and a session
+    ///   that resumes still writes the checkpoint. With [`StoreError::Damaged`]: the newest record of the run is
+    ///   damaged; resume the run first.
+    /// - [`RunError::NoState`]: retention dropped the current state.
     pub async fn checkpoint(&self, run: &RunId, label: Option<&str>) -> Result<CheckpointRef, RunError> {
         check_label(run, label)?;
         let now = self.clock.now();
@@ -88,11 +91,11 @@ impl Engine {
             }
             self.store.wait_while_dying(run).await?;
             let lease = match self.store.acquire(run, &BranchPath::main(), &self.holder()?).await {
-                // A session has begun meanwhile.
+                // A session has begun in the meantime.
                 Err(StoreError::Held { holder: Some(holder), .. }) if !holder.is_gone() => continue,
                 lease => lease?,
             };
-            // The session may have written it before it ended.
+            // The session may have written the checkpoint before its end.
             let marked = match self.marked(run, &asked.id).await {
                 Ok(None) => self.mark_under(&lease, label, &asked.id, is_asked).await,
                 Ok(Some(at)) => {
@@ -114,7 +117,7 @@ impl Engine {
         Ok(found.records.first().map(|record| record.header().reference()))
     }
 
-    /// Writes it under a lease, which the batch gives back.
+    /// Writes the checkpoint under a lease; the batch releases the lease.
     async fn mark_under(
         &self,
         lease: &Lease,
@@ -125,12 +128,13 @@ impl Engine {
         self.write_under(lease, mark(label, id), is_asked.then(|| id.to_owned())).await
     }
 
-    /// Writes what evidence of a run has been found to come to, by claims as they were found: the run stands where it stood.
+    /// Records the verdicts of a verification, as verified claims. The position of the run is unchanged.
     ///
-    /// Of more than [`CLAIMS_MAX`](crate::evidence::CLAIMS_MAX), only the counts are kept.
+    /// With more than [`CLAIMS_MAX`](crate::evidence::CLAIMS_MAX) claims, only the counts are stored.
     ///
     /// # Errors
-    /// As [`checkpoint`](Self::checkpoint); [`RunError::Store`] with [`StoreError::Held`] if somebody works on the run.
+    /// As [`checkpoint`](Self::checkpoint); [`RunError::Store`] with [`StoreError::Held`] if another worker holds
+    /// the lease.
     pub async fn record_verdicts(&self, run: &RunId, claims: Vec<Claim>) -> Result<CheckpointRef, RunError> {
         let pack = Pack::all(claims);
         let value = serde_json::to_value(pack.summary()).unwrap_or_default();
@@ -141,19 +145,19 @@ impl Engine {
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         let written = self.write_under(&lease, draft, None).await;
         if written.is_err() {
-            // The error that matters is the one above.
+            // The error to report is the earlier error.
             let _ = self.store.release(lease, None).await;
         }
         written
     }
 
-    /// Lets go of states of a run that nobody works on, but for the newest `keep` and what else a resume needs
-    /// ([`retention::kept`](crate::store::retention::kept)), and has the run say so ([`EventKind::Pruned`]). Where nothing
-    /// goes, nothing is written either.
+    /// Prunes the states of an idle run, except for the newest `keep` and other states required by a resume
+    /// ([`retention::kept`](crate::store::retention::kept)). Records the prune in the run
+    /// ([`EventKind::Pruned`]); without a dropped state, nothing is recorded.
     ///
     /// # Errors
-    /// [`RunError::Store`] with [`StoreError::Held`] if somebody works on the run; with what keeps the store from letting
-    /// go. What is left then is told by the next try.
+    /// [`RunError::Store`] with [`StoreError::Held`] if another worker holds the lease; otherwise with the error
+    /// of the trim. The next call prunes the remaining states.
     ///
     /// [`EventKind::Pruned`]: crate::events::EventKind::Pruned
     pub async fn prune(&self, run: &RunId, keep: u32) -> Result<Pruned, RunError> {
@@ -172,14 +176,14 @@ impl Engine {
                 Err(error) => unsaid = Some(error),
             }
         }
-        // Given back also where it failed; what went wrong first is what is told.
+        // Released also after a failed trim. The first error is returned.
         let released = self.store.release(lease, None).await;
         let trimmed = trimmed?;
         released?;
         Ok(Pruned { trimmed, unsaid })
     }
 
-    /// Writes a record of the main branch that changes nothing, under a lease, which the batch gives back.
+    /// Writes a record of the main branch without changes, under a lease; the batch releases the lease.
     async fn write_under(
         &self,
         lease: &Lease,
@@ -207,17 +211,17 @@ impl Engine {
             id: BatchId { token: lease.token(), count: 1 },
             records,
             consumed: consumed.into_iter().collect(),
-            summary: snapshot.entry.summary.summary.clone(),
+            summary: None,
             updated_at: Some(snapshot.entry.summary.updated_at),
             release: true,
         };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
-        store.append(lease, batch).await.map_err(lost)?;
+        store.append(&[lease], batch).await.map_err(lost)?;
         Ok(at)
     }
 }
 
-/// Finds the newest checkpoint of a run that was written by [`Engine::checkpoint`] with this label.
+/// Finds the newest checkpoint with this label, written by [`Engine::checkpoint`].
 ///
 /// # Errors
 /// Those of the store.
@@ -238,7 +242,7 @@ pub async fn labelled(
     }
 }
 
-/// What is written for such a checkpoint, on whatever it stands.
+/// Makes the draft of a labelled checkpoint.
 pub(super) fn mark(label: Option<&str>, id: &str) -> Draft {
     let phase = Phase::Progress { key: MARK.to_owned(), value: json!(label) };
     let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
@@ -266,7 +270,7 @@ fn check_label(run: &RunId, label: Option<&str>) -> Result<(), RunError> {
     Err(RunError::NotMarked { run: run.clone(), label: label.to_owned(), why })
 }
 
-/// What is changed by hand, by branch.
+/// State edits by branch.
 #[derive(Debug)]
 pub(super) struct Edits<S>(BTreeMap<BranchPath, Vec<EditBranch<S>>>);
 
@@ -283,7 +287,7 @@ impl<S> Edits<S> {
         Self(BTreeMap::new())
     }
 
-    /// Takes out what is changed on one branch.
+    /// Takes the edits of a branch.
     pub(super) fn take(&mut self, branch: &BranchPath) -> Self {
         Self(self.0.remove_entry(branch).into_iter().collect())
     }
@@ -292,26 +296,26 @@ impl<S> Edits<S> {
         self.0.is_empty()
     }
 
-    /// Returns the branches that are still to be changed.
+    /// Returns the branches with remaining edits.
     pub(super) fn branches(&self) -> impl Iterator<Item = &BranchPath> {
         self.0.keys()
     }
 
-    /// Returns the steps that read what is changed.
+    /// Returns the steps that read an edited state.
     pub(super) fn read_by(&self) -> Vec<StepId> {
         self.0.values().flatten().flat_map(|edit| edit.again.iter().cloned()).collect()
     }
 
-    /// Changes the state of a branch, all of it or nothing, and has that written down.
+    /// Applies the edits to the state of a branch, as a whole or not at all, and drafts the record.
     ///
     /// # Errors
-    /// [`RunError::NotEdited`]: the change was refused, or the branch has ended amid branches of its own.
+    /// [`RunError::NotEdited`]: an edit was refused, or the branch ended with open children.
     pub(super) fn apply(self, line: &mut Line<'_, S>, newest: &Record) -> Result<(), RunError> {
         if self.is_empty() {
             return Ok(());
         }
         let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        // Where only the step that joins them failed, it is done again with what is changed.
+        // If only the join failed, the join runs again with the edit.
         let amid = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
         if newest.header().end.is_some() && line.position.frontier.iter().any(amid) {
             let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
@@ -328,10 +332,10 @@ impl<S> Edits<S> {
     }
 }
 
-/// Says of a branch that is to be changed and was not found why that cannot be, if there is one.
+/// Returns why the branch of an unapplied edit cannot be edited, if there is such a branch.
 ///
 /// # Errors
-/// [`RunError::NotEdited`]: there is one.
+/// [`RunError::NotEdited`]: there is a branch.
 pub(super) async fn refuse_left(
     engine: &Engine,
     run: &RunId,
@@ -349,10 +353,10 @@ pub(super) async fn refuse_left(
     Err(RunError::NotEdited { run, branch, why: why.to_owned() })
 }
 
-/// Refuses all that is to be changed.
+/// Refuses all edits.
 ///
 /// # Errors
-/// [`RunError::NotEdited`]: there is something.
+/// [`RunError::NotEdited`]: there is an edit.
 pub(super) fn refuse_all<S>(
     run: &RunId,
     edits: &[(BranchPath, EditBranch<S>)],

@@ -1,4 +1,5 @@
-//! Loads the open child branches of a run for a resume. Finished branches stay on disk, and waiting ones are queued by name.
+//! Loads the open child branches of a run for a resume. Finished branches stay on disk, and unstarted branches
+//! are queued by name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,15 +28,14 @@ use super::scope::{Line, LineId, MAIN, Opener};
 use super::session::Session;
 use super::{Engine, OnDoubt, Program, RunError};
 
-/// Reads the newest record of each open branch, page by page. A branch that its opener no longer waits for is left
-/// alone; one that has not begun is only noted; the others go on.
+/// Reads the newest record of each open branch, page by page. An abandoned branch is ignored, an unstarted branch
+/// is queued, and the other branches resume.
 ///
-/// Returns what a person must decide: steps that were cut and must not be repeated blindly, as far as `on_doubt` does not
-/// say what becomes of them.
+/// Returns the questions for a person: interrupted non-idempotent steps, unless `on_doubt` decides.
 ///
 /// # Errors
-/// - [`RunError::NotSettled`]: `on_doubt` refuses one.
-/// - [`RunError::NotEdited`]: a branch cannot be changed as `edits` says.
+/// - [`RunError::NotSettled`]: `on_doubt` refuses a step.
+/// - [`RunError::NotEdited`]: a branch cannot be edited as requested in `edits`.
 pub(super) async fn take_up<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
@@ -78,14 +78,14 @@ pub(super) async fn take_up<P: Program>(
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
             let step = &line.shape.steps()[fan.place].id;
             let entry = line.position.frontier.iter().find(|entry| entry.step == *step);
-            // One that had failed may have ended well in a session that wrote nothing here.
+            // A failed child may have succeeded in a session without a record on this branch.
             let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.failures > 0);
             if !fan.is_complete() || is_counted || line.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
         }
-        // Also where the step was about to join, or failed as it could not open more of them, or where damage took away
-        // the end of one.
+        // Also if the step was about to join, had failed to open more children, or lost the end of a child to
+        // damage.
         for place in waiting {
             let line = session.lines.get_mut(id);
             let entry = line.entry_mut(place);
@@ -105,25 +105,25 @@ pub(super) async fn take_up<P: Program>(
     Ok(found.questions)
 }
 
-/// What was found so far.
+/// The branches and questions found so far.
 struct Found<'a, S> {
     lines: HashMap<BranchPath, LineId>,
-    /// Of a fan-out, by the line and the place of its step: the index of each key.
+    /// By line and place of the opener: the index of each key of the fan-out.
     indexes: HashMap<(LineId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
-    /// What a person says about steps in doubt.
+    /// The decisions of a person about steps in doubt.
     on_doubt: &'a OnDoubt<S>,
-    /// Where branches are gone on with that are not where they stand.
+    /// Transitions of branches to other positions.
     resume_point: ResumePoint,
-    /// What a person changes on branches that are still to be found.
+    /// Edits of branches not found yet.
     edits: Edits<S>,
-    /// Branches that have ended and go on as one above or below them does, which a person changes.
+    /// Ended branches that resume together with an edited ancestor or descendant.
     raised: BTreeSet<BranchPath>,
-    /// Branches that failed, and whose opener failed with them: a resume retries them.
+    /// Failed branches of a failed opener, to be retried.
     retried: Vec<BranchPath>,
 }
 
-/// Notes the fan-outs that a branch is in the middle of. Until all heads are read, `ended` counts the open children.
+/// Loads the open fan-outs of a branch. Until all heads are read, `ended` counts the open children.
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
     found: &mut Found<'_, P::State>,
@@ -147,18 +147,19 @@ async fn open_fans<P: Program>(
     Ok(())
 }
 
-/// Branches of a fan-out whose step failed with them and is retried.
+/// The failed branches of a failed opener, if the opener is retried.
 struct FailedFan {
     run: RunId,
     branch: BranchPath,
-    /// The step after which they are named.
+    /// The step that names the branches.
     name: StepId,
-    /// The record in which the fan-out began.
+    /// The record that began the fan-out.
     since: u64,
 }
 
 impl FailedFan {
-    /// Returns that of a step; none if the step did not fail with its branches, or no resume retries it.
+    /// Returns the failed fan-out of a step; `None` if the step did not fail with its branches, or is not
+    /// retried.
     fn of<S>(line: &Line<'_, S>, place: usize) -> Option<Self> {
         let children = children_of(line, place);
         let is_retried = line.redecided.contains(line.step_id(place));
@@ -168,7 +169,7 @@ impl FailedFan {
         fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
     }
 
-    /// Finds the branches of it that ended as failed.
+    /// Finds the failed branches of the fan-out.
     async fn failed(self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
         let mut failed = Vec::new();
         for branch in store.branches(&self.run).await? {
@@ -185,8 +186,8 @@ impl FailedFan {
     }
 }
 
-/// Makes sure that a graph which is taken up calls the branches of a fork under way as they were called when they were
-/// opened; their number alone does not tell.
+/// Checks that an adopted graph has the same names for the branches of an open fork; the count alone is not
+/// sufficient.
 async fn check_names<P: Program>(
     session: &mut Session<'_, P>,
     id: LineId,
@@ -206,7 +207,7 @@ async fn check_names<P: Program>(
     Ok(())
 }
 
-/// Makes the fan-outs that a branch is in the middle of.
+/// Returns the open fan-outs of a branch.
 fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &line.position.frontier {
@@ -218,7 +219,7 @@ fn fans_of<S>(line: &Line<'_, S>) -> Result<Vec<FanOut>, RunError> {
     Ok(fans)
 }
 
-/// Makes the fan-out that a step is in the middle of, with no child of it opened yet.
+/// Returns the open fan-out of a step, with no child opened yet.
 pub(super) fn fan_of<S>(line: &Line<'_, S>, place: usize) -> Result<FanOut, RunError> {
     let entry = line.entry(place);
     let fan = entry.fan.as_ref();
@@ -261,16 +262,16 @@ async fn take_up_one<P: Program>(
         return Ok(());
     };
     let index = found.indexes.get(&(parent, place)).and_then(|indexes| indexes.get(&key)).copied();
-    // What was opened after the record that is gone on with is found when it would be opened again, and what damage
-    // left only of an earlier fan-out when all seem to have ended.
+    // Children opened after the base record are found when they would be opened again. Children that lost their
+    // records of this fan-out to damage are found once all children seem to have ended.
     let current = above.shape.steps()[place].opened(fan);
     let is_current = current.is_some_and(|current| current.name == children.name);
-    // One that is taken to another life of its own counts by that.
+    // A moved branch counts by the origin of its new position.
     let moved = found.resume_point.moves.get(&branch);
     let origin = moved.map_or(position.origin, |moved| moved.position.origin);
     let counts = |index: &u64| is_current && origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
-    // What the session before this one did not ask about, it was told.
+    // The previous session of this resume has already decided these questions.
     let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };
     let mut questions = questions_of_lost(&children.shape, &branch, &position, lost);
     session.lines.get_mut(parent).fan_mut(place).ended += 1;
@@ -281,7 +282,7 @@ async fn take_up_one<P: Program>(
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let line = session.lines.get_mut(id);
     if found.raised.contains(&branch) && line.drafts.is_empty() {
-        // Its end counts no more, also after another crash.
+        // The end is out of force, also after another crash.
         line.drafts.push(by_hand());
     }
     questions.extend(questions_of_cut(line, session.before.as_ref()));
@@ -303,7 +304,7 @@ async fn take_up_one<P: Program>(
     open_fans(session, found, id).await
 }
 
-/// Takes up again children that have ended and have something to do again, or are changed, parents before their children.
+/// Reopens ended children with reruns or edits, parents first.
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
@@ -314,7 +315,7 @@ async fn reopen_ended<P: Program>(
         branches.insert((branch.depth(), branch.clone()));
     }
     for branch in found.edits.branches() {
-        // It ended together with those above it: they go on with it.
+        // The ancestors that ended together with the edited branch resume with it.
         let above = std::iter::successors(branch.parent(), BranchPath::parent);
         let ended = above.take_while(|above| !found.lines.contains_key(above));
         let ended: Vec<BranchPath> = ended.collect();
@@ -334,7 +335,7 @@ async fn reopen_ended<P: Program>(
             ..Scan::of(lease.run())
         };
         let newest = match session.engine.store.scan(&scan).await {
-            // Nobody ever opened it.
+            // The branch was never opened.
             Err(StoreError::NotFound { .. }) => continue,
             newest => newest?,
         };
@@ -347,7 +348,7 @@ async fn reopen_ended<P: Program>(
             && !is_moved
             && !matches!(end, None | Some(End::Failed | End::Cancelled))
         {
-            // What is below it was joined, or it goes on anyway.
+            // Its children were joined, or the branch resumes anyway.
             found.raised.remove(&branch);
             continue;
         }
@@ -365,11 +366,11 @@ async fn reopen_ended<P: Program>(
     Ok(())
 }
 
-/// The branches that ended together with the one that opened them.
+/// The children that ended together with their parent.
 struct Fallen {
     run: RunId,
     branch: BranchPath,
-    /// By what the branches of its fan-outs under way are named after: whether failed ones have ended by themselves.
+    /// By name of the open fan-outs: true if failures are collected, so that failed children ended separately.
     collects: HashMap<StepId, bool>,
 }
 
@@ -380,7 +381,8 @@ impl Fallen {
         Self { run, branch, collects: line.fans.iter().map(named).collect() }
     }
 
-    /// Finds those that were cancelled or are still open, and, where the first failure ends all, those that failed.
+    /// Finds the cancelled and the open children; also the failed children, if the first failure ends all
+    /// siblings.
     async fn find(&self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
         let mut fallen = Vec::new();
         for child in store.branches(&self.run).await? {
@@ -396,7 +398,7 @@ impl Fallen {
     }
 }
 
-/// Opens finished steps of a branch again that have read what is another now, with what comes after them.
+/// Invalidates finished steps of a branch that read an edited value, with all downstream steps.
 async fn do_again<P: Program>(
     (engine, program): (&Engine, &P),
     line: &mut Line<'_, P::State>,
@@ -424,9 +426,10 @@ async fn do_again<P: Program>(
     forget(program, &branch, &after.forgotten, &mut line.state)
 }
 
-/// Takes up a child of a fan-out where it stood, or is moved to; one that has not begun is only noted, and has no line.
+/// Resumes a child of a fan-out at its position, or at its transition. An unstarted child is only queued, and has
+/// no line.
 ///
-/// Its own fan-outs are the caller's.
+/// The caller loads the fan-outs of the child.
 pub(super) async fn go_on<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
@@ -434,7 +437,7 @@ pub(super) async fn go_on<P: Program>(
     head: Head,
     (moved, edits): (Option<Reopened>, Edits<P::State>),
 ) -> Result<Option<LineId>, RunError> {
-    // As on the main branch: what it held as finished is not done again unasked.
+    // As on the main branch: the finished steps of a missing record are not rerun unasked.
     let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
     if let Some(missing) = missing.filter(|_| !session.passes_missing) {
         return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
@@ -497,7 +500,7 @@ pub(super) async fn go_on<P: Program>(
     if line.chain.repair {
         line.ask_again();
     }
-    // What the sessions of this resume wrote nothing on, they did not come to.
+    // A session of this resume that wrote no record has not taken up these steps.
     let is_new = !session.is_again || head.record.header().token != lease.token();
     line.reopens = is_moved || is_new || session.lines.get(opener.line).reopens;
     if line.reopens {
@@ -514,7 +517,7 @@ pub(super) async fn go_on<P: Program>(
     }
     let is_done = line.position.frontier.is_empty();
     if is_done && line.drafts.is_empty() {
-        // It was held after its last step, and only its end is missing.
+        // The branch was held after its last step; only its end is missing.
         line.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
     let fan = session.lines.get_mut(opener.line).fan_mut(opener.place);
@@ -534,7 +537,7 @@ pub(super) async fn go_on<P: Program>(
     Ok(Some(id))
 }
 
-/// Says whether a child has been opened and nothing more.
+/// Returns whether a child was opened and has not begun.
 pub(super) fn is_fresh(position: &Position) -> bool {
     let untouched = |entry: &FrontierEntry| {
         entry.status == Status::Ready
@@ -546,9 +549,9 @@ pub(super) fn is_fresh(position: &Position) -> bool {
     position.steps_started == 0 && position.frontier.iter().all(untouched)
 }
 
-/// Returns the newest records that count: those of the main branch, and of children that their opener waits for.
+/// Returns the newest records in force: of the main branch, and of children that their opener waits for.
 ///
-/// Heads come with parents before their children.
+/// `heads`: parents before children.
 pub(super) fn live(heads: Vec<Head>) -> Result<Vec<Head>, StoreError> {
     let mut fans: HashMap<BranchPath, Vec<u64>> = HashMap::new();
     let mut kept = Vec::with_capacity(heads.len());
@@ -557,7 +560,7 @@ pub(super) fn live(heads: Vec<Head>) -> Result<Vec<Head>, StoreError> {
         let position = position_of(&head.record)?;
         let counts = match (branch.parent(), position.origin) {
             (Some(parent), Some(origin)) => fans.get(&parent).is_some_and(|open| open.contains(&origin)),
-            // A child without an origin is one of a foreign program; it counts.
+            // A child without an origin belongs to a foreign program, and is in force.
             _ => true,
         };
         if counts {

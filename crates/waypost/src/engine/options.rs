@@ -1,4 +1,4 @@
-//! What can be said before a session begins.
+//! Options of a session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -12,44 +12,42 @@ use crate::id::{BranchPath, StepId};
 use crate::record::{Choice, Definition};
 use crate::shape::Shape;
 
-/// What to do when a checkpoint cannot be written.
+/// The reaction to a checkpoint that cannot be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnLostCheckpoint {
-    /// Stop at once: no work is done that could be lost.
+    /// Stop at once, so that no work is lost.
     #[default]
     Fail,
-    /// Warn, mark the run, and write it together with the next one.
+    /// Warn, mark the run, and write the checkpoint together with the next checkpoint.
     Tolerate,
 }
 
-/// Settings of one session of a run.
+/// Settings of a session.
 #[derive(Debug, Clone, Default)]
 pub struct SessionOptions {
-    /// Through which a stop is asked for.
+    /// The handle for stop requests.
     pub stop: StopHandle,
-    /// What to do when a checkpoint cannot be written.
+    /// The reaction to a checkpoint that cannot be written.
     pub on_lost_checkpoint: OnLostCheckpoint,
-    /// Start nothing that this step does not need, and stop after it.
+    /// Start only the needs of this step and the step, and stop afterwards.
     pub until: Option<StepId>,
-    /// Trim states after each batch to this many.
+    /// Keep this many states, trimmed after batches.
     pub retention: Option<u32>,
-    /// Where to hold the run, for a resume to go on.
+    /// The steps before or after which the run is held.
     pub interrupts: Interrupts,
-    /// How many steps a branch may start in all, crashes and resumes included; the step beyond fails. A guard against
-    /// loops that do not end.
+    /// The limit of started steps on a branch, crashes and resumes included; a step above the limit fails. Guards
+    /// against endless loops.
     pub step_limit: Option<u64>,
-    /// How many steps may be at work at once on all branches together. Each branch and each fan-out has a limit of its own
-    /// beside it.
+    /// The limit of running steps on all branches together, in addition to the limits per branch and fan-out.
     pub parallel_max: Option<NonZeroUsize>,
-    /// One failure keeps all steps from starting that have not, on all graphs: see
-    /// [`Shape::failing_fast`](crate::shape::Shape::failing_fast).
+    /// A failure stops new starts on all graphs: see [`Shape::failing_fast`](crate::shape::Shape::failing_fast).
     pub fail_fast: bool,
-    /// How often a step that runs long writes a checkpoint meanwhile; never if not said.
+    /// The interval of checkpoints within a running step; `None` for no such checkpoints.
     pub interval: Option<Duration>,
 }
 
 impl SessionOptions {
-    /// Makes sure that the graph has the steps that are named here.
+    /// Checks that the graph has the named steps.
     pub(super) fn check_steps(&self, shape: &Shape) -> Result<(), RunError> {
         let held = self.interrupts.before.iter().chain(&self.interrupts.after);
         let mut held = held.filter(|step| !shape.has_anywhere(step));
@@ -58,46 +56,46 @@ impl SessionOptions {
     }
 }
 
-/// Steps before or after which a run is held: it is checkpointed, its session ends, and a resume goes on.
+/// Steps before or after which a run is held: a checkpoint is written, the session ends, and a resume continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interrupts {
-    /// Before the first attempt of these, on whatever branch.
+    /// Before the first attempt of these steps, on any branch.
     pub before: Vec<StepId>,
-    /// After these have completed.
+    /// After the completion of these steps.
     pub after: Vec<StepId>,
 }
 
-/// How a resume goes on.
+/// The options of a resume.
 #[derive(Debug)]
 pub struct ResumeOptions<S> {
-    /// As for a first session.
+    /// The options of the session.
     pub session: SessionOptions,
-    /// Goes on with the program's own graph although the run was made with another, whose shape is known.
+    /// Adopts the program's graph, although the run has another graph with a known shape.
     pub adopt: Option<Adoption>,
-    /// Starts over with this state, the user having said so; the configuration in force stays.
+    /// Restarts the run with this state, by decision of the user. The configuration in force stays.
     pub restart: Option<S>,
-    /// Goes on from there and not from where it stood. What came after stays visible, abandoned.
+    /// The start point, instead of the current position. Later records stay visible, abandoned.
     pub from: Option<ResumeFrom>,
-    /// Changes the state of the main branch before anything runs.
+    /// Edits the state of the main branch before anything runs.
     pub edit: Option<Edit<S>>,
-    /// Changes the states of other branches before anything runs, in this order: of those that a step waits for, ended or
-    /// not.
+    /// Edits the states of unjoined branches, open or ended, before anything runs, in this order.
     pub edit_branches: Vec<(BranchPath, EditBranch<S>)>,
-    /// Looks at that state, edited or not; a refusal leaves the run as it is.
+    /// Validates the state, edited or not; an error leaves the run unchanged.
     pub validate: Option<Validate<S>>,
-    /// Laid over the configuration of the run, map by map. What changes is written down, also where nothing is left to do.
+    /// Merged into the configuration of the run, map by map. A change is recorded even if no step is left to run.
     pub config: Map<String, Value>,
-    /// What to do about damaged records.
+    /// The reaction to damaged records.
     pub on_damage: OnDamage<S>,
-    /// What a person says became of steps that were cut and must not be repeated blindly.
+    /// The decision of a person about interrupted non-idempotent steps.
     pub on_doubt: OnDoubt<S>,
-    /// Choices of a person about unfinished steps of the main branch: each step is settled in turn, without an execution.
+    /// Choices of a person about unfinished steps of the main branch: each step is settled at its turn, without
+    /// an execution.
     pub choices: BTreeMap<StepId, Choice>,
     /// The name of the person who asks, for the causes on record.
     pub by: Option<String>,
-    /// What to do where the graph is not that of the run.
+    /// The reaction to a graph that differs from the graph of the run.
     pub on_change: OnChange,
-    /// What to do where the evidence of a finished step cannot be checked.
+    /// The reaction to evidence of a finished step that cannot be checked.
     pub on_unknown: OnUnknown,
     /// Whether steps run.
     pub then: Then,
@@ -125,86 +123,87 @@ impl<S> Default for ResumeOptions<S> {
     }
 }
 
-/// Where a resume goes on from.
+/// The start point of a resume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeFrom {
-    /// This checkpoint of the main branch. Branches that were not joined by then are opened anew, unless they are under
-    /// way at the newest checkpoint too, the state is not edited, and the run is to go on.
+    /// This checkpoint of the main branch. Unjoined branches restart, unless these are open at the newest
+    /// checkpoint too, the state is not edited, and the run continues at once.
     Checkpoint(u64),
-    /// Where this step was last about to run: it runs again, with the state of then. One whose branches are named after
-    /// itself opens them again.
+    /// The last start of this step: the step reruns with its original input state. A step that names its branches
+    /// opens these again.
     Step(StepId),
-    /// Where this step of another branch was last about to run, one that waits to be joined or has been: it runs again, with
-    /// what comes after it there, the join, and what comes after that. Other branches stay as they ended.
+    /// The last start of this step on another branch, joined or not. The step, its downstream steps on the
+    /// branch, the join, and the steps downstream of the join rerun. Other branches keep their ends.
     StepOn(BranchPath, StepId),
-    /// Where the branches stand that are changed by hand ([`ResumeOptions::edit_branches`]), also where the steps that
-    /// waited for them have joined them: those join again what comes of it, and what comes after that runs again. A branch
-    /// that is not there any more by then, as one above it has gone further back for another of them, is not changed.
+    /// The branches in [`ResumeOptions::edit_branches`], even if already joined: the join and its downstream
+    /// steps run again. An edit is dropped if a rollback for another edit abandons its branch.
     Branches,
     /// The end: no step runs, and the run counts as completed.
     End,
-    /// A step that no graph can have: refused.
+    /// An invalid step id: refused.
     Unknown(String),
 }
 
-/// What to do about damaged records.
+/// The reaction to damaged records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnDamage<S> {
-    /// Reopened them to quarantine and go on from the newest sound one; where none is sound, stop.
+    /// Quarantine these and continue from the newest sound record; stop without a sound record.
     #[default]
     FallBack,
     /// Stop, and change nothing.
     Stop,
-    /// As [`FallBack`](Self::FallBack), but where none is sound, start over with this state.
+    /// As [`FallBack`](Self::FallBack), but restart with this state if there is no sound record.
     Restart(S),
 }
 
-/// What to do about a step that was cut and must not be repeated blindly, on whatever branch.
+/// The reaction to an interrupted non-idempotent step, on any branch.
 #[derive(Debug, Default)]
 pub enum OnDoubt<S> {
-    /// Stop, and ask.
+    /// Stop, and ask a person.
     #[default]
     Ask,
-    /// Each is treated as a function says that has the state of its branch.
+    /// Call a function for each step, with the state of the branch.
     Settle(Settle<S>),
-    /// Each took effect: it is settled as the program does it ([`Program::settle_as_done`](super::Program::settle_as_done)).
+    /// The steps took effect: the program settles each
+    /// ([`Program::settle_as_done`](super::Program::settle_as_done)).
     Done,
-    /// It did not take effect, or may again: it runs again in a new epoch, so with another idempotency key.
+    /// The steps had no effect, or may have a second effect: each reruns in a new epoch, with a new idempotency
+    /// key.
     Retry,
 }
 
 /// A step in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubtful {
-    /// The branch that it stands on.
+    /// The branch of the step.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// It was done, and is in doubt since something that it needs was done again: the state has what it gave.
+    /// True if the step was done, and is in doubt because an upstream step reran: the state has its outputs.
     pub was_done: bool,
 }
 
-/// What a person says became of a step in doubt.
+/// The decision of a person about a step in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TreatAs {
-    /// It took effect: it is settled as completed, without outputs. Recorded as a person's decision.
+    /// The step took effect: it is settled as completed, without outputs, and recorded as a person's decision.
     Done,
-    /// It did not, or may again: it runs again in a new epoch, so with another idempotency key.
+    /// The step had no effect, or may have a second effect: it reruns in a new epoch, with a new idempotency key.
     Retry,
 }
 
-/// Says what became of a step in doubt: puts into the state of its branch what the step would have, or says that it runs
-/// again, or refuses with a reason.
+/// Decides about a step in doubt: puts the output of the step into the state of its branch, or requests a rerun,
+/// or refuses with a reason.
 pub struct Settle<S>(pub SettleFn<S>);
 
-/// What is in a [`Settle`].
+/// The function of a [`Settle`].
 pub type SettleFn<S> = Box<dyn Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync>;
 
 impl<S> Settle<S> {
     /// Settles a step in doubt in the state of its branch.
     ///
     /// # Errors
-    /// The refusal, or the message of a panic. The caller drops the state then.
+    /// The refusal, or the message of a panic. The caller then drops the state.
     pub(super) fn settle(&self, state: &mut S, doubtful: &Doubtful) -> Result<TreatAs, String> {
         let settled = unpanicked(|| (self.0)(state, doubtful));
         settled.unwrap_or_else(|panic| Err(format!("the function that settles it panicked: {panic}")))
@@ -217,44 +216,44 @@ impl<S> Debug for Settle<S> {
     }
 }
 
-/// What to do where the evidence of a finished step cannot be checked.
+/// The reaction to evidence of a finished step that cannot be checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// Stop, and say so.
+    /// Stop with an error.
     #[default]
     Stop,
-    /// Take it as failed: the step runs again.
+    /// Treat the evidence as failed: the step reruns.
     RunAgain,
 }
 
-/// What to do where the program's graph is not that of the run.
+/// The reaction to a program graph that differs from the graph of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnChange {
-    /// Stop, and say what changed.
+    /// Stop, and list the changes.
     #[default]
     Stop,
-    /// Go on with the program's graph, as long as it has the steps that the run stands at.
+    /// Adopt the program's graph, if the graph has the steps of the frontier.
     Adopt,
 }
 
-/// Whether steps run after a resume has written its record.
+/// Whether steps run after a resume has written its records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Then {
-    /// They do.
+    /// Steps run.
     #[default]
     GoOn,
-    /// Only the record is written, and the lease given back.
+    /// Only the records are written, and the lease is released.
     Stop,
 }
 
-/// Changes a state.
+/// A state edit.
 pub struct Edit<S>(pub Box<dyn FnOnce(&mut S) + Send>);
 
 impl<S> Edit<S> {
-    /// Changes the state of the checkpoint `at`.
+    /// Edits the state of the checkpoint `at`.
     ///
     /// # Errors
-    /// [`RunError::Rejected`]: the edit panicked. The caller drops the state then.
+    /// [`RunError::Rejected`]: the edit panicked. The caller then drops the state.
     pub(super) fn apply(self, state: &mut S, at: impl FnOnce() -> String) -> Result<(), RunError> {
         unpanicked(|| (self.0)(state))
             .map_err(|panic| RunError::Rejected { at: at(), why: format!("the edit panicked: {panic}") })
@@ -267,23 +266,23 @@ impl<S> Debug for Edit<S> {
     }
 }
 
-/// Changes the state of a branch, or refuses with a reason.
+/// An edit of a branch's state; may refuse with a reason.
 pub struct EditBranch<S> {
-    /// Changes it.
+    /// The edit.
     pub edit: EditBranchFn<S>,
-    /// Steps that read what is changed: of these, finished ones are done again, with what comes after them. Only where the
-    /// state keeps apart what each step gave ([`Program::keeps_apart`](super::Program::keeps_apart)); else nothing is.
+    /// Steps that read the edited values: finished steps among these rerun, with all downstream steps. Only for a
+    /// state with separate outputs ([`Program::keeps_apart`](super::Program::keeps_apart)).
     pub again: Vec<StepId>,
 }
 
-/// What is in an [`EditBranch`].
+/// The function of an [`EditBranch`].
 pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
 
 impl<S> EditBranch<S> {
-    /// Changes the state of a branch.
+    /// Edits the state of a branch.
     ///
     /// # Errors
-    /// The refusal, or the message of a panic. The caller drops the state then.
+    /// The refusal, or the message of a panic. The caller then drops the state.
     pub(super) fn apply(self, state: &mut S) -> Result<(), String> {
         unpanicked(|| (self.edit)(state)).unwrap_or_else(|panic| Err(format!("the edit panicked: {panic}")))
     }
@@ -295,10 +294,10 @@ impl<S> Debug for EditBranch<S> {
     }
 }
 
-/// Looks at a state, and refuses it with a reason.
+/// A validation of a state; may refuse with a reason.
 pub struct Validate<S>(pub ValidateFn<S>);
 
-/// What is in a [`Validate`].
+/// The function of a [`Validate`].
 pub type ValidateFn<S> = Box<dyn FnOnce(&S) -> Result<(), String> + Send>;
 
 impl<S> Validate<S> {
@@ -320,24 +319,26 @@ impl<S> Debug for Validate<S> {
     }
 }
 
-/// A changed definition to go on with.
+/// A changed definition to adopt.
 #[derive(Debug, Clone)]
 pub struct Adoption {
-    /// The shape of the definition in force so far.
+    /// The shape of the definition in force.
     pub before: Shape,
-    /// The new definition; it must be that of the program's shape.
+    /// The new definition; must match the program's shape.
     pub definition: Definition,
-    /// Changed finished steps run again, with all steps downstream, except for kept steps. Otherwise the change is refused.
+    /// Reruns changed finished steps with all downstream steps, except for kept steps. Without this flag, such
+    /// changes are refused.
     pub redo: bool,
     /// Finished steps with results to keep: changed steps, and steps downstream of added steps.
     pub kept: BTreeSet<StepId>,
     /// Changed finished steps of child branches to rerun, with all steps downstream.
     pub rerun: Vec<(BranchPath, StepId)>,
-    /// Openers whose branches stay, although steps of the branches changed: [`changed_within`](super::changed_within()).
+    /// Openers with branches to keep, although steps of the branches changed:
+    /// [`changed_within`](super::changed_within()).
     pub within: BTreeSet<StepId>,
 }
 
-/// Lays one map over another, maps in them likewise; anything else replaces what was there.
+/// Merges a map into another map, nested maps included. Other values are replaced.
 pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (config.get_mut(&key), value) {

@@ -1,4 +1,4 @@
-//! How a session ends, or why it could not be held.
+//! The end of a session, and the errors of a session.
 
 use crate::id::{BranchPath, InvalidName, RunId, StepId};
 use crate::plan::Decision;
@@ -9,39 +9,39 @@ use super::program::{BeginError, Program};
 use super::scope::{Line, MAIN};
 use super::session::Session;
 
-/// How a session ended.
+/// The end of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome<S> {
     /// The run.
     pub run: RunId,
-    /// How it stands now.
+    /// The current status.
     pub status: RunStatus,
     /// The state of the main branch.
     pub state: S,
     /// The newest checkpoint of the main branch.
     pub at: u64,
-    /// What it waits for, branch by branch.
+    /// The external waits, branch by branch.
     pub waiting: Vec<Waiting>,
-    /// The step that failed, with its failure.
+    /// The failed step, with its failure.
     pub failed: Option<(StepId, Failure)>,
-    /// The branch of that step.
+    /// The branch of the failed step.
     pub failed_on: Option<BranchPath>,
-    /// All failures of the run, in the order in which they happened; the first is that of `failed`.
+    /// All failures of the run, in order of occurrence. The first belongs to `failed`.
     pub failures: Vec<StepFailure>,
-    /// Who stopped it, if somebody did.
+    /// The cause of a stop, if the session was stopped.
     pub stopped_by: Option<String>,
-    /// There was nothing to do.
+    /// True if there was nothing to do.
     pub idle: bool,
-    /// How far it is.
+    /// The progress of the run.
     pub progress: Progress,
-    /// Damaged records that were moved to quarantine before it went on.
+    /// Damaged records quarantined by the session.
     pub repaired: Vec<Damage>,
     /// Checkpoints that could not be written and were tolerated.
     pub lost: u64,
 }
 
 impl<S> Outcome<S> {
-    /// Makes another state of the state.
+    /// Maps the state.
     pub fn map_state<T>(self, map: impl FnOnce(S) -> T) -> Outcome<T> {
         Outcome {
             run: self.run,
@@ -62,7 +62,7 @@ impl<S> Outcome<S> {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Returns how the session ended.
+    /// Returns the outcome of the session.
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
         let waiting = self.lines.iter().flat_map(|(_, line)| Waiting::of_line(line)).collect();
         let progress = self.progress();
@@ -90,25 +90,25 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// A step that failed for good, and its failure.
+/// A step with a final failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFailure {
     /// The branch.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// Why.
+    /// The failure.
     pub failure: Failure,
 }
 
-/// A step that waits for something outside the run.
+/// A step that waits for an external event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     /// The branch.
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
-    /// What for.
+    /// The wait.
     pub wait: Wait,
 }
 
@@ -117,7 +117,7 @@ impl Waiting {
         Self::of_position(line.branch(), &line.position)
     }
 
-    /// Lists what a branch waits for, but for its own children.
+    /// Lists the waits of a branch, except for waits for its children.
     pub fn of_position(branch: &BranchPath, position: &Position) -> Vec<Self> {
         let waits = |status: Status| matches!(status, Status::Waiting | Status::Started);
         let waiting = position.frontier.iter().filter(|entry| waits(entry.status));
@@ -128,10 +128,10 @@ impl Waiting {
     }
 }
 
-/// Why a session could not be held, or had to be given up.
+/// The reason why a session could not begin, or was given up.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The resume verified evidence again and again without a step to run: a defect of the engine. The run is resumable.
@@ -139,43 +139,43 @@ pub enum RunError {
     Unsettled {
         /// The run.
         run: RunId,
-        /// How often.
+        /// The number of verifications.
         rounds: u32,
     },
-    /// A checkpoint could not be written. What was acknowledged before stands; the work since was stopped.
+    /// A checkpoint could not be written. Earlier acknowledged checkpoints are intact; later work was stopped.
     #[error("cannot write checkpoint {at}; the run was stopped there")]
     Checkpoint {
         /// The checkpoint.
         at: String,
-        /// Why.
+        /// The error of the store.
         source: StoreError,
     },
-    /// The state cannot be written as it is.
+    /// The state cannot be encoded.
     #[error("cannot write the state of run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
     Serialize {
         /// The run.
         run: RunId,
-        /// The step that gave it, or is the first to be given it.
+        /// The step that returned the state, or is the first to get the state.
         step: Option<StepId>,
-        /// Why.
+        /// The flaw.
         source: Flaw,
     },
-    /// What happened cannot be written down: not the state, but what is said beside it. What was committed before stands.
+    /// A record cannot be encoded, because of a part other than the state. Earlier commits are intact.
     #[error("cannot write what happened in run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
     Record {
         /// The run.
         run: RunId,
-        /// The step that it is about, if it is about one.
+        /// The step of the record, if there is a step.
         step: Option<StepId>,
-        /// Why.
+        /// The flaw.
         source: Flaw,
     },
-    /// The state cannot be read by this program.
+    /// This program cannot decode the state.
     #[error("cannot read the state of {at}: {why}")]
     Deserialize {
         /// The checkpoint.
         at: String,
-        /// What the decoder says.
+        /// The error of the decoder.
         why: String,
     },
     /// A newer program wrote the state.
@@ -183,21 +183,21 @@ pub enum RunError {
     Version {
         /// The checkpoint.
         at: String,
-        /// Its version.
+        /// The schema version of the state.
         found: u32,
-        /// The newest version that this program knows.
+        /// The newest supported version.
         supported: u32,
     },
-    /// The state was refused by the caller's own check. Nothing changed.
+    /// The caller's validation refused the state. Nothing changed.
     #[error("the state of {at} was refused: {why}")]
     Rejected {
         /// The checkpoint.
         at: String,
-        /// What the check says.
+        /// The reason.
         why: String,
     },
-    /// The record with the end and the evidence of a finished step cannot be read. Nothing changed.
-    /// Resume from the step to run it again.
+    /// The record with the end and the evidence of a finished step cannot be read. Nothing changed. Resume from
+    /// the step to rerun it.
     #[error("cannot check the evidence of {} of run {run}", place_of(branch, step))]
     EvidenceLost {
         /// The run.
@@ -206,7 +206,7 @@ pub enum RunError {
         branch: BranchPath,
         /// The step.
         step: StepId,
-        /// What is wrong with the record.
+        /// The error of the record.
         source: StoreError,
     },
     /// A step in doubt cannot be settled as done. Nothing changed.
@@ -218,28 +218,28 @@ pub enum RunError {
         branch: BranchPath,
         /// The step.
         step: StepId,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The state of a branch cannot be changed by hand: no step waits for it. Nothing changed.
+    /// The state of a branch cannot be edited: no step waits for the branch. Nothing changed.
     #[error("the state of branch `{branch}` of run {run} cannot be changed: {why}")]
     NotEdited {
         /// The run.
         run: RunId,
         /// The branch.
         branch: BranchPath,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// What steps of the run did is being undone. Nothing changed; going back to there with that finishes it.
+    /// An undo of the run's steps is unfinished. Nothing changed. The same rollback or cancel completes the undo.
     #[error("run {run} is being undone{}, and not all of it is", if *to == 0 { String::new() } else { format!(" to @{to}") })]
     Undoing {
         /// The run.
         run: RunId,
-        /// The record of the main branch that it goes back to; 0 if it is to be cancelled.
+        /// The target record on the main branch; 0 for a cancel.
         to: u64,
     },
-    /// A step could not be undone. Those that finished after it are; the same call goes on with it.
+    /// A step could not be undone. Later steps are undone; the same call continues.
     #[error("step `{step}` of run {run} is not undone{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
     NotUndone {
         /// The run.
@@ -248,42 +248,42 @@ pub enum RunError {
         branch: BranchPath,
         /// The step.
         step: StepId,
-        /// The record of the main branch that the run was to go back to; 0 if it is to be cancelled.
+        /// The target record on the main branch; 0 for a cancel.
         to: u64,
-        /// Why.
+        /// The failure of the undo.
         failure: Box<Failure>,
-        /// Who stopped it, if somebody did.
+        /// The cause of a stop, if the undo was stopped.
         stopped_by: Option<String>,
     },
-    /// A checkpoint cannot be written under this label. Nothing changed.
+    /// The label is not valid for a checkpoint. Nothing changed.
     #[error("a checkpoint of run {run} cannot be labelled `{label}`: {why}")]
     NotMarked {
         /// The run.
         run: RunId,
         /// The label.
         label: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Evidence cannot be accepted as it is found. Nothing changed.
+    /// The current evidence cannot be accepted. Nothing changed.
     #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
     NotAccepted {
         /// The run.
         run: RunId,
         /// The step.
         step: StepId,
-        /// What does not hold, or could not be checked.
+        /// The failed or unchecked claims.
         why: String,
     },
-    /// The checkpoint to go on from is not there any more. Nothing changed.
+    /// The checkpoint to continue from is not available. Nothing changed.
     #[error("cannot go on from {at}: {why}")]
     NoState {
         /// The checkpoint.
         at: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A person must decide before anything goes on.
+    /// A person must decide before the run continues.
     #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("{}: {}", place_of(&d.branch, &d.step), d.cause)).collect::<Vec<_>>().join("; "))]
     InDoubt {
         /// The run.
@@ -291,25 +291,25 @@ pub enum RunError {
         /// The questions.
         questions: Vec<Decision>,
     },
-    /// The resume was told to stop while it looked at what is finished. Nothing changed, nothing was run: resume it again.
+    /// The resume was stopped during the check of evidence. Nothing changed and nothing ran: resume again.
     #[error("run {run} was not gone on with: {by} came while its evidence was looked at")]
     NotBegun {
         /// The run.
         run: RunId,
-        /// Who asked for it: `SIGINT`, or a person.
+        /// The source of the stop: `SIGINT`, or a person.
         by: String,
     },
-    /// It waits for no such answer. Nothing changed.
+    /// The run has no such open wait. Nothing changed.
     #[error("run {run} does not wait for an answer `{id}`{}", waits_of(waiting))]
     NoSuchWait {
         /// The run.
         run: RunId,
-        /// What was answered.
+        /// The id in the answer.
         id: String,
-        /// What it waits for.
+        /// The open waits.
         waiting: Vec<Waiting>,
     },
-    /// It was answered before. That answer stays.
+    /// The wait already has an answer, and the answer stays.
     #[error("run {run} has an answer to `{id}` already")]
     Answered {
         /// The run.
@@ -317,34 +317,34 @@ pub enum RunError {
         /// The wait.
         id: String,
     },
-    /// The run has ended: no step will take the signal. Nothing changed.
+    /// The run has ended, so no step will consume the signal. Nothing changed.
     #[error("cannot send signal `{signal}` to run {run}: it is {}", status.name())]
     Ended {
         /// The run.
         run: RunId,
         /// The name of the signal.
         signal: String,
-        /// How the run has ended.
+        /// The status of the ended run.
         status: RunStatus,
     },
-    /// It was cancelled for good.
+    /// The run was cancelled for good.
     #[error("run {0} was cancelled and cannot be resumed")]
     Cancelled(RunId),
-    /// The definition does not fit what is finished.
+    /// The definition does not fit the finished steps.
     #[error("the definition does not fit run {run}: {why}")]
     Changed {
         /// The run.
         run: RunId,
-        /// What does not fit.
+        /// The mismatch.
         why: String,
     },
-    /// There is no such step.
+    /// The graph has no such step.
     #[error("the graph has no step `{0}`")]
     InvalidStep(StepId),
-    /// There is no such step, and none could be called so.
+    /// The graph has no such step; the id is invalid.
     #[error("the graph has no step `{0}`")]
     UnknownStep(String),
-    /// A run or a step cannot be called so. Nothing was done.
+    /// The id of a run or a step is invalid. Nothing was done.
     #[error(transparent)]
     InvalidName(#[from] InvalidName),
     /// No step can run.
@@ -352,7 +352,7 @@ pub enum RunError {
     Begin(#[from] BeginError),
 }
 
-/// Names a step, and its branch where that is not the main one.
+/// Names a step, and its branch unless main.
 fn place_of(branch: &BranchPath, step: &StepId) -> String {
     match branch.is_main() {
         true => format!("step `{step}`"),

@@ -1,11 +1,11 @@
-//! Panics of the caller's own functions, taken as errors: a run outlives them.
+//! Converts panics of the caller's functions into errors, so that the run survives.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Returns the result of `ask`, or the message of its panic.
 ///
-/// The caller drops whatever `ask` may have changed halfway.
+/// The caller must drop values that `ask` may have left half changed.
 ///
 /// # Errors
 /// The message of the panic.

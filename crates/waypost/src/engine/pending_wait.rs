@@ -1,4 +1,4 @@
-//! A wait of a step in flight, shared by the future of the step and the session.
+//! A wait of a running step, shared by the future of the step and the session.
 //!
 //! ```text
 //!   future of the step --poll--> PendingWait <--give-- session: an answer or a signal, once it is durable
@@ -13,21 +13,21 @@ use tokio::time::Instant;
 
 use crate::record::{Wait, WaitKind};
 
-/// How a wait ended.
+/// The end of a wait.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum WaitEnd {
-    /// With an answer or a signal.
+    /// An answer or a signal.
     Given(Value),
-    /// It is due.
+    /// The deadline.
     Due,
 }
 
-/// A wait of a step in flight.
+/// A wait of a running step.
 #[derive(Debug)]
 pub(crate) struct PendingWait {
-    /// The condition; none for a stop of the step.
+    /// The condition; `None` waits for a stop of the step.
     pub(crate) wait: Option<Wait>,
-    /// When it is due.
+    /// The deadline.
     pub(crate) due: Option<Instant>,
     progress: Mutex<Progress>,
 }
@@ -59,7 +59,7 @@ impl PendingWait {
         }
     }
 
-    /// Ends the wait, unless it has ended.
+    /// Ends the wait, unless already ended.
     pub(crate) fn give(&self, end: WaitEnd) {
         let mut progress = self.progress();
         if progress.is_closed || progress.end.is_some() {
@@ -71,24 +71,25 @@ impl PendingWait {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Closes the wait: nobody polls it any more.
+    /// Closes the wait: its future is gone.
     pub(crate) fn close(&self) {
         let mut progress = self.progress();
         (progress.is_closed, progress.waker) = (true, None);
     }
 
-    /// Says whether it has neither ended nor been closed.
+    /// Returns whether the wait is neither ended nor closed.
     pub(crate) fn is_open(&self) -> bool {
         let progress = self.progress();
         !progress.is_closed && progress.end.is_none()
     }
 
-    /// Says whether its end wakes this task.
+    /// Returns whether the end of the wait wakes this task.
     pub(crate) fn wakes(&self, waker: &Waker) -> bool {
         self.progress().waker.as_ref().is_some_and(|own| own.will_wake(waker))
     }
 
-    /// Says once whether the session must be told of it: it waits for a message, and the session does not know it.
+    /// Returns true once if the session must be informed: the wait is for a message, and the session does not
+    /// know the wait.
     pub(crate) fn is_to_be_recorded(&self) -> bool {
         let on_message = |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_));
         let mut progress = self.progress();

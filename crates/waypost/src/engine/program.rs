@@ -1,4 +1,4 @@
-//! What the engine runs: a program, as the engine sees it.
+//! The interface between the engine and a program.
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
@@ -15,28 +15,29 @@ use crate::store::Lease;
 pub struct StepRef<'a> {
     /// The branch it runs on.
     pub branch: &'a BranchPath,
-    /// The number of its shape, [`Shape::level`].
+    /// The level of its shape: [`Shape::level`].
     pub level: usize,
-    /// Its place in the shape.
+    /// The index in the shape.
     pub place: usize,
     /// The step.
     pub step: &'a Step,
 }
 
-/// What the engine runs: the meaning of the steps of a shape over a state.
+/// A program: the meaning of the steps of a shape over a state.
 ///
-/// No method has a default body: each program chooses its own meaning of a resume, a rerun and a person's decision.
+/// No method has a default body: each program chooses its own meaning of a resume, a rerun and a person's
+/// decision.
 ///
-/// All but `perform` are quick and touch nothing outside the state; `perform` does the work. Between `prepare` and
-/// `apply` the state may change by other steps in flight. A branch has a state of its own, and states of branches of
-/// different shapes may differ in kind.
+/// All methods except `perform` are fast and touch nothing outside the state; `perform` does the work. Other
+/// running steps may change the state between `prepare` and `apply`. Each branch has a separate state. Branches
+/// of different shapes may have different kinds of states.
 #[async_trait]
 pub trait Program: Send + Sync {
     /// The state of a branch.
     type State: Send + Sync;
-    /// What a step needs of the state to run.
+    /// The input of a step.
     type Job: Send;
-    /// What a step gives to the state.
+    /// The output of a step.
     type Output: Send;
 
     /// Returns the shape of the main branch.
@@ -45,22 +46,23 @@ pub trait Program: Send + Sync {
     /// Returns the schema version of the states of a shape.
     fn schema(&self, level: usize) -> u32;
 
-    /// Writes a state as JSON behind what is in `bytes`.
+    /// Appends a state as JSON to `bytes`.
     ///
     /// # Errors
-    /// [`Flaw`] names the field that JSON would change or cannot hold.
+    /// [`Flaw`]: the field that JSON would change or cannot represent.
     fn encode(&self, level: usize, state: &Self::State, bytes: &mut Vec<u8>) -> Result<(), Flaw>;
 
-    /// Reads a state that was written with that schema version. Runs nothing of the state's own.
+    /// Decodes a state of a schema version. Runs no user code of the state.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// The state cannot be decoded.
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
 
-    /// Decides whether a step whose needs have ended runs or is skipped. ResumeQuery once; the answer is recorded. A step that
-    /// failed is decided again when a resume retries it.
+    /// Decides whether a step with ended needs runs or is skipped. Called once; the decision is recorded. A retry
+    /// of a failed step by a resume decides again.
     ///
     /// # Errors
+    /// A failure of the step.
     /// A failure of the step.
     fn admit(
         &self,
@@ -69,14 +71,14 @@ pub trait Program: Send + Sync {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure>;
 
-    /// Names the children that a step opens, in order, with what each is about. ResumeQuery once; the answer is frozen.
-    /// Not asked where the shape names them, or the step finds them out by its work.
+    /// Returns the children of a step, in order, with their items. Called once; the items are recorded. Not
+    /// called if the shape names the children, or if the step finds these by its work.
     ///
     /// # Errors
     /// A failure of the step.
     fn open(&self, spot: StepRef<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
 
-    /// Makes the state that a child begins with from that of the branch that opens it.
+    /// Returns the initial state of a child, from the state of its parent.
     ///
     /// # Errors
     /// A failure of the step that opens it.
@@ -100,15 +102,15 @@ pub trait Program: Send + Sync {
     /// is done again, or was, and has come out as before.
     fn restore(&self, spot: StepRef<'_>, state: &mut Self::State, then: &Self::State);
 
-    /// Hides in what was found of a claim what nobody may keep or show.
+    /// Masks the secrets in the found value of a claim.
     fn redact(&self, claim: &mut Claim);
 
     /// Masks secrets in an answer or signal before the record.
     fn redact_answer(&self, value: &mut Value);
 
-    /// Says whether the state keeps what each step gave apart, so that [`forget`](Self::forget) leaves it as if the step had
-    /// never run. Then a step that a person wants to be done again takes with it only those that come after it; otherwise
-    /// the whole branch goes back to the state that the step was given.
+    /// Returns whether the state has separate outputs per step, so that [`forget`](Self::forget) removes all
+    /// traces of a step. A requested rerun then invalidates only downstream steps. Without separate outputs, the
+    /// branch rewinds to the input state of the step.
     fn keeps_apart(&self) -> bool;
 
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
@@ -118,7 +120,7 @@ pub trait Program: Send + Sync {
     /// Returns the steps whose outputs a step reads, needed or not: it depends on them. ResumeQuery only of graphs by needs.
     fn reads(&self, spot: StepRef<'_>) -> Vec<StepId>;
 
-    /// Takes from the state what the step needs. A step that has opened children is given what became of them.
+    /// Returns the input of a step from the state. A step with children also gets their ends.
     ///
     /// # Errors
     /// A failure of the step, such as an expression that cannot be evaluated.
@@ -129,12 +131,12 @@ pub trait Program: Send + Sync {
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure>;
 
-    /// Does the work. Its start is recorded before; it must heed [`Attempt::stopped`]. Dropping it must end all that
-    /// it started.
+    /// Does the work. The start is recorded before. Must observe [`Attempt::stopped`]. Dropping the future must
+    /// end everything that the work started.
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
-    /// Makes what undoes a finished step, for [`perform`](Self::perform), from the newest state of its branch; none where it
-    /// cannot be undone. `at` is the try that finished it.
+    /// Returns the job that undoes a finished step, for [`perform`](Self::perform), from the newest state of its
+    /// branch; `None` if the step has no undo. `at` is the attempt that finished the step.
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
@@ -144,9 +146,9 @@ pub trait Program: Send + Sync {
     /// about to write, or was when it was cut.
     fn subjects(&self, spot: StepRef<'_>, state: &Self::State) -> Vec<String>;
 
-    /// Says by what a step can be seen to be done that was cut and must not be repeated blindly, and what it gave, read
-    /// anew, or as it was recorded before its evidence was asked. None where that cannot be told without having seen its end:
-    /// then a person decides.
+    /// Returns the claims that prove an interrupted non-idempotent step to be done, with its output. The output
+    /// is read again, or is the recorded output from before the evidence check. `None` if only the end of the
+    /// step could prove this; then a person decides.
     async fn salvage(
         &self,
         spot: StepRef<'_>,
@@ -154,11 +156,11 @@ pub trait Program: Send + Sync {
         exited: Option<&Exited>,
     ) -> Option<Salvage<Self::Output>>;
 
-    /// Puts into the state that a step in doubt is done, as a person says who has not seen what it gave; says what comes
-    /// after it, and how it ended by the record: completed, or with a failure that is tolerated.
+    /// Marks a step in doubt as done in the state, by decision of a person who does not know the output. Returns
+    /// the next steps, and the phase for the record: completed, or a tolerated failure.
     ///
     /// # Errors
-    /// Why that cannot be: nothing is changed then.
+    /// The decision is not possible; nothing is changed.
     fn settle_as_done(
         &self,
         spot: StepRef<'_>,
@@ -166,7 +168,8 @@ pub trait Program: Send + Sync {
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String>;
 
-    /// Returns the way on from a step whose effect is in the state already, where the shape alone does not decide it.
+    /// Returns the next step after a step with its effect already in the state, if the shape alone does not
+    /// decide.
     ///
     /// # Errors
     /// The reason why the state does not tell.
@@ -175,11 +178,11 @@ pub trait Program: Send + Sync {
     /// Says what is to be done about a failure.
     fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure;
 
-    /// Changes the state by what became of a step, and says which of its routes is taken. ResumeQuery once; the answer is
+    /// Applies the result of a step to the state, and returns the chosen route. Called once; the choice is
     /// recorded.
     ///
     /// # Errors
-    /// A failure of the step; the state is as it was.
+    /// A failure of the step; the state is unchanged.
     fn apply(
         &self,
         state: &mut Self::State,
@@ -187,50 +190,50 @@ pub trait Program: Send + Sync {
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure>;
 
-    /// Prepares for steps, once, before the first of them: the lease is held.
+    /// Prepares for the first step, under the lease. Called once per session.
     ///
     /// # Errors
-    /// Why no step can run; nothing was started.
+    /// No step can run; nothing was started.
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError>;
 
-    /// Ends everything that steps left behind; afterwards the lease is given up.
+    /// Ends all leftovers of the steps, before the lease is released.
     async fn end(&self);
 }
 
 /// The known outputs of a step for a settlement as done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KnownOutputs<'a> {
-    /// The outputs in the state, which the record of an earlier end has too.
+    /// The outputs in the state; the record of an earlier end also has these.
     InState,
-    /// These.
+    /// These outputs.
     Given(&'a Map<String, Value>),
-    /// Nothing.
+    /// No known outputs.
     Unknown,
 }
 
-/// What comes after a step.
+/// The successor of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follow {
-    /// Every step that needs it, as far as nothing else holds it back.
+    /// Every step that needs the step, once its other needs have ended.
     Needs,
-    /// The step at this place, one of its routes.
+    /// The step at this place, a declared route.
     To(usize),
-    /// Nothing: the branch ends.
+    /// None: the branch ends.
     End,
 }
 
-/// Why a state cannot be read by this program.
+/// The reason why a program cannot decode a state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// A newer program wrote it.
+    /// A newer program wrote the state.
     #[error("it has schema version {found}, this program reads up to {supported}")]
     Newer {
-        /// Its version.
+        /// The schema version of the state.
         found: u32,
-        /// The newest version that this program knows.
+        /// The newest supported version.
         supported: u32,
     },
-    /// It is not such a state.
+    /// The bytes are not a valid state.
     #[error("{0}")]
     Malformed(String),
 }
@@ -251,51 +254,51 @@ impl From<SchemaError> for StateError {
     }
 }
 
-/// Why a program cannot begin.
+/// The reason why a program cannot begin.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot prepare to run steps")]
 pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// What is recorded of the work of a step that has ended, while it is not known whether it is to be believed.
+/// The recorded end of a step's work, before the check of its evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exited {
-    /// Its exit code.
+    /// The exit code.
     pub exit_code: i32,
-    /// Its outputs; none if they were too large.
+    /// The outputs; `None` if too large.
     pub outputs: Option<Map<String, Value>>,
 }
 
-/// What a step that was cut would have given, if it is done.
+/// The proof and the result of an interrupted step that is done.
 #[derive(Debug)]
 pub struct Salvage<O> {
-    /// What shows that it is; nothing in it was taken from the world when a step ended.
+    /// The claims of the proof; without pins taken at the end of a step.
     pub pack: Pack,
-    /// For the state.
+    /// The output for the state.
     pub output: O,
-    /// For the record.
+    /// The ending for the record.
     pub ending: Ending,
 }
 
 /// Whether a step runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admission {
-    /// It runs.
+    /// The step runs.
     Run,
-    /// It is passed over.
+    /// The step is skipped.
     Skip(SkipCause),
 }
 
-/// What became of the steps upstream of a step: its ancestors by needs, on the same branch.
+/// The state of the upstream steps: all ancestors by needs, on the same branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Upstream<'a> {
-    /// None of them failed, or only with a failure that is tolerated.
+    /// No step failed, or only with a tolerated failure.
     Succeeded,
-    /// This one failed.
+    /// This step failed.
     Failed(&'a StepId),
 }
 
 impl Upstream<'_> {
-    /// Decides about a step that has no condition of its own: it runs unless a step upstream failed.
+    /// Returns the default decision for a step without a condition: runs unless an upstream step failed.
     pub fn admission(self) -> Admission {
         match self {
             Self::Succeeded => Admission::Run,
@@ -304,63 +307,64 @@ impl Upstream<'_> {
     }
 }
 
-/// What became of a step.
+/// The result of a step, for the state.
 #[derive(Debug)]
 pub enum Settlement<'a, O> {
-    /// It completed.
+    /// The step completed.
     Completed(O, &'a Ending),
-    /// It failed, and the workflow goes on.
+    /// The step failed, and the failure is tolerated.
     Tolerated(&'a Failure),
-    /// It failed for good: a resume retries it. Whatever route the program names, none is taken.
+    /// The step failed for good; a resume retries the step. A returned route is ignored.
     Failed(&'a Failure),
-    /// It was passed over.
+    /// The step was skipped.
     Skipped,
 }
 
-/// What is to be done about a failure.
+/// The reaction to a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OnFailure {
-    /// It may be tried again, as far as the budget goes.
+    /// True to retry, within the retry budget.
     pub retry: bool,
-    /// Once the budget is used up, the workflow goes on all the same.
+    /// True to tolerate the failure once the retry budget is used up.
     pub tolerate: bool,
-    /// What a step whose branches come [afterwards](crate::shape::Children::afterwards) opens once the budget is used up; as
-    /// the join it fails with the same failure.
+    /// The hooks to open once the retry budget is used up, for a step with
+    /// [hooks](crate::shape::Children::afterwards). The join of the hooks fails with the same failure.
     pub opens: Vec<Item>,
 }
 
-/// How a try ended.
+/// The end of an attempt.
 #[derive(Debug)]
 pub enum Performed<O> {
-    /// It completed.
+    /// The step completed.
     Completed {
-        /// For the state.
+        /// The output for the state.
         output: O,
-        /// For the record.
+        /// The ending for the record.
         ending: Ending,
         /// What it said.
         told: StepReport,
     },
-    /// It failed.
+    /// The step failed.
     Failed {
-        /// Why.
+        /// The failure.
         failure: Failure,
         /// What it said.
         told: StepReport,
     },
-    /// It was stopped, as [`Attempt::stopped`] asked.
+    /// The step was stopped, as requested by [`Attempt::stopped`].
     Stopped {
-        /// Something had run: it counts as cut. Otherwise it is as if it had not been started.
+        /// True if work had begun: the attempt counts as interrupted. False undoes the start.
         in_progress: bool,
     },
-    /// It found out what branches it opens, [`Children::by_work`](crate::shape::Children::by_work), and ends when they have.
+    /// The step has found the branches to open: [`Children::by_work`](crate::shape::Children::by_work). The step
+    /// ends after these branches.
     Opened {
-        /// What they are about; each key once.
+        /// The items, with unique keys.
         items: Vec<Item>,
         /// What it said.
         told: StepReport,
     },
-    /// Whether the attempt took effect is unknown. The attempt counts as cut, and the session ends.
+    /// The effect of the attempt is unknown. The attempt counts as interrupted, and the session ends.
     Cut {
         /// The cause, for people.
         why: String,

@@ -1,7 +1,7 @@
-//! The steps of graphs by needs that a resume invalidates, and where their scopes stand then.
+//! Invalidation of steps in graphs with `needs` by a resume.
 //!
-//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position of each
-//! scope after the invalidation, and the records.
+//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position
+//! of each scope after the invalidation, and the records.
 
 use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
@@ -21,23 +21,24 @@ use super::trace::pass_in;
 use super::trust::{InForce, Judged};
 use super::{Engine, ResumeFrom, RunError};
 
-/// How a scope is asked to open steps again.
+/// The context of an invalidation in a scope.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opening<'a> {
     pub(super) engine: &'a Engine,
     /// The graph of the run.
     pub(super) root: &'a Shape,
-    /// Verdicts, for the records.
+    /// The verdicts, for the records.
     pub(super) judged: &'a Judged,
     pub(super) results: Results,
     /// The step of the scope that a person named.
     pub(super) named: Option<&'a StepId>,
 }
 
-/// Invalidates steps of a scope, none of which is downstream of another; `None` if all of them are open already.
+/// Invalidates steps of a scope, none downstream of another. Returns `None` if all of these are unfinished
+/// already.
 ///
 /// # Errors
-/// [`RunError::InDoubt`]: what a step opens must not be repeated. Errors of reading the scope.
+/// [`RunError::InDoubt`]: the step opens non-idempotent steps. Errors of reading the scope.
 pub(super) async fn open_again(
     opening: Opening<'_>,
     known: &InForce,
@@ -69,7 +70,8 @@ pub(super) async fn open_again(
     if drafts.is_empty() {
         return Ok(None);
     }
-    // What its children made is what the opener's own evidence is about.
+    // The evidence of the opener itself failed, and its children produced the claimed files: the children rerun
+    // without reuse.
     let own = targets.iter().filter(|target| target.claims.is_some());
     let openers = own.filter(|target| {
         shape
@@ -80,8 +82,8 @@ pub(super) async fn open_again(
     Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
 
-/// Invalidates steps of a scope. In a pass, a step that has not run yet reads its output of the pass before: that output
-/// leaves the state.
+/// Invalidates steps of a scope. In a pass, a step that has not run yet reads its own output from the pass
+/// before; this output leaves the state.
 fn invalidate_in(
     opening: Opening<'_>,
     (branch, shape): (&BranchPath, &Shape),
@@ -104,7 +106,7 @@ fn invalidate_in(
     Invalidated { position, forgotten }
 }
 
-/// Returns the entry with which an invalid step stands in the frontier, and what is taken out of the state for it.
+/// Returns the frontier entry of an invalid step, and the part of the state to remove.
 async fn cut_of(
     opening: Opening<'_>,
     (known, shape): (&InForce, &Shape),
@@ -133,7 +135,7 @@ async fn cut_of(
         true => pass_again(engine, (shape, place), made).await?,
         false => (made.at.iteration.clone(), None),
     };
-    // One of whose branches something is done again joins them; all else opens them anew.
+    // A step with rerun children joins these again; any other step opens new branches.
     let joining = match target.claims {
         _ if iteration == made.at.iteration && target.claims.is_none() => {
             match fan_of_pass(&known.position, (shape, place), made) {
@@ -149,7 +151,7 @@ async fn cut_of(
     Ok(Some((Cut { place, entry, is_named }, forgotten)))
 }
 
-/// Returns the fan-out of the pass that an end is of, where each pass has a branch of its own.
+/// Returns the fan-out of the pass of an end, for a step with a branch per pass.
 fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
     let step = &shape.steps()[place].id;
     let amid =
@@ -158,7 +160,7 @@ fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Head
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }
 
-/// Says whether a branch is that of a pass: of steps that may read what they gave in the pass before.
+/// Returns whether a branch belongs to a pass, so that its steps may read their own outputs from the pass before.
 fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
     let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
         let shape = shape.of_branch(&parent)?;
@@ -173,8 +175,8 @@ fn first_pass(shape: &Shape, place: usize, made: &Header) -> Vec<u32> {
     shape.first_iteration(place, &made.at.iteration[..around])
 }
 
-/// Returns the pass in which a step on a loop is done again, and what is taken out of the state for it: that of the record
-/// with which it ended, or, where the state of the pass before is not kept any more, the first.
+/// Returns the pass in which a step on a loop reruns, and the part of the state to remove: the pass of its end,
+/// or the first pass if the state of the pass before was pruned.
 async fn pass_again(
     engine: &Engine,
     (shape, place): (&Shape, usize),
@@ -210,11 +212,11 @@ async fn pass_again(
     })
 }
 
-/// Returns the branches to join once more; `None` if retention dropped the record of them, so that new branches are opened.
+/// Returns the fan-out to join again; `None` if retention dropped its record, so that new branches open.
 ///
 /// # Errors
-/// [`RunError::NoState`]: the record was dropped, and the branches have steps with `idempotent: false` that no person is
-/// asked about, as in a step that `loops`.
+/// [`RunError::NoState`]: the record was dropped, and the branches have steps with `idempotent: false` without a
+/// question to a person, as in a step that `loops`.
 async fn joining(
     engine: &Engine,
     position: &Position,
@@ -266,11 +268,11 @@ fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Resu
     }
 }
 
-/// Returns the position with a step and all downstream steps to run again, on request of a person.
+/// Returns the position after the invalidation of a step and all downstream steps, on request of a person.
 ///
 /// # Errors
-/// [`RunError::InvalidStep`]: there is no such step. [`RunError::NoState`]: an upstream step is not finished; `at` is the
-/// place of the position.
+/// [`RunError::InvalidStep`]: the step does not exist. [`RunError::NoState`]: an upstream step is not finished;
+/// `at` names the position.
 pub(super) fn invalidate_named(
     shape: &Shape,
     position: &Position,

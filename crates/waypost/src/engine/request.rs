@@ -1,7 +1,7 @@
-//! What steps under way ask of their session: to keep a result, to wait.
+//! Requests of running steps to their session: store a result, or wait.
 //!
-//! A step never appends: it asks, and the one loop of the session commits. Whoever asks to keep something is answered
-//! once it is on disk; whoever asks to wait is dropped, and starts again from its top when what it waits for is there.
+//! A step never appends records; the session loop commits all requests. A request to store is answered once the
+//! result is durable. A request to wait ends the attempt; the step restarts from the top when the wait has ended.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use super::StepReport;
 use super::pending_wait::PendingWait;
 use super::scope::LineId;
 
-/// How many requests may be on their way: a step that asks faster than the store commits is slowed down.
+/// Limit of queued requests: a step that sends faster than the store commits is slowed down.
 pub(super) const REQUESTS_MAX: usize = 64;
 
-/// Asked by a step under way.
+/// A request of a running step.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// The branch it runs on.
+    /// The branch of the step.
     pub(super) line: LineId,
-    /// Which start of a step it comes from; one that has ended meanwhile asks for nothing any more.
+    /// The start of the step; requests of an ended attempt are ignored.
     pub(super) job: u64,
-    /// What is asked.
+    /// The content of the request.
     pub(super) what: Asked,
 }
 
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// To commit a result under a key, so that the step has it when it starts again.
+    /// Commit a result under a key, for a restart of the step.
     Keep {
         key: String,
         value: Value,
@@ -42,6 +42,6 @@ pub(super) enum Asked {
     Tell { value: Value, told: StepReport },
     /// To give a message to this wait, beside other work of the step.
     Listen(Arc<PendingWait>),
-    /// To suspend the step until one of these waits has an end.
+    /// Suspend the step until a wait of these ends.
     Suspend(Vec<Wait>),
 }

@@ -13,12 +13,12 @@ use super::ResumeFrom;
 use super::invalidate::{Results, exclude};
 use super::reruns::{Reopened, Target, opener_of};
 
-/// A request, and the paths to the named branches.
+/// The requested reruns, and the paths to the named branches.
 #[derive(Debug, Default)]
 pub(super) struct Requested {
     /// A step to rerun, with all downstream steps.
     pub(super) step: Option<(BranchPath, StepId)>,
-    /// The person who asks.
+    /// The person with the request.
     pub(super) by: Option<String>,
     /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,
@@ -29,7 +29,7 @@ pub(super) struct Requested {
 }
 
 impl Requested {
-    /// Takes the requests below the main branch out of `from`. `edited`: the branches that a person edits.
+    /// Takes the requests below the main branch from `from`. `edited`: the edited branches.
     pub(super) fn take<'a>(
         from: &mut Option<ResumeFrom>,
         edited: impl Iterator<Item = &'a BranchPath>,
@@ -71,8 +71,9 @@ impl Requested {
         }
     }
 
-    /// Records the requested steps that cannot be opened now, since failed evidence reopens an upstream step: their results are
-    /// excluded from reuse, and so are those of the downstream steps. The scopes below apply the rest when they are entered.
+    /// Excludes the results of requested steps that cannot rerun yet, because failed evidence reopens an upstream
+    /// step; also the results of their downstream steps. The scopes below apply the request when these are
+    /// entered.
     pub(super) fn defer(
         &self,
         shape: &Shape,
@@ -115,19 +116,19 @@ impl Requested {
         self.ways.is_empty()
     }
 
-    /// Says whether a branch is one that is named, or above it.
+    /// Returns whether a branch is named, or an ancestor of a named branch.
     pub(super) fn is_on_the_way(&self, branch: &BranchPath) -> bool {
         self.ways.contains_key(branch)
     }
 
-    /// Returns the steps of a branch that opened the next ones on the ways.
+    /// Returns the openers of a branch on the paths to the named branches.
     pub(super) fn ways_on(&self, branch: &BranchPath) -> impl Iterator<Item = &StepId> {
         self.ways.get(branch).into_iter().flatten()
     }
 }
 
-/// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the step itself; `None` if
-/// the scope is not on the path.
+/// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the requested
+/// step. `None` if the scope is not on the path.
 fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepId> {
     if *on == request.branch {
         return Some(request.step.clone());
@@ -137,7 +138,8 @@ fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<St
     opener_of(shape, &next)
 }
 
-/// Applies the deferred requests to a scope that is entered: the requested steps and all downstream steps are not reused.
+/// Applies the deferred requests to an entered scope: excludes the requested steps and all downstream steps from
+/// reuse.
 pub(super) fn apply(
     root: &Shape,
     requests: &BTreeSet<RerunRequest>,

@@ -1,7 +1,7 @@
 //! The invalid steps of each branch: steps with failed evidence, and the joins above these branches.
 //!
-//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: for each branch
-//! the steps to rerun first.
+//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: for
+//! each branch, the steps to rerun first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,34 +18,34 @@ use super::definition::Forget;
 use super::requested::Requested;
 use super::trust::{Branches, InForce, Judged};
 
-/// Where a branch is gone on with, if not where it stands.
+/// The transition of a branch to another position.
 #[derive(Debug)]
 pub(super) struct Reopened {
     pub(super) record: Record,
     pub(super) position: Position,
-    /// What is written about it; nothing if only the position is another.
+    /// The drafts of the transition; empty if only the position changes.
     pub(super) drafts: Vec<Draft>,
-    /// The record that the branch continues, where the one above is of another run; 0 for none.
+    /// The basis in the branch, if `record` belongs to another run; 0 for none.
     pub(super) basis: Option<u64>,
-    /// What is taken out of the state.
+    /// The parts to remove from the state.
     pub(super) forgotten: Vec<Forget>,
 }
 
-/// What a branch is to do again, and why.
+/// A step to rerun first, with the cause.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
-    /// The record that finished the step.
+    /// The record of the end of the step.
     pub(super) seq: u64,
     pub(super) step: StepId,
-    /// Its own evidence; none for a join whose branches do something again.
+    /// The failed claims of the step itself; `None` for the join of rerun branches.
     pub(super) claims: Option<Vec<String>>,
-    /// A person requested the rerun, of the step or below it: no downstream result is reused.
+    /// True if a person requested the rerun, of the step or below the step: no downstream result is reused.
     pub(super) is_requested: bool,
 }
 
 impl Target {
-    /// Says whether the branches that the step opens are opened anew: where it is named, or its own work comes before them.
-    /// One whose evidence does not hold joins them again.
+    /// Returns whether the step opens new branches: the step is named, or its own work precedes the branches.
+    /// Other steps with failed evidence join the existing branches again.
     pub(super) fn is_opened_anew(&self, shape: &Shape, branch: &BranchPath) -> bool {
         let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
         let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
@@ -55,7 +55,8 @@ impl Target {
         })
     }
 
-    /// Stands where the step is to begin: one that joins what its work opened does again what came after that.
+    /// Moves the entry of the step to its start. A step that joins the branches of its work also reruns its
+    /// hooks.
     pub(super) fn begin(&self, entry: &mut FrontierEntry) {
         if entry.step == self.step {
             entry.back_to_work();
@@ -63,18 +64,20 @@ impl Target {
     }
 }
 
-/// What all branches are to do again.
+/// The steps to rerun first, on all branches.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
     pub(super) targets: BTreeMap<BranchPath, Vec<Target>>,
-    /// Branches that were to be worked on again, and are left behind as one above them goes further back.
+    /// Requested branches that are abandoned, because an ancestor rewinds further.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
 
-/// Chooses for each branch the steps to be done again: those that are broken, or that join what is. What comes after
-/// them waits for what they give: only then is it looked at. Of a chain this is the earliest; of a graph by needs, all that
-/// do not come after each other. `wanted`: branches that go on where they stand, and are joined again. `apart`: a person
-/// wants it, and what each step gave is kept apart.
+/// Returns the steps to rerun first, by branch: broken steps, and the joins of branches with reruns. Downstream
+/// steps are judged after these have ended.
+///
+/// On a chain this is the earliest step; in a graph with `needs`, all steps without another such step upstream.
+/// `requested`: branches to continue and to join again. `apart`: a person requests the rerun, and the state has
+/// separate outputs.
 pub(super) fn targets(
     shape: &Shape,
     branches: &Branches,
@@ -119,12 +122,12 @@ struct Selection<'a> {
     branches: &'a Branches,
     broken: &'a [Broken],
     requested: &'a Requested,
-    /// By branch, those that it opened and that have something to do again, or have some below them that do.
+    /// By branch: its children with reruns, on the child or below the child.
     below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
 }
 
 impl Selection<'_> {
-    /// Returns the places of the steps that come after these.
+    /// Returns the places of the steps downstream of these steps.
     fn behind<'s>(&self, branch: &BranchPath, steps: impl Iterator<Item = &'s StepId>) -> BTreeSet<usize> {
         let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
         let places: Vec<usize> = steps.filter_map(|step| shape.place(step.as_str())).collect();
@@ -132,7 +135,7 @@ impl Selection<'_> {
     }
 
     fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
-        // One that is not known ended with one below it, and goes on with that.
+        // An unknown branch ended together with a descendant, and resumes with the descendant.
         let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
@@ -169,7 +172,7 @@ impl Selection<'_> {
             first_passes[&target.step] == pass_of(&known.position, &target.step, child)
         };
         joined.retain(|(target, child)| is_routed || is_first(target, child));
-        // Of one step, the children come first.
+        // For a single step, the children come first.
         let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
         for target in joined.iter().map(|(target, _)| target.clone()).chain(own) {
             chosen.entry(target.seq).or_insert(target);
@@ -180,7 +183,7 @@ impl Selection<'_> {
             place.is_some_and(|place| behind.contains(&place))
         };
         if !is_routed {
-            // Of passes of one step, the first.
+            // Of the passes of a step, the first.
             let mut steps = BTreeSet::new();
             chosen.retain(|_, target| !is_behind(&target.step) && steps.insert(target.step.clone()));
         } else if let Some(first) = chosen.first_key_value().map(|(first, _)| *first) {
@@ -206,7 +209,7 @@ impl Selection<'_> {
     }
 }
 
-/// Returns the number of the pass of a branch; 0 for the branch of an item.
+/// Returns the pass number of a branch; 0 for the branch of an item.
 fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
     let amid =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
@@ -214,7 +217,7 @@ fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
     fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the end of an earlier pass of a step, which a branch is.
+/// Returns the end of the earlier pass of a step that a branch belongs to.
 fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
     let amid =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
@@ -223,7 +226,7 @@ fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<S
     fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
 }
 
-/// Says whether a branch has ended and was joined since.
+/// Returns whether a branch has ended and was joined.
 pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &InForce) -> bool {
     let header = known.record.header();
     let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
@@ -231,14 +234,14 @@ pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &InForce) -> 
     header.end.is_some() && above.position.frontier.iter().all(|entry| entry.step != opener)
 }
 
-/// Returns the step that opened a branch.
+/// Returns the opener of a branch.
 pub(super) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
     let parent = shape.of_branch(&branch.parent()?)?;
     let place = parent.opener(&branch.opened_by()?.0)?;
     Some(parent.steps()[place].id.clone())
 }
 
-/// What is written where a step is to be done again.
+/// Makes the draft for the rerun of a step.
 pub(super) fn redo_draft(
     made: &Header,
     branch: &BranchPath,
@@ -259,7 +262,7 @@ pub(super) fn redo_draft(
     draft
 }
 
-/// Returns the claims for which a record takes its branch back to a step, if it does.
+/// Returns the failed claims in a record that rewinds its branch, if the record is a rewind.
 pub(super) fn broken_by(header: &Header) -> Option<Vec<String>> {
     let data = header.notes.iter().find_map(|note| match note {
         Note::Event { name, data } if name == EVIDENCE_FAILED => Some(data),

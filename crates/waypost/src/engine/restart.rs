@@ -1,4 +1,4 @@
-//! Starting over: on the same chain, from the first step, as nothing before counts any more.
+//! Restart of a run: on the same chain, from the first step; all earlier results are out of force.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ use super::session::Session;
 use super::trust::is_step_on;
 use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
 
-/// Makes the session that starts a run over with a state. What was recorded stays, and so does the configuration in
-/// force, with that of the options laid over it.
+/// Makes the session that restarts a run with a state. The records stay. The configuration in force stays too,
+/// merged with the options.
 pub(super) async fn restarted<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
@@ -61,6 +61,7 @@ pub(super) async fn restarted<'a, P: Program>(
         repair: next != seq + 1 || newest.is_none(),
         root: None,
         resumed: true,
+        resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
@@ -76,18 +77,18 @@ pub(super) async fn restarted<'a, P: Program>(
     session.repaired = damaged;
     session.adopt = adopt;
     session.config = Arc::new(config);
-    // Where the run record is damaged, its base folder is gone with it.
+    // A damaged run record has lost its base folder too.
     if let Ok(entry) = engine.store.run(run).await {
         session.site = Arc::new(engine.site(entry.record.record()));
     }
     Ok(session)
 }
 
-/// Refuses a place to go on from, as a run that is started over has none.
+/// Refuses a start point, because a restart has none.
 ///
 /// # Errors
-/// - [`RunError::InvalidStep`], [`RunError::UnknownStep`]: there is no such step.
-/// - [`RunError::NoState`]: there is one, or it is another place.
+/// - [`RunError::InvalidStep`], [`RunError::UnknownStep`]: the step does not exist.
+/// - [`RunError::NoState`]: any other start point.
 pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>) -> Result<(), RunError> {
     match from {
         None => Ok(()),
@@ -107,9 +108,9 @@ pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
 
 /// The newest records of the main branch.
 struct Ends {
-    /// The newest whose header is sound.
+    /// The newest record with a sound header.
     newest: Option<Record>,
-    /// Those that are damaged, of the newest.
+    /// The damaged records among the newest.
     damaged: Vec<Damage>,
 }
 
@@ -117,7 +118,7 @@ async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
     let mut scan =
         Scan { branch: Some(BranchPath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let mut found = engine.store.scan(&scan).await?;
-    // More may be damaged than a page lists.
+    // More records may be damaged than a page lists.
     while found.records.is_empty() && found.next.is_some() {
         scan.cursor = found.next.take();
         let next = engine.store.scan(&scan).await?;
@@ -128,7 +129,7 @@ async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
     Ok(Ends { newest: found.records.into_iter().next(), damaged: found.damaged })
 }
 
-/// Returns the highest seq that the main branch ever gave, quarantine included, as far as a head tells; else 0.
+/// Returns the highest seq ever used on the main branch, quarantine included; 0 without a head.
 async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
     let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
     let heads = heads.map(|found| found.heads).unwrap_or_default();
@@ -136,16 +137,17 @@ async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
     main.map_or(0, |head| head.next - 1)
 }
 
-/// The configuration of a run, as far as it can still be read.
+/// The configuration of a run, as far as readable.
 #[derive(Debug, Default)]
 struct Config {
     map: Map<String, Value>,
-    /// The record that carries it, if not that of the run.
+    /// The record with the configuration, if not the run record.
     at: Option<u64>,
 }
 
 impl Config {
-    /// Reads the one in force: of the record that the newest sound one names, or of the run.
+    /// Reads the configuration in force: from the record named by the newest sound record, or from the run
+    /// record.
     async fn in_force(engine: &Engine, run: &RunId) -> Self {
         let at = newest_position(engine, run).await.and_then(|position| position.config);
         if let Some(seq) = at
@@ -155,12 +157,12 @@ impl Config {
         }
         match engine.store.run(run).await {
             Ok(entry) => Self { map: entry.record.record().config.clone(), at: None },
-            // Nothing of it is left.
+            // No configuration is left.
             Err(_) => Self::default(),
         }
     }
 
-    /// Returns what is in force once another is laid over it, and has that written on a branch that begins.
+    /// Returns the configuration after a merge with `over`, and drafts the change on a new branch.
     fn laid_under<S>(self, over: Map<String, Value>, main: &mut Line<'_, S>) -> Map<String, Value> {
         let mut config = self.map.clone();
         merge(&mut config, over);
@@ -175,7 +177,7 @@ impl Config {
     }
 }
 
-/// Returns the position of the newest sound record of the main branch, if there is one.
+/// Returns the position of the newest sound record of the main branch.
 async fn newest_position(engine: &Engine, run: &RunId) -> Option<Position> {
     let store = engine.store.as_ref();
     let main = BranchPath::main();

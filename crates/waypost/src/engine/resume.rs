@@ -1,4 +1,4 @@
-//! How a session of a resume begins: what is written first, and whether there is anything to do at all.
+//! The start of a resumed session: its first record, and the check whether there is work at all.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -16,11 +16,11 @@ use super::scope::{Line, MAIN};
 use super::session::{Session, Worked};
 use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 
-/// Verifications in a row without a start. A resume needs one or two: more are a defect of the engine, and each one appends a
-/// checkpoint.
+/// Limit of verifications in a row without a start. A resume needs one or two. More are a defect of the engine,
+/// and each appends a checkpoint.
 const IDLE_ROUNDS_MAX: u32 = 32;
 
-/// Takes a run up where it stood.
+/// Resumes a run.
 pub(super) async fn resumed<P: Program>(
     engine: &Engine,
     program: &P,
@@ -29,7 +29,7 @@ pub(super) async fn resumed<P: Program>(
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
     engine.store.wait_while_dying(run).await?;
-    // Read before the lease is held: a stop that is asked for from then on is meant for this session.
+    // Read before the acquisition of the lease: later stop requests are meant for this session.
     let mut overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
     let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
@@ -66,8 +66,8 @@ pub(super) async fn resumed<P: Program>(
     }
 }
 
-/// Prepares a resume, unless it is told to stop before that is done: evidence may be looked at for minutes. Nothing is written
-/// meanwhile but that damaged records go into quarantine, which the next resume does all the same.
+/// Prepares a resume, unless stopped first: the check of evidence may take minutes. Meanwhile only damaged
+/// records move to quarantine, as in any resume.
 async fn unless_stopped<T>(
     stop: &StopHandle,
     run: &RunId,
@@ -80,11 +80,11 @@ async fn unless_stopped<T>(
     }
 }
 
-/// How a resume begins.
+/// The result of starting a resume.
 enum Taken {
-    /// It has written its first record; with how the run stands if nothing goes on by itself.
+    /// The first record is written; with the status of the run if no step can run.
     Up(Option<RunStatus>),
-    /// Nothing that is wanted is left to do: it has written nothing, and the run stands as it stood.
+    /// The requested work is already done: nothing was written, and the status is unchanged.
     Nothing(RunStatus),
 }
 
@@ -94,7 +94,7 @@ impl<P: Program> Session<'_, P> {
         self.clock.now()
     }
 
-    /// Goes on after a resume: plans were made, nothing was started.
+    /// Continues a prepared resume; no step is started yet.
     pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
@@ -116,7 +116,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Has it written that the run goes on with another definition: with the next commit, whatever branch that is about.
+    /// Drafts the adoption of a definition for the next commit.
     fn write_adoption(&mut self) {
         let Some(definition) = self.adopt.take() else { return };
         let main = self.main_mut();
@@ -125,10 +125,10 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(MAIN);
     }
 
-    /// Writes the first record of a resume, unless nothing comes of it.
+    /// Writes the first record of a resume, unless there is no work.
     async fn take_up(&mut self) -> Result<Taken, RunError> {
         self.deliver_all().await?;
-        // What slept while nobody was there may be due; no timer of this session knows of it.
+        // Sleeping steps may be due; this session has no timer for these yet.
         let now = self.now();
         self.lines.iter_mut().for_each(|(_, line)| line.wake(now));
         self.schedule().await?;
@@ -136,8 +136,8 @@ impl<P: Program> Session<'_, P> {
         if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
             return Ok(Taken::Nothing(stood));
         }
-        // What needs a start of its own brings its own record; everything else begins with this one, even if all of it
-        // is delayed.
+        // A step with a separate start commit writes its own record. Everything else begins with this record,
+        // even if all steps are delayed.
         let begins = !self.lines.iter().any(|(_, line)| !line.alone.is_empty());
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
@@ -145,14 +145,14 @@ impl<P: Program> Session<'_, P> {
         Ok(Taken::Up(status))
     }
 
-    /// Says whether all that is wanted is done, and nothing else was touched.
+    /// Returns whether the requested work is done and nothing else changed.
     fn is_idle(&self, status: Option<RunStatus>) -> bool {
         if status == Some(RunStatus::Waiting)
             && self.stood == status
             && self.dirty.is_empty()
             && !self.is_again
         {
-            // Nothing of what it waits for has come.
+            // No message has arrived.
             return true;
         }
         let Some(wanted) = &self.wanted else { return false };
@@ -162,7 +162,7 @@ impl<P: Program> Session<'_, P> {
         status.is_some() && self.dirty.is_empty() && !self.is_again && !left.any(|place| wanted[place])
     }
 
-    /// Writes the record of a resume that runs nothing, and gives the lease back.
+    /// Writes the record of a resume without execution, and releases the lease.
     pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
@@ -180,23 +180,25 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Says whether a failed step runs again together with its hooks: the hooks run after its own work.
+/// Returns whether a failed step reruns together with its hooks: the hooks follow its own work.
 pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
     let children = shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
     entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
 }
 
-/// How a resume takes up unfinished steps.
+/// The conditions under which a resume reopens unfinished steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reopening {
     pub(super) now: Timestamp,
-    /// A person resumes: delayed tries start at once, the retry budget is new, and cuts count from 0.
+    /// A person resumes: delayed attempts start at once, the retry budget is reset, and interruptions count from
+    /// 0.
     pub(super) by_person: bool,
-    /// The session before was killed: each step in flight was cut once more.
+    /// The previous session was killed: each running step counts another interruption.
     pub(super) was_killed: bool,
 }
 
-/// Says whether the session before was killed. No: it ended, was asked to stop, or the machine was restarted.
+/// Returns whether the previous session was killed. False if the session ended, was asked to stop, or the machine
+/// was restarted.
 pub(super) async fn was_killed(
     engine: &Engine,
     summary: &RunSummary,
@@ -207,7 +209,7 @@ pub(super) async fn was_killed(
         && stop_requests(engine, &summary.run).await?.is_empty())
 }
 
-/// Says whether the machine was started after a time; unknown counts as no.
+/// Returns whether the machine was started after a time; false if unknown.
 fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
     let uptime = std::fs::read_to_string("/proc/uptime").ok();
     let seconds = uptime.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
@@ -215,8 +217,8 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
     up.and_then(|up| now.checked_sub(up).ok()).is_some_and(|started| started > time)
 }
 
-/// Applies a resume to the unfinished steps of a scope: cut and failed steps are ready, failed steps have a new retry budget, and
-/// held steps continue.
+/// Applies a resume to the unfinished steps of a scope: interrupted and failed steps are ready, failed steps have
+/// a reset retry budget, and held steps continue.
 pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
     let Reopening { now, by_person, was_killed } = reopening;
     for entry in &mut line.position.frontier {
@@ -230,7 +232,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
             line.cut.push(entry.step.clone());
         }
         if is_done_again(entry, line.shape) {
-            // On branches that were there before.
+            // The branches existed before.
             line.position.revisited |= entry.fan.take().is_some();
         }
         match entry.status {
@@ -249,7 +251,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
             }
             Status::Waiting if entry.waits.iter().any(|wait| wait.on == WaitKind::Resume) => {
                 entry.status = Status::Ready;
-                // A hold after the step before does not let it pass a hold before itself.
+                // A released hold after the previous step does not skip a hold before this step.
                 entry.passed |= entry.waits.iter().any(|wait| wait.key == BEFORE);
                 entry.waits.clear();
             }
@@ -261,7 +263,7 @@ pub(super) fn reopen<S>(line: &mut Line<'_, S>, reopening: Reopening) {
     }
 }
 
-/// Returns the ids of requests to stop that no session took in: the resume takes them back.
+/// Returns the ids of unconsumed stop requests; the resume withdraws these.
 pub(super) async fn stop_requests(engine: &Engine, run: &RunId) -> Result<Vec<String>, RunError> {
     let signals = engine.store.signals(run).await?;
     Ok(signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop).map(|signal| signal.id).collect())

@@ -1,8 +1,9 @@
-//! The point from which a resume continues: for each branch in force, its newest record, or an earlier or later position.
+//! The point from which a resume continues: for each branch in force, its newest record, or an earlier or later
+//! position.
 //!
-//! [`find`] asks in this order: does a chain rejoin its results from before a rewind ([`rejoin`](super::rewind::rejoin)); does
-//! the evidence of the finished steps hold ([`judge`]); and from which step does each branch rerun ([`targets`]). It reads
-//! and verifies, and writes nothing.
+//! [`find`] checks in this order: whether a chain rejoins its results from before a rewind
+//! ([`rejoin`](super::rewind::rejoin)), whether the evidence of the finished steps holds ([`judge`]), and from
+//! which step each branch reruns ([`targets`]). Reads and verifies only; writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,51 +29,51 @@ use super::trust::{
 };
 use super::{Engine, Program, RunError};
 
-/// Where a resume begins.
+/// The point from which a resume continues.
 #[derive(Debug, Default)]
 pub(super) struct ResumePoint {
-    /// Questions that a person must decide first.
+    /// Questions to a person, before anything runs.
     pub(super) questions: Vec<Decision>,
     /// Branches that continue from another record than their newest.
     pub(super) moves: BTreeMap<BranchPath, Reopened>,
-    /// Cut steps of the main branch that are done by their evidence, with the question about each.
+    /// Interrupted steps of the main branch that evidence proves to be done, with their questions.
     pub(super) settled: Vec<Decision>,
-    /// The evidence of all finished steps was verified.
+    /// True if the evidence of all finished steps was verified.
     pub(super) looked: bool,
-    /// Claims that were not verified: a step under way may rewrite their subject. They are due when that step has ended.
+    /// Unverified claims: a running step may rewrite the claimed files. Due when that step has ended.
     pub(super) left: LeftOut,
-    /// Chains rewind. A claim of a reusable result replaces an upstream claim for this look only: the next look is after the next
-    /// end.
+    /// True if a chain rewinds. A claim of a reusable result replaces an upstream claim for this check only: the
+    /// next check follows the next end.
     pub(super) rewinds: bool,
-    /// Requested branches that are out of force, since a branch above them reruns from an earlier step.
+    /// Requested branches that are out of force, because an ancestor reruns from an earlier step.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
 
 impl ResumePoint {
-    /// Says whether every branch continues from its newest record.
+    /// Returns whether every branch continues from its newest record.
     pub(super) fn is_unmoved(&self) -> bool {
         self.questions.is_empty() && self.moves.is_empty()
     }
 }
 
-/// The question about a run: which evidence counts, and which reruns a person requests.
+/// The query for a resume point: the trust in evidence, and the requested reruns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ResumeQuery<'a> {
     pub(super) trust: Trust,
-    /// The same session continues: evidence that cannot have changed is not verified again.
+    /// True if the same session continues: unchanged evidence is not verified again.
     pub(super) again: bool,
-    /// The evidence is verified all the same: all steps have ended, and the last rerun may have invalidated evidence of other
-    /// steps; or a step has ended that kept a claim from being verified.
+    /// True to verify in any case: all steps have ended, and the last rerun may have invalidated other evidence;
+    /// or the ended step had blocked a check.
     pub(super) anew: bool,
-    /// A person edits the state: no step is rerun without a request.
+    /// True if a person edits the state: no step reruns without a request.
     pub(super) by_hand: bool,
-    /// Nothing runs: only the steps in doubt are listed.
+    /// True if nothing runs: only the steps in doubt are listed.
     pub(super) still: bool,
-    /// The fencing token of the lease.
-    pub(super) token: u64,
+    /// The number of the resume.
+    pub(super) resume: u64,
     /// No person settles the cut steps: their evidence may.
     pub(super) salvages: bool,
-    /// A person requests a rerun of steps that must not be repeated.
+    /// True if a person requests the rerun of non-idempotent steps.
     pub(super) retries: bool,
     /// Requested reruns below the main branch.
     pub(super) requested: &'a Requested,
@@ -135,7 +136,7 @@ pub(super) async fn find<P: Program>(
     let left_behind = std::mem::take(&mut survey.left_behind);
     let Targets { targets, unreached } = targets(shape, &branches, &judged.broken, (asked.requested, apart));
     if asked.again {
-        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.token).await?;
+        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.resume).await?;
         if !questions.is_empty() {
             return Ok(ResumePoint { questions, ..ResumePoint::default() });
         }
@@ -166,8 +167,8 @@ pub(super) async fn find<P: Program>(
     Ok(ResumePoint { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
 }
 
-/// Takes openers whose hooks are under way back to their work, where a branch of that work has failed evidence. Returns the
-/// positions of their branches.
+/// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the
+/// transitions.
 fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Reopened> {
     let mut moves = BTreeMap::new();
     for broken in broken {
@@ -188,7 +189,7 @@ fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BT
     moves
 }
 
-/// Finds the branches that count, as they would be gone on with.
+/// Returns the branches in force, at their resume positions.
 pub(super) async fn survey<P: Program>(
     engine: &Engine,
     program: &P,
@@ -199,14 +200,14 @@ pub(super) async fn survey<P: Program>(
     Ok(survey.survey(main).await?.0)
 }
 
-/// Looks around in a run.
+/// Loads the branches in force of a run.
 struct Survey<'a> {
     engine: &'a Engine,
     shape: &'a Shape,
-    /// Branches that went back and whose opener was taken elsewhere meanwhile, to where it has joined them: with how they
-    /// get to that end of theirs again, should it be joined once more.
+    /// Rewound branches with an opener at a record after their join: the transition back to their end, for a join
+    /// that runs again.
     left_behind: BTreeMap<BranchPath, Reopened>,
-    /// Branches that are to be found, and those above them, whether or not they have anything to show for themselves.
+    /// The requested branches; these and their ancestors are loaded in any case.
     requested: Option<&'a Requested>,
 }
 
@@ -215,13 +216,13 @@ impl<'a> Survey<'a> {
         Self { engine, shape, left_behind: BTreeMap::new(), requested: None }
     }
 
-    /// Says whether a branch is one that is to be found, or above it.
+    /// Returns whether a branch is requested, or an ancestor of a requested branch.
     fn is_on_the_way(&self, branch: &BranchPath) -> bool {
         self.requested.is_some_and(|requested| requested.is_on_the_way(branch))
     }
 
-    /// Finds the branches that count, parents before their children, and takes forward those that are level with where
-    /// they were: the main one, children that are waited for, and those joined whose steps have evidence.
+    /// Loads the branches in force, parents first, and rejoins chains where possible: the main branch, awaited
+    /// children, and joined children with evidence.
     async fn survey(
         &mut self,
         (record, position): (&Record, &Position),
@@ -232,7 +233,7 @@ impl<'a> Survey<'a> {
         Ok((branches, moves))
     }
 
-    /// Invalidates steps of a branch; `None` if steps upstream are open already.
+    /// Invalidates steps of a branch; `None` if upstream steps are already unfinished.
     async fn take_back<P: Program>(
         &self,
         program: &P,
@@ -259,7 +260,7 @@ impl<'a> Survey<'a> {
         let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
         let mut moved = rewind.to_start().await?;
         if !asked.requested.is_empty() {
-            // A person asked for the rerun: no result downstream is reused.
+            // A person requested the rerun: no downstream result is reused.
             drop_chain(&mut moved.position, own);
         }
         Ok(Some((branch, moved)))
@@ -288,7 +289,7 @@ impl<'a> Survey<'a> {
             let is_named = self.is_on_the_way(&name);
             let Some(wanted) = wanted(self.shape, branches, &name, is_named) else { continue };
             let record = match store.newest(run, &name).await {
-                // Who goes on with it, or verifies it, says so.
+                // The resume or the verification of the branch reports the damage.
                 Err(StoreError::Damaged { .. }) => continue,
                 record => record?,
             };
@@ -308,7 +309,7 @@ impl<'a> Survey<'a> {
                     let why = "the state with which it ended is not kept any more".to_owned();
                     return Err(RunError::NoState { at, why });
                 }
-                // Nothing of it can be gone on with; what it made is looked at all the same.
+                // The branch cannot resume without a state, but its evidence is still checked.
                 let position = Position { origin: Some(origin), ..Position::default() };
                 self.meet((stands, position), branches, moves).await?;
                 continue;
@@ -336,7 +337,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Says whether the opener of a branch has failed: a resume retries the failed and cancelled branches.
+    /// Returns whether the opener of a branch has failed: a resume retries the failed and cancelled branches.
     fn is_retried(&self, branches: &Branches, name: &BranchPath) -> bool {
         let above = name.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
         let opener = opener_of(self.shape, name);
@@ -346,8 +347,8 @@ impl<'a> Survey<'a> {
         })
     }
 
-    /// Says whether a branch has joined branches that a person wants to be worked on again: then it goes back to that, also
-    /// if it failed later on. One that ended amid them goes on with them.
+    /// Returns whether an ended branch has joined requested branches. Such a branch goes back to that join, even
+    /// if it failed later. A branch that ended with these branches open resumes with these.
     async fn joined_what_is_wanted(&self, stands: &Record, position: &Position) -> Result<bool, RunError> {
         let branch = &stands.header().branch;
         let steps: BTreeSet<&StepId> =
@@ -360,7 +361,7 @@ impl<'a> Survey<'a> {
         Ok(steps.into_iter().any(|step| joined.contains_key(step)))
     }
 
-    /// Notes a branch, further on if it is level with where it was before.
+    /// Adds a branch, after a rejoin if possible.
     async fn meet(
         &self,
         (record, position): (Record, Position),
@@ -370,7 +371,7 @@ impl<'a> Survey<'a> {
         let branch = record.header().branch.clone();
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
         let mut known = (record, position);
-        // What has ended stands at its end.
+        // An ended branch stays at its end.
         if known.0.header().end.is_none()
             && let Some(stood) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
         {
@@ -386,7 +387,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Finds the end of a step of a branch, if the branch counts and the step is finished there.
+    /// Returns the end of a step on a branch, if the branch is in force and the step is finished.
     async fn ended_on(
         &self,
         branches: &Branches,
@@ -402,11 +403,11 @@ impl<'a> Survey<'a> {
         }))
     }
 
-    /// Finds the end of the step that a person wants to run again.
+    /// Returns the end of the step to rerun on request.
     ///
     /// # Errors
-    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: it has not finished there, or nobody
-    /// would take in what comes of it.
+    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: the step has not finished
+    /// there, or no step would join the branch.
     async fn named(
         &self,
         run: &RunId,
@@ -430,8 +431,8 @@ impl<'a> Survey<'a> {
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
 
-    /// Notes the joins behind which branches may have something to do again, and that the ledger has not: steps without
-    /// evidence on their branches, and such as did not join again, as all had come out as before.
+    /// Adds joins above possible reruns to the ledgers that lack these: joins of branches without evidence, and
+    /// joins that did not run again because all results were equal.
     async fn note_joins(&self, branches: &mut Branches) -> Result<(), RunError> {
         let store = self.engine.store.as_ref();
         for known in branches.values_mut() {

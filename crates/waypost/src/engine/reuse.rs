@@ -1,116 +1,52 @@
 //! Reuse: a reusable result becomes current if the input of the step is equal.
 //!
-//! Input: ready steps with a reusable result. Each step is settled with the result, or the result is dropped and the step
-//! starts. This module reads the digests for traces from headers and verifies the evidence of the results. The comparison is in [`trace`](super::trace).
+//! Input: ready steps with a reusable result, and the records of their ends. Output: the first difference between
+//! the recorded trace and the current trace, and a settled step or a dropped result. Pure;
+//! [`early_cutoff`](super::early_cutoff) reads and verifies.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::events::{RerunCause, STEP_INVALIDATED, STEP_REUSED};
-use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
+use crate::events::{RerunCause, STEP_REUSED};
+use crate::id::{BranchPath, StepId};
 use crate::record::{
-    Fan, FrontierEntry, Note, Occasion, Phase, Position, Reason, Record, Reusable, Settled, SettledAs,
-    SkipCause, Status, Trace, Verdict, WaitKind,
+    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, SettledAs, Status, Trace, WaitKind,
 };
-use crate::shape::{Shape, Step};
-use crate::store::{Store, StoreError, StoreExt as _};
 
-use super::begin::decode_state;
-use super::child_ends::has_state;
 use super::definition::{Forget, forget};
-use super::failure::upstream;
-use super::inspect::{effective_of, position_of};
 use super::open_scopes::fan_of;
-use super::rollback::load_with_state;
 use super::scheduler::for_children;
 use super::scope::{Line, LineId};
 use super::session::Session;
-use super::trace::{reads_of, sinks, trace_of};
-use super::trust::verify;
-use super::{Admission, Follow, Program, RunError};
+use super::trace::trace_of;
+use super::{Follow, Program, RunError};
 
 /// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
 #[derive(Debug, Default)]
 pub(super) struct ReusableVerdicts {
     /// The verified scopes.
-    looked: BTreeSet<BranchPath>,
-    broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
-    unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
+    pub(super) looked: BTreeSet<BranchPath>,
+    pub(super) broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
+    pub(super) unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
 }
 
 /// A ready step with a reusable result.
-struct Candidate {
-    place: usize,
-    step: StepId,
-    trace: Option<Trace>,
-    result: Reusable,
+pub(super) struct Candidate {
+    pub(super) place: usize,
+    pub(super) step: StepId,
+    pub(super) trace: Option<Trace>,
+    pub(super) result: Reusable,
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Reads the digests of the ends that ready steps need, in graphs with traces.
-    pub(super) async fn read_digests(&mut self, id: LineId) -> Result<(), RunError> {
-        if !self.keeps_traces {
-            return Ok(());
-        }
-        let (store, program) = (Arc::clone(&self.engine.store), self.program);
-        read_digests(store.as_ref(), program, self.lines.get_mut(id)).await
-    }
-
-    /// Settles ready steps with their reusable results, and drops the results that cannot be reused.
-    pub(super) async fn reuse_ready(&mut self, id: LineId) -> Result<(), RunError> {
-        loop {
-            self.read_digests(id).await?;
-            let Some(candidate) = self.next_candidate(id) else { return Ok(()) };
-            let program = self.program;
-            let line = self.lines.get(id);
-            let is_repeated = line.shape.share_loop(candidate.place, candidate.place);
-            let failed = self.failed_upstream(id, candidate.place);
-            let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-            match program.admit(line.spot(candidate.place), &line.state, upstream(failed.as_ref())) {
-                _ if is_kept => {}
-                // The result stays reusable: the retry of the failed step may give an equal result.
-                Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
-                    self.skip(id, candidate.place, cause);
-                    continue;
-                }
-                Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
-                    self.give_up_result(id, &candidate)?;
-                    continue;
-                }
-                _ => {}
-            }
-            let cause = match candidate.result.clone() {
-                Reusable::Begun { entry, before }
-                    if is_given_the_same(&entry, candidate.trace.as_ref())
-                        && self.has_state_of(id, &entry) =>
-                {
-                    self.go_on_with(id, candidate.place, *entry, before)?;
-                    None
-                }
-                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) => {
-                    Some(RerunCause::UpstreamChanged { step: None })
-                }
-                Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
-            };
-            if let Some(cause) = cause {
-                self.give_up_result(id, &candidate)?;
-                let data = json!({ "step": candidate.step, "cause": cause });
-                let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
-                self.lines.get_mut(id).notes.push(note);
-            }
-        }
-    }
-
-    /// Says whether a step belongs to the requested part of the run.
+    /// Returns whether a step belongs to the requested part of the run.
     fn is_wanted(&self, id: LineId, place: usize) -> bool {
         let wanted = self.wanted.as_deref().filter(|_| id == super::scope::MAIN);
         wanted.is_none_or(|wanted| wanted[place])
     }
 
-    /// Says whether reuse of a ready step is still undecided.
+    /// Returns whether the reuse of a ready step is still undecided.
     pub(super) fn has_result_to_judge(&self, id: LineId) -> bool {
         let Some(line) = self.lines.find_ref(id) else { return false };
         let has_result = |entry: &FrontierEntry| {
@@ -130,7 +66,7 @@ impl<P: Program> Session<'_, P> {
         self.lines.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
     }
 
-    fn next_candidate(&self, id: LineId) -> Option<Candidate> {
+    pub(super) fn next_candidate(&self, id: LineId) -> Option<Candidate> {
         let line = self.lines.get(id);
         if line.position.reusable.is_empty() || line.end.is_some() || self.is_stopping() {
             return None;
@@ -146,47 +82,16 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Makes an end current again if the recorded trace equals the current one and the evidence holds. Returns the mismatch.
-    async fn reuse(
+    /// Settles a ready step with its reusable end, for the next record.
+    pub(super) fn settle_with_result(
         &mut self,
         id: LineId,
         candidate: &Candidate,
-        settled: Settled,
-    ) -> Result<Option<RerunCause>, RunError> {
-        let line = self.lines.get(id);
-        let (run, branch) = (line.chain.run.clone(), line.branch().clone());
-        let ended = match self.engine.store.load(&run, &branch, settled.seq).await {
-            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
-                return Ok(Some(RerunCause::UpstreamChanged { step: None }));
-            }
-            ended => ended?,
-        };
-        let header = ended.header();
-        if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {
-            return Ok(Some(difference));
-        }
-        self.look_at_reusable(id).await?;
-        let key = (branch, candidate.step.clone());
-        if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
-            let cause = Cause::EvidenceUnknown(claims.clone());
-            let (branch, step) = key;
-            let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
-            return Err(RunError::InDoubt { run, questions });
-        }
-        if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
-            return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
-        }
-        // A kept result never left the state.
-        let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-        if !is_kept
-            && self.restores_state(id, candidate.place)
-            && !self.restore_state(id, candidate, &ended).await?
-        {
-            return Ok(Some(RerunCause::UpstreamChanged { step: None }));
-        }
+        digests: Option<EndDigests>,
+    ) {
         let line = self.lines.get_mut(id);
         let Some(Reusable::Ended { settled, fan, follows, .. }) = line.take_result(candidate.place) else {
-            return Ok(None);
+            return;
         };
         let failures = fan.as_ref().map_or(settled.failures, |fan| {
             let before = fan.passes.last().map_or(0, |pass| pass.settled.failures);
@@ -199,15 +104,20 @@ impl<P: Program> Session<'_, P> {
         if let Some(fan) = fan {
             line.position.joined.insert(candidate.step.clone(), fan);
         }
-        line.digests.extend(header.digests.map(|digests| (candidate.step.clone(), digests)));
+        line.digests.extend(digests.map(|digests| (candidate.step.clone(), digests)));
         note_reuse(line, &candidate.step, settled.seq);
         self.mark_dirty(id);
         self.touched.insert(id);
-        Ok(None)
     }
 
-    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result has none.
-    fn difference(&self, id: LineId, candidate: &Candidate, then: Option<&Trace>) -> Option<RerunCause> {
+    /// Returns the first difference between the trace of a reusable end and the current trace; `None` for a kept
+    /// result.
+    pub(super) fn difference(
+        &self,
+        id: LineId,
+        candidate: &Candidate,
+        then: Option<&Trace>,
+    ) -> Option<RerunCause> {
         if matches!(candidate.result, Reusable::Ended { kept: true, .. }) {
             return None;
         }
@@ -225,55 +135,32 @@ impl<P: Program> Session<'_, P> {
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
-    /// Says whether the state of a line lost what its steps gave when their ends left force: in passes, steps read what
-    /// others gave in the pass before.
+    /// Returns whether the state of a line lacks the outputs of ends out of force. In passes, steps read outputs
+    /// of other steps from the pass before.
     fn lost_state(&self, id: LineId) -> bool {
         let line = self.lines.get(id);
         line.position.entered_again || !line.around.is_empty()
     }
 
-    /// Says whether the result of an end is read from the record of the end.
-    fn restores_state(&self, id: LineId, place: usize) -> bool {
+    /// Returns whether the output of an end must be restored from the record of the end.
+    pub(super) fn restores_state(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && line.shape.share_loop(place, place);
-        // A skip removed the result of the step from the state.
+        // A skip removed the output of the step from the state.
         let is_lost = || self.program.gave(line.spot(place), &line.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
-    /// Says whether the state has the results of earlier passes of an unfinished step.
-    fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
+    /// Returns whether the state has the outputs of earlier passes of an unfinished step.
+    pub(super) fn has_state_of(&self, id: LineId, entry: &FrontierEntry) -> bool {
         let line = self.lines.get(id);
         let step = line.shape.step(entry.step.as_str());
         !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
     }
 
-    /// Restores the result of an end into the state. Returns false if retention dropped the state.
-    async fn restore_state(
-        &mut self,
-        id: LineId,
-        candidate: &Candidate,
-        ended: &Record,
-    ) -> Result<bool, RunError> {
-        let header = ended.header();
-        let then = match load_with_state(self.engine, &header.run, &header.branch, header.seq).await {
-            Err(RunError::NoState { .. }) => return Ok(false),
-            then => then?,
-        };
-        let program = self.program;
-        let line = self.lines.get_mut(id);
-        let then = decode_state(program, line.shape.level(), &then)?;
-        let Line { chain, shape, state, .. } = line;
-        let step = &shape.steps()[candidate.place];
-        let spot =
-            super::StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
-        program.restore(spot, state, &then);
-        Ok(true)
-    }
-
     /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
-    fn go_on_with(
+    pub(super) fn go_on_with(
         &mut self,
         id: LineId,
         place: usize,
@@ -308,7 +195,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Drops the result of a step: the step runs, or is in doubt.
-    fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
+    pub(super) fn give_up_result(&mut self, id: LineId, candidate: &Candidate) -> Result<(), RunError> {
         let (program, retries) = (self.program, self.retries);
         let line = self.lines.get_mut(id);
         let result = line.take_result(candidate.place);
@@ -331,49 +218,13 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Verifies the evidence of all reusable results of a line, unless verified since the last end of a step.
-    async fn look_at_reusable(&mut self, id: LineId) -> Result<(), RunError> {
-        let branch = self.lines.get(id).branch().clone();
-        if !self.reusable_verdicts.looked.insert(branch) {
-            return Ok(());
-        }
-        let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
-        let line = self.lines.get(id);
-        let (run, branch, mut position) =
-            (line.chain.run.clone(), line.branch().clone(), line.position.clone());
-        // Ends that are not committed yet are upstream of all that may be reused.
-        position.ledger.retain(|_, settled| settled.seq < line.chain.next);
-        let AsIfInForce { effective, incomplete } =
-            as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
-        let run = store.run(&run).await?;
-        let run = run.record.record();
-        let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
-        let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
-        let mut looked = std::mem::take(&mut self.reusable_verdicts);
-        let own = |branch: &BranchPath, step: &StepId| self.result_of(id, branch, step);
-        for check in &checks {
-            let verdict = verdicts.get(&(check.branch.clone(), check.step.clone(), check.index));
-            if verdict == Some(&Verdict::Unknown)
-                && let Some(key) = own(&check.branch, &check.step)
-            {
-                looked.unknown.entry(key).or_default().push(check.claim.title());
-            }
-        }
-        for broken in Weighed::of(root, &effective, &verdicts, &checks).broken() {
-            if let Some(key) = own(&broken.branch, &broken.step) {
-                looked.broken.entry(key).or_default().extend(broken.claims);
-            }
-        }
-        for key in incomplete.iter().filter_map(|(branch, step)| own(branch, step)) {
-            looked.broken.entry(key).or_default();
-        }
-        looked.unknown.retain(|key, _| !looked.broken.contains_key(key));
-        self.reusable_verdicts = looked;
-        Ok(())
-    }
-
-    /// Returns the step of a line that an end belongs to: the step of the end, or an opener of its scope.
-    fn result_of(&self, id: LineId, branch: &BranchPath, step: &StepId) -> Option<(BranchPath, StepId)> {
+    /// Returns the step of a line for an end: the step itself, or the opener of its scope.
+    pub(super) fn result_of(
+        &self,
+        id: LineId,
+        branch: &BranchPath,
+        step: &StepId,
+    ) -> Option<(BranchPath, StepId)> {
         let line = self.lines.get(id);
         let (mut branch, mut step) = (branch.clone(), step.clone());
         while branch != *line.branch() {
@@ -386,96 +237,6 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Reads the missing digests of the ends that unfinished steps of a scope need.
-pub(super) async fn read_digests<P: Program>(
-    store: &dyn Store,
-    program: &P,
-    line: &mut Line<'_, P::State>,
-) -> Result<(), RunError> {
-    let mut wanted: BTreeSet<StepId> = BTreeSet::new();
-    for entry in &line.position.frontier {
-        let Some(place) = line.shape.place(entry.step.as_str()) else { continue };
-        let needs = line.shape.needs(place).iter().map(|need| line.step_id(*need).clone());
-        wanted.extend(needs.chain(reads_of(program, line, place)));
-        // The end of the pass before.
-        wanted.extend(Some(entry.step.clone()).filter(|_| line.pass_of(place) > 1));
-    }
-    if line.position.frontier.is_empty() {
-        wanted.extend(sinks(line.shape).map(|step| step.id.clone()));
-    }
-    wanted.retain(|step| !line.digests.contains_key(step));
-    let settled = wanted.into_iter().filter_map(|step| {
-        let seq = line.position.ledger.get(&step)?.seq;
-        (seq < line.chain.next).then_some((seq, step))
-    });
-    let settled: BTreeMap<u64, StepId> = settled.collect();
-    if settled.is_empty() {
-        return Ok(());
-    }
-    let seqs = settled.keys().copied().collect();
-    let ends = store.records(&line.chain.run, line.branch(), &seqs).await?;
-    for (seq, step) in settled {
-        let digests = ends.get(&seq).and_then(|end| end.header().digests);
-        line.digests.extend(digests.map(|digests| (step, digests)));
-    }
-    Ok(())
-}
-
-/// A scope and the children of its openers, as if reusable results were current.
-struct AsIfInForce {
-    effective: Vec<Effective>,
-    /// Openers whose children differ from the joined ones.
-    incomplete: Vec<(BranchPath, StepId)>,
-}
-
-/// Returns a scope and the children of its openers as the plan sees them, as if reusable results were current.
-async fn as_if_in_force(
-    store: &dyn Store,
-    root: &Shape,
-    (run, branch, mut position): (&RunId, &BranchPath, Position),
-) -> Result<AsIfInForce, RunError> {
-    let newest = store.newest(run, branch).await?;
-    for (step, results) in std::mem::take(&mut position.reusable) {
-        for result in results.into_values() {
-            let Reusable::Ended { settled, fan, .. } = result else { continue };
-            let fan = fan.map(|fan| position.after_current_passes(&step, fan));
-            position.ledger.insert(step.clone(), settled);
-            position.joined.extend(fan.map(|fan| (step.clone(), fan)));
-        }
-    }
-    let names = store.branches(run).await?;
-    let (mut found, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
-    while let Some((record, position)) = found.pop() {
-        let branch = record.header().branch.clone();
-        let mut joined: BTreeMap<StepId, u64> = BTreeMap::new();
-        let Some(shape) = root.of_branch(&branch) else { continue };
-        for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
-            let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
-                continue;
-            };
-            let child = store.newest(run, name).await?;
-            if !has_state(&child) || child.header().end.is_none() {
-                continue;
-            }
-            let at = position_of(&child)?;
-            let step = &shape.steps()[opener];
-            if is_child_of((&position, step), name, at.origin) {
-                *joined.entry(step.id.clone()).or_insert(0) += u64::from(!is_hook(step, name));
-                found.push((child, at));
-            }
-        }
-        let lacks = |(step, fan): (&StepId, &Fan)| {
-            let expected = if fan.pass > 0 { u64::from(fan.pass) } else { fan.total };
-            (joined.get(step).copied().unwrap_or(0) != expected).then(|| (branch.clone(), step.clone()))
-        };
-        let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
-        let fans = position.joined.iter().filter(|(step, _)| opens_evidence(step));
-        incomplete.extend(fans.filter_map(lacks));
-        effective.push(effective_of(store, root, (&record, &position)).await?);
-    }
-    Ok(AsIfInForce { effective, incomplete })
-}
-
 /// Returns the path of a step in the definition: the openers of its branch without keys, and the step.
 pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
     let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
@@ -485,31 +246,11 @@ pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
     path.join("/")
 }
 
-/// Says whether a branch is of a hook of a step.
-fn is_hook(step: &Step, name: &BranchPath) -> bool {
-    let opener = name.opened_by().map(|(opener, _)| opener);
-    step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
-}
-
-/// Says whether a child with this origin belongs to the current end of its opener.
-fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
-    let Some((_, key)) = name.opened_by() else { return false };
-    if is_hook(step, name) {
-        // Hooks were opened before the end, and no later ones belong to it.
-        let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
-        return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
-    }
-    let Some(fan) = position.joined.get(&step.id) else { return false };
-    let pass = key.parse().ok().filter(|_| fan.pass > 0);
-    let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
-    fan.is_some_and(|fan| origin == Some(fan.since))
-}
-
-fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
+pub(super) fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
-/// Writes one record for all results that one turn reuses.
+/// Writes a single record for all results reused in a turn.
 fn note_reuse<S>(line: &mut Line<'_, S>, step: &StepId, seq: u64) {
     let at = line.chain.branch.clone();
     let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", line.chain.run) });

@@ -7,8 +7,9 @@
 //!   @5 completed a: another state          -->  b runs; after each end, state and pins are compared again
 //! ```
 //!
-//! The state of a chain is opaque: all steps downstream depend on a step. Input: a branch and the position. Output: the record and
-//! the position from which the branch continues. Reasons: docs/decisions/0007-evidence-in-a-chain.md.
+//! The state of a chain is opaque, so all downstream steps depend on a step. Input: a branch and its position.
+//! Output: the record and the position from which the branch continues. Reasons:
+//! docs/decisions/0007-evidence-in-a-chain.md.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,8 +46,8 @@ pub(super) struct Rejoined {
     pub(super) reused: Vec<Value>,
 }
 
-/// Rejoins the reusable chain: after an end with the same state and the same pins in force, or before a join of children with
-/// the same outcomes. `None` if a step of the reusable results has begun after the rewind.
+/// Rejoins the reusable chain, after an end with the same state and the same pins in force, or before a join of
+/// children with the same outcomes. `None` if a step with a reusable result has begun after the rewind.
 pub(super) async fn rejoin(
     store: &Arc<dyn Store>,
     shape: &Shape,
@@ -82,7 +83,7 @@ pub(super) async fn rejoin(
         },
     };
     let Some(behind) = behind else { return Ok(None) };
-    // Accepted evidence replaces pins, and the digests have the old pins.
+    // Accepted evidence replaces pins, but the digests cover the old pins.
     let joined = history.get(behind.len()).map_or(0, |joined| joined.header().seq);
     let mut accepted = history.iter().map(Record::header).filter(|header| header.reason == Reason::Accept);
     if accepted.any(|accepted| accepted.about.is_some_and(|about| about <= joined)) {
@@ -104,7 +105,7 @@ pub(super) async fn rejoin(
     Ok(Some(Rejoined { reused: reused.collect(), record, position: stood }))
 }
 
-/// Says whether all children of a waiting step have ended, with the outcomes of the reusable join `then`.
+/// Returns whether all children of a waiting step have ended, with the outcomes of the reusable join `then`.
 async fn joins_the_same(
     store: &Arc<dyn Store>,
     shape: &Shape,
@@ -155,7 +156,7 @@ async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record,
     Ok(record)
 }
 
-/// Reads the head of a reusable chain; `None` if the state is gone, or the graph lacks a step.
+/// Reads the head of a reusable chain; `None` if the state was pruned, or the graph lacks a step.
 async fn standing_at(
     store: &dyn Store,
     shape: &Shape,
@@ -184,15 +185,16 @@ pub(super) struct Rewind<'a> {
     pub(super) known: &'a InForce,
     /// The step to run again.
     pub(super) target: &'a Target,
-    /// Verdicts, for the record.
+    /// The verdicts, for the record.
     pub(super) judged: &'a Judged,
 }
 
 impl Rewind<'_> {
-    /// Returns the position before the start of the step, in a new epoch. The results downstream become a reusable chain.
+    /// Returns the position before the start of the step, in a new epoch. The downstream results become a
+    /// reusable chain.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped the input state of the step, or another run has the state.
+    /// [`RunError::NoState`]: retention dropped the input state of the step, or the state is in another run.
     pub(super) async fn to_start(self) -> Result<Reopened, RunError> {
         let Self { engine, root, known, target, judged, .. } = self;
         let header = known.record.header();
@@ -246,8 +248,8 @@ impl Rewind<'_> {
         Ok(Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 
-    /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps begun since the
-    /// first rewind run again.
+    /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps
+    /// begun after the first rewind run again.
     async fn reusable_chain(self, made: &Header) -> Result<ReusableChain, RunError> {
         let Self { engine, root, branches, known, target, .. } = self;
         let (store, own) = (engine.store.as_ref(), root.of_branch(&made.branch).unwrap_or(root));
@@ -275,7 +277,7 @@ impl Rewind<'_> {
             let begun = known.position.frontier.iter().filter(|entry| entry.is_unsettled()).map(visit_of);
             chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));
         }
-        // The named step is invalid: no reuse begins there, and no person is asked.
+        // The named step is invalid: no reuse begins there, and no question is asked.
         if let Some(step) = made.step.clone().filter(|_| target.claims.is_some()) {
             let visit = (step, made.at.iteration.clone());
             chain.careful.remove(&visit);
@@ -287,7 +289,7 @@ impl Rewind<'_> {
     }
 }
 
-/// Names the run with the start of a step, if not this run.
+/// Returns where the step was started, if not in this run, for a message.
 async fn where_started(store: &dyn Store, made: &Header) -> Result<String, StoreError> {
     let parent = store.run(&made.run).await?.record.record().parent.clone();
     Ok(match parent {
@@ -298,12 +300,12 @@ async fn where_started(store: &dyn Store, made: &Header) -> Result<String, Store
     })
 }
 
-/// Says whether a person must be asked before a rerun of a step.
+/// Returns whether a person must confirm a rerun of a step.
 pub(super) fn is_careful(step: &Step) -> bool {
     !step.idempotent || step.opens_careful()
 }
 
-/// Takes the results of a chain out of use. Steps that must not be repeated are still asked about.
+/// Drops the results of a chain. Questions about non-idempotent steps stay.
 pub(super) fn drop_chain(position: &mut Position, shape: &Shape) {
     let Some(chain) = &mut position.chain else { return };
     let is_careful = |visit: &Visit| shape.step(visit.0.as_str()).is_some_and(is_careful);
@@ -315,7 +317,7 @@ pub(super) fn drop_chain(position: &mut Position, shape: &Shape) {
     }
 }
 
-/// Says whether a record has the start of the attempt that ended with `made`.
+/// Returns whether a record contains the start of the attempt that ended with `made`.
 pub(super) fn starts(header: &Header, made: &Header) -> bool {
     let (iteration, epoch) = (&made.at.iteration, made.at.epoch);
     let is_it = |at: &Try| (&at.iteration, at.epoch) == (iteration, epoch);
@@ -324,7 +326,8 @@ pub(super) fn starts(header: &Header, made: &Header) -> bool {
 }
 
 impl Rejoined {
-    /// Returns the continuation of a branch from the newest record before the rewind. `header` and `newest`: the newest record now.
+    /// Returns the transition of a branch to the newest record before the rewind. `header` and `newest`: the
+    /// current newest record.
     pub(super) fn into_move(self, shape: &Shape, header: &Header, newest: &Position) -> Reopened {
         let Self { record, mut position, reused } = self;
         let mut before = newest.clone();

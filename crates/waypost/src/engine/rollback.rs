@@ -1,4 +1,4 @@
-//! Going back: to an older checkpoint, to a step, to the end.
+//! Rollback of the main branch: to an older checkpoint, to a step, or to the end.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,10 @@ use super::inspect::position_of;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, ResumeFrom, RunError};
 
-/// Goes back to an older record of the main branch, or to its end; returns what is written about it.
+/// Rolls the main branch back to an older record, or to its end. Returns the draft of the rollback.
 ///
-/// Branches that were opened and not joined by then are opened anew: what they have done since is abandoned with all else.
-/// `goes_on`: those of a fan-out that is under way all the same, at the newest record as at that one, go on where they
+/// Unjoined branches of that record restart, and their later work is abandoned. With `goes_on`, the branches of a
+/// fan-out that is open in both records continue from their newest positions.
 /// stand.
 pub(super) async fn go_back(
     engine: &Engine,
@@ -41,28 +41,28 @@ pub(super) async fn go_back(
         refuse_undone(engine, &run, seq).await?;
     }
     if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
-        // Its start shared a record with what came after it, as a checkpoint was lost.
+        // The start of the step shares a record with a later step, because a checkpoint was lost.
         let why = format!("the state that step `{step}` began with was not kept");
         return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
     }
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
-    // Whoever goes on from a checkpoint has seen what comes next there; who only goes back is asked when the run goes on.
+    // A resume from a checkpoint decides about the next steps; after a mere rollback, the next resume asks.
     let mut cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
-    // What is asked about since something else was done again stood otherwise then.
+    // The old position predates the questions that a later invalidation raised.
     cut.retain(|cut| step.is_some() || !base.position.asks_about(cut));
     for entry in &mut position.frontier {
         entry.back_to_work();
         let is_named = step == Some(&entry.step);
         let now = base.position.frontier.iter().find(|now| now.step == entry.step && cut.contains(&now.step));
         if let Some(now) = now.filter(|now| !is_named && now.at.iteration == entry.at.iteration) {
-            // Beside what is gone back to: what became of it, a person has to say all the same.
+            // An interrupted step next to the rollback target stays in doubt.
             *entry = now.clone();
             continue;
         }
         entry.at.epoch = epoch;
         (entry.memos, entry.failures, entry.passed) = (0, 0, false);
-        // A question of then was perhaps answered since, and its answer taken: it is asked anew.
+        // The answer to an old question may have been consumed since: ask again.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
         let is_left = match is_named && opens_its_own(shape, &entry.step) {
@@ -82,7 +82,7 @@ pub(super) async fn go_back(
             entry.wake_at = None;
         }
     }
-    // What has not begun there is asked about when its turn comes.
+    // A step that had not begun at the target is asked about at its turn.
     let stands = |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step);
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
@@ -92,7 +92,7 @@ pub(super) async fn go_back(
         ask_about_done(shape, &mut position, &base.position, &undone);
     }
     position.chain = None;
-    // Steps that began since then may have rewritten what their results of then left.
+    // Later steps may have overwritten the files of the old results.
     let results: Vec<StepId> =
         position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
     results.iter().for_each(|step| position.drop_results(step));
@@ -106,18 +106,18 @@ pub(super) async fn go_back(
     let openers: Vec<StepId> =
         shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
     position.rerun_whole.extend(openers);
-    // Of what was put aside then and taken up since, the branches are others.
+    // Parked steps that were resumed since have other branches now.
     let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
     let stands = started.chain(&base.position.frontier);
     let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
     position
         .drop_children_of_started(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
     if let Some(step) = step {
-        // Whoever names it has decided.
+        // The named step is decided.
         position.ask_no_more(step);
     }
     position.epoch_max = position.epoch_max.max(epoch);
-    // The past is gone back to with the graph and the configuration of now.
+    // The definition and the configuration in force stay.
     (position.definition, position.config) = (base.position.definition, base.position.config);
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
     let at = Try { attempt: 0, ..at };
@@ -127,31 +127,49 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Puts steps in doubt that must not be repeated and have ended since the position: a rollback does not repeat an effect.
-/// `undone`: the effects that were compensated.
+/// Puts steps in doubt that must not be repeated and have ended, or begun, since the position: neither a rollback nor a fork
+/// repeats an effect. `undone`: the effects that were compensated.
 pub(super) fn ask_about_done(
     shape: &Shape,
     position: &mut Position,
     newest: &Position,
     undone: &BTreeSet<StepId>,
 ) {
+    let now = Unfinished::of(shape, newest);
+    ask_about_effects(shape, position, |place, step| {
+        let begun = newest.open_entries().find(|entry| entry.step == step.id && step.has_begun(entry));
+        let has_ended = !now.has(place) && newest.did(&step.id);
+        (!undone.contains(&step.id) && (has_ended || begun.is_some())).then(|| begun.cloned())
+    });
+}
+
+/// Puts steps in doubt that must not be repeated and have not begun at the position. `effect`: whether the step has ended or
+/// begun since; with the frontier entry of then, if the step has begun.
+pub(super) fn ask_about_effects(
+    shape: &Shape,
+    position: &mut Position,
+    effect: impl Fn(usize, &Step) -> Option<Option<FrontierEntry>>,
+) {
     if shape.is_routed() {
         return;
     }
-    let (then, now) = (Unfinished::of(shape, position), Unfinished::of(shape, newest));
+    let then = Unfinished::of(shape, position);
     for (place, step) in shape.steps().iter().enumerate() {
-        let has_ended = then.has(place) && !now.has(place) && newest.did(&step.id);
-        if has_ended && step.must_ask_again(true, None) && !undone.contains(&step.id) {
-            position.ask_about(&step.id, None);
+        let stands = position.frontier.iter().any(|entry| entry.step == step.id && step.has_begun(entry));
+        if !then.has(place) || stands || !step.must_ask_again(true, None) {
+            continue;
+        }
+        if let Some(begun) = effect(place, step) {
+            position.ask_about(&step.id, begun);
         }
     }
 }
 
-/// Sees that branches which are opened anew have no steps that must not be repeated blindly: which of them had ended by a
-/// checkpoint amid them is not known.
+/// Checks that branches about to restart have no non-idempotent steps: the older checkpoint does not show which
+/// of these steps had ended.
 ///
 /// # Errors
-/// [`RunError::NoState`]: they have.
+/// [`RunError::NoState`]: there is such a step.
 pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> Result<(), RunError> {
     let step = &entry.step;
     if entry.fan.is_none() || !shape.step(step.as_str()).is_some_and(Step::opens_careful) {
@@ -163,8 +181,8 @@ pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
     Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
 
-/// Says whether an entry of an older position of the main branch waits for branches that do not go on from there: they
-/// are opened anew. `step`: the one that is gone back to by name. `newest`: where the branch stands.
+/// Returns whether the branches of an older frontier entry on the main branch are abandoned, and restart. `step`:
+/// the target step of the rollback, if named. `newest`: the newest position.
 pub(super) async fn is_left_behind(
     engine: &Engine,
     run: &RunId,
@@ -173,14 +191,14 @@ pub(super) async fn is_left_behind(
     goes_on: bool,
 ) -> Result<bool, RunError> {
     let Some(fan) = &entry.fan else { return Ok(false) };
-    // Beside the step that is named, or the one that joins them.
+    // The named step is another step, or joins these branches.
     if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
         return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan).await;
     }
     Ok(true)
 }
 
-/// Finds the record that is gone back to, and the step that is named; none where that is the end.
+/// Finds the target record and the named step; `None` if the target is the end.
 pub(super) async fn aim<'a>(
     engine: &Engine,
     shape: &Shape,
@@ -189,7 +207,7 @@ pub(super) async fn aim<'a>(
 ) -> Result<Option<(u64, Option<&'a StepId>)>, RunError> {
     let step = match from {
         ResumeFrom::Checkpoint(seq) => return Ok(Some((*seq, None))),
-        // Branches beside the main one are gone back on by `stand`.
+        // `resume_point` rolls the other branches back.
         ResumeFrom::End | ResumeFrom::StepOn(..) | ResumeFrom::Branches => return Ok(None),
         ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
@@ -208,8 +226,8 @@ pub(super) async fn aim<'a>(
     Ok(Some((found.header().seq, Some(step))))
 }
 
-/// Says whether a record starts a step, or holds it in doubt right before it would have been started, or, of one that
-/// begins by that, opens its branches.
+/// Returns whether a record starts a step, puts the step in doubt right before its start, or opens its branches
+/// as the start.
 fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
     let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
     let is_opening = opens && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
@@ -217,31 +235,31 @@ fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
         || ((in_doubt || is_opening) && header.step.as_ref() == Some(step))
 }
 
-/// Says whether branches are the work of a step itself, as of one over items: done again, it opens them again. A join of
-/// branches that come after another step is done again by itself.
+/// Returns whether the branches are the work of the step itself, for example over items: a rerun opens new
+/// branches. The join of a fork reruns alone.
 fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
     let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
     children.is_some_and(|children| !children.is_fork())
 }
 
-/// Says whether all branches of a fan-out have ended: the step that joins them is the next.
+/// Returns whether all branches of a fan-out have ended, so that the join is next.
 pub(super) fn joins(entry: &FrontierEntry) -> bool {
     let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
     !is_waiting && entry.fan.as_ref().is_some_and(|fan| fan.opened == fan.total)
 }
 
-/// Says whether a position waits for the very branches that an entry of another one waits for.
+/// Returns whether a position waits for the same branches as an entry of another position.
 fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
     let since = |entry: &FrontierEntry| entry.fan.as_ref().and_then(Fan::of_work).map(|fan| fan.since);
     let same = |found: &FrontierEntry| found.step == entry.step && since(found) == since(entry);
     newest.frontier.iter().any(|found| same(found) && !joins(found))
 }
 
-/// Returns the highest epoch that was ever on a branch, so that one more is new: what is done again has keys and
-/// memos of its own.
+/// Returns the highest epoch ever used on a branch. The next epoch gives reruns new idempotency keys and memoized
+/// results.
 ///
-/// The main branch may have a long history, and its newest record tells it. Of any other branch, which may have gone on
-/// with the chain of an earlier one, the headers are read.
+/// On the main branch, the newest record has the value, however long the history. Another branch may continue the
+/// chain of an earlier opening, so its headers are read.
 pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) -> Result<u32, RunError> {
     if branch.is_main()
         && let Ok(newest) = engine.store.newest(run, branch).await
@@ -252,7 +270,7 @@ pub(super) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) ->
     Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
 }
 
-/// Returns the epoch of the next deliberate rerun in a scope.
+/// Returns the epoch of the next requested rerun in a scope.
 pub(super) async fn next_epoch(
     engine: &Engine,
     header: &Header,
@@ -264,8 +282,8 @@ pub(super) async fn next_epoch(
     Ok(known.max(epochs(engine, &header.run, &header.branch).await?) + 1)
 }
 
-/// Returns the highest epoch of what a branch ever tried in one pass of the loops around it; none if it tried nothing
-/// there.
+/// Returns the highest epoch of the attempts on a branch in a pass of the loops around the branch; `None` without
+/// an attempt.
 pub(super) async fn epoch_in_pass(
     engine: &Engine,
     run: &RunId,
@@ -290,8 +308,8 @@ pub(super) async fn epoch_in_pass(
     }
 }
 
-/// Says whether a step of a branch has opened branches of the same kind again since a fan-out: then those of the earlier
-/// one have gone on as others.
+/// Returns whether a step has reopened branches of the same kind since a fan-out, so that the branches of the
+/// earlier fan-out have continued as others.
 pub(super) async fn fanned_out_since(
     engine: &Engine,
     (run, branch): (&RunId, &BranchPath),
@@ -311,7 +329,7 @@ pub(super) async fn fanned_out_since(
     Ok(page.records.iter().any(|record| is_it(record.header())))
 }
 
-/// Loads a record, or the one of the same batch that carries its state.
+/// Loads a record, or the record of the same batch with its state.
 pub(super) async fn load_with_state(
     engine: &Engine,
     run: &RunId,
@@ -334,8 +352,8 @@ pub(super) async fn load_with_state(
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }
 
-/// Returns the record with the state after the end of a step: the record of the end, or a later record of the batch without
-/// an end in between.
+/// Returns the record with the state after the end of a step: the record of the end, or a later record of the
+/// batch without another end in between.
 pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<Record>, RunError> {
     if then.state_bytes().is_some() {
         return Ok(Some(then));
@@ -357,7 +375,8 @@ pub(super) async fn with_state(engine: &Engine, then: Record) -> Result<Option<R
     Ok(None)
 }
 
-/// Says whether the record of an end was copied from another run: no step of this run ends before the first state.
+/// Returns whether the record of an end was copied from another run: in a run, no step ends before the first
+/// state.
 pub(super) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
     let scan = Scan {
         branch: Some(header.branch.clone()),

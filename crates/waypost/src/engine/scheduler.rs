@@ -1,4 +1,4 @@
-//! Decides what starts with the next commit: steps, children, joins. Skips and holds are decided here, once.
+//! Decides the starts of the next commit: steps, children, joins. Skips and holds are decided here, once.
 
 use jiff::Timestamp;
 
@@ -13,58 +13,24 @@ use super::failure::upstream;
 use super::scope::{Line, LineId, MAIN};
 use super::session::Session;
 use super::trace::{failed_digests, scope_pins, skipped_digests};
-use super::{Admission, Program, RunError, Settlement};
+use super::{Admission, Program, Settlement};
 
-/// The key of a hold before a step; the one after step `a` is `after a`.
+/// The key of a hold before a step. A hold after step `a` has the key `after a`.
 pub(super) const BEFORE: &str = "before";
 
 impl<'a, P: Program> Session<'a, P> {
-    /// Decides the starts of the very first batch, under no lease yet: nothing is opened.
+    /// Decides the starts of the first batch. There is no lease yet, so nothing is opened.
     pub(super) fn schedule_first(&mut self) {
         let now = self.now();
         let _ = self.start_ready(MAIN, now);
-    }
-
-    /// Decides what starts with the next commit: as much as may run at once.
-    pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
-        let now = self.now();
-        loop {
-            let Some(id) = self.touched.pop_first() else {
-                if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
-            };
-            if self.lines.find(id).is_none() {
-                continue;
-            }
-            // What was found is written down also when nothing is started any more.
-            for found in std::mem::take(&mut self.lines.get_mut(id).found) {
-                self.open_found(id, found).await?;
-            }
-            self.pass_over(id);
-            if !self.is_stopping() {
-                self.reuse_ready(id).await?;
-                for place in self.start_ready(id, now) {
-                    self.open(id, place).await?;
-                }
-                self.fill_fans(id).await?;
-                if self.has_result_to_judge(id) {
-                    self.touched.insert(id);
-                }
-            }
-            if self.lines.get(id).position.frontier.is_empty() {
-                self.read_digests(id).await?;
-            }
-            self.close_if_done(id);
-            self.set_timer(id);
-        }
-        Ok(())
     }
 
     pub(super) fn is_stopping(&self) -> bool {
         self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
-    /// Marks what starts on one branch, and returns the steps that must open children first.
-    fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
+    /// Marks the starts on a branch, and returns the openers that must open children first.
+    pub(super) fn start_ready(&mut self, id: LineId, now: Timestamp) -> Vec<usize> {
         let mut openings = Vec::new();
         loop {
             let line = self.lines.get(id);
@@ -96,9 +62,9 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Gives a branch room among its siblings, if there is, and if the one that opened it has room among its own; else it is
-    /// taken up when there is.
-    fn has_room(&mut self, id: LineId) -> bool {
+    /// Takes capacity for a branch among its siblings, if available here and for its ancestors. Otherwise queues
+    /// the branch.
+    pub(super) fn has_room(&mut self, id: LineId) -> bool {
         let line = self.lines.get(id);
         let Some(opener) = line.opener.filter(|_| !line.has_room) else { return true };
         if line.is_hungry {
@@ -117,7 +83,7 @@ impl<'a, P: Program> Session<'a, P> {
         false
     }
 
-    /// Says whether all that a step does next is to open branches.
+    /// Returns whether a step must only open branches next.
     fn opens(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         let children = line.shape.steps()[place].children.as_ref();
@@ -136,7 +102,7 @@ impl<'a, P: Program> Session<'a, P> {
         };
         match admitted {
             Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
-            // A condition that cannot be evaluated fails the step when it starts.
+            // A condition that cannot be evaluated fails the step at its start.
             Ok(Admission::Run) | Err(_) if opens => openings.push(place),
             Ok(Admission::Run) | Err(_) if step.idempotent => {
                 let joins = line.entry(place).fan.is_some();
@@ -189,7 +155,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Asks about a step that was done before something that it needs was, and that must not be repeated blindly.
+    /// Puts a non-idempotent step in doubt that was done before its upstream step reran.
     fn doubts(&mut self, id: LineId, place: usize) -> bool {
         let retries = self.retries;
         let line = self.lines.get_mut(id);
@@ -208,18 +174,18 @@ impl<'a, P: Program> Session<'a, P> {
         asks
     }
 
-    /// Holds a step back if that was asked for; a resume lets it pass.
+    /// Holds a step, if requested; a resume releases the hold.
     fn hold_before(&mut self, id: LineId, place: usize) -> bool {
         let line = self.lines.get_mut(id);
         let entry = line.entry(place);
         if !self.options.interrupts.before.contains(&entry.step) {
             return false;
         }
-        // The join of a fork is about to start when its branches have ended; what is named like its own branches
-        // begins by opening them.
+        // The join of a fork is held after its branches; an opener with its own branches is held before these
+        // open.
         let joins = line.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
         let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_some() == joins;
-        // The next pass of a loop has an entry of its own, and is held again.
+        // The next pass of a loop has a separate entry, and is held again.
         if !new || entry.passed {
             return false;
         }
@@ -235,7 +201,7 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Fails a step that the step limit does not allow.
+    /// Fails a step above the step limit.
     fn is_over_limit(&mut self, id: LineId, place: usize) -> bool {
         let Some(limit) = self.options.step_limit else { return false };
         if self.lines.get(id).position.steps_started < limit {
@@ -246,92 +212,15 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Starts as many children of a branch's fan-outs as may be at work; joins those that have all ended.
-    async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
-        let line = self.lines.get(id);
-        if line.end.is_some() || line.dying.is_some() {
-            return Ok(());
-        }
-        let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
-        for place in places {
-            let line = self.lines.get(id);
-            let waits = line.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
-            if !waits || line.caught.iter().any(|caught| caught.place == place) {
-                continue;
-            }
-            loop {
-                let line = self.lines.get_mut(id);
-                let parallel_max = children_of(line, place).parallel_max;
-                let fan = line.fan_mut(place);
-                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
-                    break;
-                }
-                let fan = self.lines.get_mut(id).fan_mut(place);
-                if let Some(hungry) = fan.hungry.pop_front() {
-                    if self.feeds(id, place, hungry) {
-                        self.touched.insert(hungry);
-                    }
-                } else if let Some(queued) = fan.queue.pop_front() {
-                    self.begin_child(id, place, queued).await?;
-                } else if let Some(parked) = fan.parked.pop_front() {
-                    self.unpark(id, place, parked);
-                } else if fan.opened == fan.total
-                    && let Some(cut) = fan.cut.pop_front()
-                {
-                    if self.feeds(id, place, cut) {
-                        self.touched.insert(cut);
-                    }
-                } else {
-                    self.open_page(id, place).await?;
-                    if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
-                        // It could not be opened, and the step has failed.
-                        return Ok(());
-                    }
-                }
-            }
-            if self.lines.get_mut(id).fan_mut(place).is_complete() {
-                self.join(id, place).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Readies the step that joins children which have all ended.
-    async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
-        if !self.gather(id, place).await? {
-            self.touched.insert(id);
-            return Ok(());
-        }
-        let keeps_apart = self.program.keeps_apart();
-        let line = self.lines.get_mut(id);
-        let failed = line.fan_mut(place).failed;
-        let comes_after = children_of(line, place).afterwards;
-        // What comes after the work of a step does not make its result another.
-        let failures = if comes_after { 0 } else { failed };
-        let entry = line.entry_mut(place);
-        entry.status = Status::Ready;
-        entry.waits.clear();
-        let step = entry.step.clone();
-        if let Some(fan) = &mut entry.fan {
-            fan.failures = failures;
-            if keeps_apart && !comes_after {
-                let fan = fan.clone();
-                line.position.joined.insert(step, fan);
-            }
-        }
-        self.touched.insert(id);
-        Ok(())
-    }
-
-    /// Ends a child branch on which nothing is left, and lets its opener know.
-    fn close_if_done(&mut self, id: LineId) {
+    /// Ends a child branch without remaining work, and updates the fan-out of its opener.
+    pub(super) fn close_if_done(&mut self, id: LineId) {
         let keeps_traces = self.keeps_traces;
         let line = self.lines.get_mut(id);
         if id == MAIN || line.is_counted_out {
             return;
         }
         if line.drafts.is_empty() {
-            // What it waits for may have come to rest without a word of its own.
+            // The step that the branch waits for may rest without a new draft.
             return self.rest_if_waiting(id);
         }
         if line.end.is_none() && line.position.frontier.is_empty() && !line.is_held_at_end {
@@ -371,15 +260,14 @@ impl<'a, P: Program> Session<'a, P> {
         } else if end == End::Completed {
             fan.note_success();
         }
-        // Whether it is joined again is another question, where its opener has gone back for its sake and may use again what
-        // it had, or must not repeat the join blindly.
+        // If the chain of the opener is rewound, its reuse is decided before the join runs again.
         let above = self.lines.get(opener.line);
         self.is_pausing |= above.position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         self.touched.insert(opener.line);
         self.stop_at_limit(opener.line, opener.place);
     }
 
-    /// Fails a step of whose children too many have failed.
+    /// Fails an opener with too many failed children.
     fn stop_at_limit(&mut self, id: LineId, place: usize) {
         let line = self.lines.get(id);
         let limits = children_of(line, place).limits;
@@ -388,14 +276,14 @@ impl<'a, P: Program> Session<'a, P> {
         let is_routed = line.shape.is_routed();
         self.lines.get_mut(id).fan_mut(place).stopped = true;
         if !is_routed {
-            // Those that are at work go on to their end.
+            // Running children continue to their end.
             return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
         }
         self.cancel_below(id, None, "too many of its siblings failed");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::StepReport::default());
     }
 
-    /// A child that only waits makes room for its siblings.
+    /// Frees the capacity of a child that only waits.
     fn rest_if_waiting(&mut self, id: LineId) {
         let line = self.lines.get_mut(id);
         if !line.has_room || !line.rests() {
@@ -407,8 +295,8 @@ impl<'a, P: Program> Session<'a, P> {
         self.touched.insert(opener.line);
     }
 
-    /// Gives room to a branch that lacked it; says whether it still did.
-    fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
+    /// Gives capacity to a queued branch. Returns whether the branch still needed capacity.
+    pub(super) fn feeds(&mut self, id: LineId, place: usize, child: LineId) -> bool {
         let Some(line) = self.lines.find(child) else { return false };
         let ours = line.opener.is_some_and(|opener| opener.line == id && opener.place == place);
         if ours {
@@ -422,15 +310,15 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Gives room to a branch whose opening is not yet written: its start will be written with it.
-    fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
+    /// Gives capacity to a branch before its opening is written: its start is written together with the opening.
+    pub(super) fn unpark(&mut self, id: LineId, place: usize, child: LineId) {
         let line = self.lines.get_mut(child);
         (line.parked, line.has_room) = (false, true);
         self.lines.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
     }
 
-    fn set_timer(&mut self, id: LineId) {
+    pub(super) fn set_timer(&mut self, id: LineId) {
         let Some(line) = self.lines.find(id) else { return };
         let due = line.next_due();
         let before = std::mem::replace(&mut line.timer, due);
@@ -444,7 +332,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Readies what is due.
+    /// Makes due steps ready.
     pub(super) fn wake(&mut self) {
         let now = self.now();
         while let Some((due, id)) = self.timers.first().copied() {
@@ -459,7 +347,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Returns how the run stands if nothing goes on by itself any more.
+    /// Returns the status of the run if nothing can progress without an external event.
     pub(super) fn standstill(&self) -> Option<RunStatus> {
         if !self.jobs.is_empty() || !self.launching.is_empty() || !self.touched.is_empty() {
             return None;
@@ -495,7 +383,8 @@ impl<'a, P: Program> Session<'a, P> {
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
     }
 
-    /// Says whether all is done, and the evidence of it is to be looked at once more before the run ends.
+    /// Returns whether all steps have ended and the evidence must be verified once more before the end of the
+    /// run.
     pub(super) fn is_to_look(&self) -> bool {
         let main = self.main();
         let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
@@ -528,22 +417,22 @@ pub(super) fn children_of<'a, S>(line: &Line<'a, S>, place: usize) -> &'a Childr
     children.expect("only a step with children fans out")
 }
 
-/// The wait of a step for the branches that it opened.
+/// Returns the wait of a step for its branches.
 pub(super) fn for_children() -> Wait {
     Wait { on: WaitKind::Children, ..hold("children".to_owned()) }
 }
 
-/// The wait of a step for the branches that come after its work.
+/// Returns the wait of a step for its hooks.
 pub(super) fn for_what_comes_after() -> Wait {
     Wait { key: WAIT_AFTER.to_owned(), ..for_children() }
 }
 
-/// A wait for a resume.
+/// Returns a wait for a resume.
 pub(super) fn hold(key: String) -> Wait {
     Wait { id: String::new(), key, on: WaitKind::Resume, question: None, until: None }
 }
 
-/// Says whether the failure of a branch ends only that branch.
+/// Returns whether the failure of a branch ends only that branch.
 pub(super) fn collects<S>(line: &Line<'_, S>, place: usize) -> bool {
     children_of(line, place).on_failure == OnChildFailure::Collect
 }

@@ -1,4 +1,4 @@
-//! One branch under way, in memory: its chain, state and position, and what is to be written of it next.
+//! An active branch in memory: its chain, state and position, and its next drafts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,24 +23,24 @@ use super::{StepFailure, StepRef, StepReport};
 
 mod in_doubt;
 
-/// Names a branch among those that a session has in memory.
+/// The number of a branch in the memory of a session.
 pub(super) type LineId = usize;
 
 /// The main branch.
 pub(super) const MAIN: LineId = 0;
 
-/// A step in flight.
+/// A running step.
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) place: usize,
     /// Unique in the session.
     pub(super) job: u64,
     pub(super) abort: AbortHandle,
-    /// It is being suspended, until one of these has an end.
+    /// The step is being suspended, until a wait of these ends.
     pub(super) waits: Vec<Wait>,
-    /// Waits for messages, beside other work of the step.
+    /// Waits for messages, next to other work of the step.
     pub(super) pending: Vec<Arc<PendingWait>>,
-    /// One of them was given its message.
+    /// True if a wait has received its message.
     pub(super) was_given: bool,
 }
 
@@ -50,17 +50,17 @@ impl Flight {
     }
 }
 
-/// Who opened a branch.
+/// The opener of a branch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opener {
     pub(super) line: LineId,
-    /// The place of the step that did.
+    /// The place of the opener.
     pub(super) place: usize,
-    /// Its place among the children.
+    /// The index among the children.
     pub(super) index: u64,
 }
 
-/// What a step opens, until it is opened.
+/// The children found by a step, until these are opened.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) place: usize,
@@ -68,13 +68,13 @@ pub(super) struct Found {
     pub(super) told: StepReport,
     /// They come after the branches that its work opened.
     pub(super) after: bool,
-    /// What the step came to if they cannot be opened: that it failed before.
+    /// The result of the step if the hooks cannot be opened: the earlier failure.
     pub(super) failure: Option<Failure>,
-    /// The digests of the branches that the work opened, where the step has joined them.
+    /// The digests of the joined branches of the step's work.
     pub(super) joined: Option<JoinedDigests>,
 }
 
-/// A step that has failed amid its branches, until they have come to rest, and what comes after it is opened.
+/// The deferred failure of an opener, until its branches are at rest and its hooks are opened.
 #[derive(Debug)]
 pub(super) struct Caught {
     pub(super) place: usize,
@@ -83,65 +83,65 @@ pub(super) struct Caught {
     pub(super) told: StepReport,
 }
 
-/// A branch under way.
+/// An active branch.
 pub(super) struct Line<'a, S> {
     pub(super) chain: Chain,
     pub(super) shape: &'a Shape,
     pub(super) state: S,
     pub(super) position: Position,
-    /// What is not done yet, once somebody asked: of a branch whose steps choose what comes next, nobody does.
+    /// The unfinished steps, computed on first use. Never computed on a chain.
     unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
-    /// Place of the whole branch in loops around it.
+    /// The iteration of the whole branch in the loops around it.
     pub(super) around: Vec<u32>,
     pub(super) drafts: Vec<Draft>,
-    /// Places that the next commit starts.
+    /// Places started by the next commit.
     pub(super) starting: Vec<usize>,
-    /// Places whose start needs a commit of its own.
+    /// Places with a start that needs a separate commit.
     pub(super) alone: Vec<usize>,
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
-    /// What steps have found out that they open, until it is opened.
+    /// Children found by steps, until these are opened.
     pub(super) found: Vec<Found>,
-    /// Steps that have failed amid their branches, and of which something comes after that.
+    /// Deferred failures of openers.
     pub(super) caught: Vec<Caught>,
-    /// It is seen for the first time since a person resumed the run: what was cut, failed or held on it goes on.
+    /// True on the first load after a person's resume: interrupted, failed and held steps continue.
     pub(super) reopens: bool,
-    /// Steps that were under way when the session before this one ended.
+    /// Steps that were running at the end of the previous session.
     pub(super) cut: Vec<StepId>,
-    /// Steps that had failed amid their branches: how those ended may not have been counted.
+    /// Failed openers with uncounted child ends.
     pub(super) uncounted: Vec<StepId>,
-    /// Failures of its steps, and of steps of branches below that it failed with, while nothing tolerates them.
+    /// Untolerated failures of the branch's steps, and of steps below that failed the branch.
     pub(super) failures: Vec<StepFailure>,
-    /// Steps that a resume retries: whether they run is decided once more.
+    /// Steps retried by a resume: their admission is decided again.
     pub(super) redecided: BTreeSet<StepId>,
-    /// Through which only this branch is stopped.
+    /// Stops only this branch.
     pub(super) cancel: StopHandle,
-    /// It ends as failed once nothing below it is in flight.
+    /// Set if the branch ends as failed, once no descendant is running.
     pub(super) dying: Option<Dying>,
-    /// It ends with the next commit.
+    /// Set if the branch ends with the next commit.
     pub(super) end: Option<End>,
-    /// It lacks only room, and its opener knows.
+    /// True if the branch waits for capacity in the queue of its opener.
     pub(super) is_hungry: bool,
-    /// As of its newest records, a step is under way that must not be repeated blindly.
+    /// True if a non-idempotent step is running, by the newest records.
     pub(super) is_doubtful: bool,
-    /// Its opener knows that it has ended.
+    /// True if the opener has counted the end.
     pub(super) is_counted_out: bool,
-    /// It was opened without room for it, and is let go after the commit.
+    /// True if the branch was opened without capacity; it leaves memory after the commit.
     pub(super) parked: bool,
-    /// It counts among those of its siblings that may be at work at once; one that only waits does not.
+    /// True if the branch counts towards the parallel limit of its siblings. A branch that only waits does not.
     pub(super) has_room: bool,
-    /// Everything on it is done, but the run is held after its last step.
+    /// True if all steps are done, but the run is held after the last step.
     pub(super) is_held_at_end: bool,
-    /// The size of its state when that was last warned of.
+    /// The size of the state at the last warning.
     pub(super) warned_bytes: usize,
-    /// When it is due, as the session has noted it.
+    /// The due time known to the session.
     pub(super) timer: Option<Timestamp>,
-    /// The reason of records that begin something, until the next commit.
+    /// The reason for records that begin something, until the next commit.
     pub(super) reason: Reason,
-    /// Notes for the record that is written next.
+    /// Notes for the next record.
     pub(super) notes: Vec<Note>,
-    /// Of ends in force, as far as they were asked for: the digests of what they made. Where ends have traces.
+    /// The known digests of ends in force, if ends have traces.
     pub(super) digests: HashMap<StepId, EndDigests>,
 }
 
@@ -155,7 +155,7 @@ impl<'a, S> Line<'a, S> {
             unfinished: None,
             opener: None,
             around: Vec::new(),
-            // Most often, one thing is written at a time.
+            // Usually there is a single draft at a time.
             drafts: Vec::with_capacity(1),
             starting: Vec::new(),
             alone: Vec::new(),
@@ -210,7 +210,7 @@ impl<'a, S> Line<'a, S> {
         found.expect("a step under way is in the frontier")
     }
 
-    /// Returns the pass at which a step stands: 1, but of one whose passes have branches of their own.
+    /// Returns the pass of a step; 1 for a step without a branch per pass.
     pub(super) fn pass_of(&self, place: usize) -> u32 {
         pass_in(self.shape, place, &self.entry(place).at.iteration)
     }
@@ -219,27 +219,27 @@ impl<'a, S> Line<'a, S> {
         self.position.frontier.iter().any(|entry| entry.status == status)
     }
 
-    /// Says whether something of it is under way or about to start.
+    /// Returns whether a step of the branch is running or about to start.
     pub(super) fn is_active(&self) -> bool {
         !self.flights.is_empty() || !self.starting.is_empty() || !self.alone.is_empty()
     }
 
-    /// Returns how many steps of it are under way or about to start.
+    /// Returns the number of steps that are running or about to start.
     pub(super) fn active(&self) -> usize {
         self.flights.len() + self.starting.len() + self.alone.len()
     }
 
-    /// Returns how many failures were come past: of branches that were joined, and of steps where that was tolerated.
+    /// Returns the number of tolerated failures: of joined branches, and of steps.
     pub(super) fn failures_passed(&self) -> u64 {
         self.position.failures_passed()
     }
 
-    /// Says whether a step of it ended as failed.
+    /// Returns whether a step of the branch ended as failed.
     pub(super) fn has_failed_end(&self) -> bool {
         !self.position.failed.is_empty()
     }
 
-    /// Ends a step as failed with the newest draft: its entry is kept for a retry, and what it frees is ready.
+    /// Ends a step as failed with the newest draft. Keeps the entry for a retry, and makes its successors ready.
     pub(super) fn end_as_failed(&mut self, place: usize) {
         let entry = self.entry(place).clone();
         let settled = Settled::new(SettledAs::Failed, self.seq_of_next_draft() - 1);
@@ -247,7 +247,7 @@ impl<'a, S> Line<'a, S> {
         self.position.failed.push(entry);
     }
 
-    /// Returns the status of a run whose main branch this is, and which has come to its end.
+    /// Returns the status of the run at the end of this main branch.
     pub(super) fn status_at_end(&self) -> RunStatus {
         if self.has_failed_end() {
             RunStatus::Failed
@@ -258,8 +258,7 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
-    /// Makes what was written last the end of the branch; returns by how much that raises the failures that the branch
-    /// which opened this one comes past.
+    /// Marks the last draft as the end of the branch. Returns the number of failures that the parent tolerates.
     pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
         let failures = if end == End::Completed { self.failures_passed() } else { 0 };
         let last = self.drafts.last_mut().expect("what ended was written");
@@ -271,22 +270,22 @@ impl<'a, S> Line<'a, S> {
         self.chain.next + self.drafts.len() as u64
     }
 
-    /// Adds what is to be written about a step.
+    /// Adds a draft about a step.
     pub(super) fn draft(&mut self, phase: Phase, reason: Reason, step: StepId, at: Try) -> &mut Draft {
         self.drafts.push(Draft::new(phase, reason, Some(step), at));
         self.drafts.last_mut().expect("one was just added")
     }
 
-    /// Adds what is to be written about a step that is in the frontier.
+    /// Adds a draft about a step in the frontier.
     pub(super) fn draft_of(&mut self, place: usize, phase: Phase, reason: Reason) -> &mut Draft {
         let entry = self.entry(place);
         let (step, at) = (entry.step.clone(), entry.at.clone());
         self.draft(phase, reason, step, at)
     }
 
-    /// Makes sure that something is written, with the starts of the next commit on the last of it.
+    /// Ensures that there is a draft, and puts the next starts on the last draft.
     ///
-    /// `by`: who stopped the run, where nothing else happened.
+    /// `by`: the cause of the stop, if nothing else happened.
     pub(super) fn complete_drafts(&mut self, status: Option<RunStatus>, by: impl FnOnce() -> String) {
         let starts: Vec<Start> = self.starting.iter().map(|place| self.start_of(*place)).collect();
         if self.drafts.is_empty() {
@@ -305,14 +304,14 @@ impl<'a, S> Line<'a, S> {
         let last = self.drafts.last_mut().expect("there is one by now");
         last.told.notes.append(&mut self.notes);
         for start in starts {
-            // A checkpoint that was lost may have said it: the one written instead says it once.
+            // A lost checkpoint may have had the same start; list the start once.
             if !last.started.contains(&start) {
                 last.started.push(start);
             }
         }
     }
 
-    /// Takes a finished step out of the frontier and puts in what it freed.
+    /// Removes a finished step from the frontier, and adds its successors.
     pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>, follow: super::Follow) {
         let id = self.step_id(place).clone();
         let at = self.entry(place).at.clone();
@@ -357,20 +356,20 @@ impl<'a, S> Line<'a, S> {
         };
         for next in freed {
             let mut entry = FrontierEntry::ready(self.step_id(next).clone());
-            // Whichever need ended last: a step that was finished before never has an epoch twice.
+            // Independent of the order of the needs: a rerun step never has the same epoch twice.
             entry.at.epoch = at.epoch.max(self.position.epoch);
             entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
             self.position.frontier.push(entry);
         }
     }
 
-    /// Returns how many children failed in a pass that is about to end, and in the passes before it.
+    /// Returns the number of failed children, in the ending pass and in earlier passes.
     pub(super) fn failures_joined(&self, place: usize) -> u64 {
         let fan = self.entry(place).fan.as_ref().and_then(Fan::of_work);
         fan.map_or(0, |fan| fan.failures) + self.failures_before(place)
     }
 
-    /// Returns how many children failed in the passes before the one of a step.
+    /// Returns the number of failed children in the passes before the current pass.
     pub(super) fn failures_before(&self, place: usize) -> u64 {
         let entry = self.entry(place);
         let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
@@ -382,12 +381,12 @@ impl<'a, S> Line<'a, S> {
         before.map_or(0, |settled| settled.failures)
     }
 
-    /// Returns which of its steps are unfinished; from the first call on that is kept up to date.
+    /// Returns the unfinished steps; computed on the first call, then kept up to date.
     pub(super) fn unfinished(&mut self) -> &mut Unfinished {
         self.unfinished.get_or_insert_with(|| Unfinished::of(self.shape, &self.position))
     }
 
-    /// Returns how many of its steps are unfinished.
+    /// Returns the number of unfinished steps.
     pub(super) fn unfinished_count(&self) -> usize {
         match &self.unfinished {
             Some(unfinished) => unfinished.count(),
@@ -401,13 +400,13 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
-    /// Returns the result out of force of a ready step, of the pass at which it stands.
+    /// Returns the result out of force of a ready step, for its current pass.
     pub(super) fn result_of(&self, entry: &FrontierEntry) -> Option<&Reusable> {
         let results = self.position.reusable.get(&entry.step).filter(|_| entry.fan.is_none())?;
         results.get(&self.pass_of(self.shape.place(entry.step.as_str())?))
     }
 
-    /// Takes it away.
+    /// Removes and returns this result.
     pub(super) fn take_result(&mut self, place: usize) -> Option<Reusable> {
         let (step, pass) = (self.step_id(place).clone(), self.pass_of(place));
         let results = self.position.reusable.get_mut(&step)?;
@@ -418,7 +417,7 @@ impl<'a, S> Line<'a, S> {
         result
     }
 
-    /// Finds what may start now.
+    /// Returns the next step that may start.
     pub(super) fn next_ready(
         &self,
         now: Timestamp,
@@ -432,12 +431,12 @@ impl<'a, S> Line<'a, S> {
         let free = |place: &usize| {
             free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
         };
-        // Whether the result of one that has some is reused is decided before it may start.
+        // A step with a reusable result starts only after the decision about reuse.
         let due = |entry: &&FrontierEntry| due(entry) && self.result_of(entry).is_none();
         self.position.frontier.iter().filter(due).filter_map(place).find(free)
     }
 
-    /// Returns when the next delayed try or sleep is due.
+    /// Returns the next due time of a delayed attempt or a sleep.
     pub(super) fn next_due(&self) -> Option<Timestamp> {
         let timed = |entry: &&FrontierEntry| matches!(entry.status, Status::Ready | Status::Waiting);
         self.position.frontier.iter().filter(timed).filter_map(|entry| entry.wake_at).min()
@@ -467,19 +466,18 @@ impl<'a, S> Line<'a, S> {
         Start { step: entry.step.clone(), at: entry.at.clone(), joins: entry.fan.is_some() }
     }
 
-    /// How many tries a start is: the join of what came after a step belongs to the try before it.
+    /// Returns the number of attempts that a start counts: the join of hooks belongs to the previous attempt.
     fn tries_at(&self, place: usize) -> u32 {
         u32::from(!self.comes_after(place))
     }
 
-    /// Says whether a step is amid what comes after its work, or about to join that.
+    /// Returns whether a step has open hooks, or is about to join the hooks.
     pub(super) fn comes_after(&self, place: usize) -> bool {
         let fan = self.entry(place).fan.as_ref();
         fan.and_then(|fan| self.shape.steps()[place].opened(fan)).is_some_and(|children| children.afterwards)
     }
 
-    /// Ends what comes after the work of a step: what is done again begins with that work, and what comes after it may have
-    /// been there before.
+    /// Ends the hooks of a step: a retry begins with the step's work, and the hooks may then exist already.
     pub(super) fn end_afterwards(&mut self, place: usize) {
         self.position.revisited = true;
         self.fans.retain(|fan| fan.place != place);
@@ -487,7 +485,7 @@ impl<'a, S> Line<'a, S> {
         entry.fan = entry.fan.take().and_then(|fan| fan.work).map(|work| *work);
     }
 
-    /// Takes a start back: as if it had not been.
+    /// Reverts a start.
     pub(super) fn unmark_started(&mut self, place: usize) {
         let tries = self.tries_at(place);
         let entry = self.entry_mut(place);
@@ -497,7 +495,7 @@ impl<'a, S> Line<'a, S> {
         self.position.steps_started -= 1;
     }
 
-    /// Puts a warning on what is written next if its state has become large, and again each time that it has doubled.
+    /// Adds a warning to the next record if the state has become large, and again after each doubling.
     pub(super) fn warn_of_size(&mut self, bytes: usize) -> Option<String> {
         if bytes < STATE_BYTES_WARN.max(2 * self.warned_bytes) {
             return None;
@@ -513,18 +511,18 @@ impl<'a, S> Line<'a, S> {
         Some(text)
     }
 
-    /// Says whether it was held before or after a step, for a resume to go on.
+    /// Returns whether the branch is held before or after a step.
     pub(super) fn is_held(&self) -> bool {
         let held = |entry: &FrontierEntry| entry.waits.iter().any(|wait| wait.on == WaitKind::Resume);
         self.position.frontier.iter().any(held)
     }
 
-    /// Says whether a step of it waits for a time.
+    /// Returns whether a step of the branch waits for a time.
     pub(super) fn sleeps(&self) -> bool {
         self.waiting_for(&|wait| wait.due().is_some()).is_some()
     }
 
-    /// Returns the steps that wait for something outside the run.
+    /// Returns the steps with external waits.
     pub(super) fn asking_places(&self) -> Vec<usize> {
         let outside =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
@@ -534,7 +532,7 @@ impl<'a, S> Line<'a, S> {
         entries.filter_map(|entry| self.shape.place(entry.step.as_str())).collect()
     }
 
-    /// Finds a step with such a wait.
+    /// Returns a step with a matching wait.
     pub(super) fn waiting_for(&self, matches: &dyn Fn(&Wait) -> bool) -> Option<usize> {
         let waits =
             |entry: &&FrontierEntry| entry.status == Status::Waiting && entry.waits.iter().any(matches);
@@ -542,8 +540,8 @@ impl<'a, S> Line<'a, S> {
         self.shape.place(entry.step.as_str())
     }
 
-    /// Asks again, where damage took away what came after a question: its answer may have been taken in by what is gone,
-    /// and each time that something is asked it has an answer of its own.
+    /// Asks open questions again after damage: a lost record may have consumed the answer. Each opening of a
+    /// question has a separate answer.
     pub(super) fn ask_again(&mut self) {
         for place in self.asking_places() {
             let entry = self.entry_mut(place);
@@ -553,7 +551,7 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
-    /// Readies sleepers that are due.
+    /// Makes due sleeping steps ready.
     pub(super) fn wake(&mut self, now: Timestamp) {
         for entry in &mut self.position.frontier {
             if entry.status == Status::Waiting && entry.wake_at.is_some_and(|due| due <= now) {
@@ -562,7 +560,7 @@ impl<'a, S> Line<'a, S> {
         }
     }
 
-    /// Says whether nothing of it goes on before something outside happens.
+    /// Returns whether the branch can progress only after an external event.
     pub(super) fn rests(&self) -> bool {
         let rests = |entry: &FrontierEntry| {
             let joins = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
@@ -579,7 +577,7 @@ impl<'a, S> Line<'a, S> {
     }
 }
 
-/// Says whether a branch is below a step of the main branch.
+/// Returns whether a branch is below a step of the main branch.
 fn is_below(root: &Shape, branch: &BranchPath, step: &StepId) -> bool {
     let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
         .find(|around| around.parent().is_some_and(|parent| parent.is_main()));

@@ -1,14 +1,14 @@
-//! The branches of a session that are in memory, by number.
+//! The in-memory branches of a session, by number.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::scope::{Line, LineId};
 
-/// The branches in memory. The main branch is always there.
+/// The branches in memory. The main branch always exists.
 pub(super) struct Lines<'a, S> {
     kept: Vec<Option<Line<'a, S>>>,
-    /// Numbers to be given again, the lowest first: what is opened in order is written in order.
+    /// Free numbers, the lowest first, so that branches opened in order are written in order.
     free: BinaryHeap<Reverse<LineId>>,
 }
 

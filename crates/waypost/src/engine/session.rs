@@ -1,62 +1,60 @@
-//! One session of a run: from the lease to its release.
+//! A session of a run: from the acquisition of the lease to its release.
 //!
-//! Everything between two commits happens in memory ([`advance`](super::completion), [`schedule`](super::scheduler)); a
-//! commit makes it true ([`commit`](super::commit)); only then are the steps started that the commit says are started.
-//! A failed commit leaves the store where it was, and the steps in flight are dropped, which ends their processes.
+//! Between two commits all changes happen in memory ([`advance`](super::completion),
+//! [`schedule`](super::scheduler)). A commit makes the changes durable ([`commit`](super::commit)), and only then
+//! the committed starts begin. A failed commit leaves the store unchanged; the running steps are dropped, which
+//! ends their processes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::future::{Future, pending};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::{AbortHandle, Abortable};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
 
 use crate::clock::SteadyClock;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
 use crate::lock::Holder;
-use crate::record::{Definition, Phase, Reason, RunStatus, SealedRun};
+use crate::record::{Definition, Phase, RunStatus, SealedRun};
 use crate::shape::Shape;
 use crate::store::{Damage, Lease, Signal, StoreError};
 
-use super::attempt::{EXITED_KEY, Memos, RUNNING_KEY};
+use super::attempt::Memos;
 use super::failure::{failed_upstream, upstream};
 use super::fan_out::{Joined, JoinedDigests, unread};
 use super::pending_wait::{PendingWait, WaitEnd};
-use super::request::{Asked, REQUESTS_MAX, Request};
+use super::request::{REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::scheduler::children_of;
 use super::scope::{Flight, Line, LineId, MAIN};
 use super::scopes::Lines;
-use super::signals::{StopHandle, StopLevel, Suspended};
+use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RENEW_INTERVAL, RunError, SessionOptions,
-    StepFailure, StepReport,
+    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure,
+    StepReport,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
 
-/// A step that is no longer in flight.
+/// The end of a running step.
 pub(super) struct Landed<O> {
     pub(super) line: LineId,
-    /// The branch may be gone, and its number given to another: only this tells whose step it was.
+    /// The id of the start. The branch may be gone and its number reused, so only the id identifies the step.
     pub(super) job: u64,
     pub(super) place: usize,
-    /// How it ended; none if it was let go, to wait.
+    /// The end of the attempt; `None` for a suspended step.
     pub(super) performed: Option<Performed<O>>,
-    /// Of a join: the digests of what it joined.
+    /// The digests of the joined children, for a join.
     pub(super) root: Option<JoinedDigests>,
 }
 
-/// A run under way.
+/// A running run.
 pub(super) struct Session<'a, P: Program> {
     pub(super) engine: &'a Engine,
     pub(super) program: &'a P,
@@ -64,101 +62,103 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) lease: Option<Lease>,
     pub(super) batches: u64,
     pub(super) lines: Lines<'a, P::State>,
-    /// Branches that something happened to, to be looked at before the next commit.
+    /// Branches with changes, to be scheduled before the next commit.
     pub(super) touched: BTreeSet<LineId>,
-    /// Branches that the next commit has something of, parents first.
+    /// Branches with drafts for the next commit, parents first.
     pub(super) dirty: BTreeSet<(usize, LineId)>,
-    /// The time of the newest record that is known of the run.
+    /// The newest known time of the run.
     pub(super) latest: Timestamp,
     /// The time for waits.
     pub(super) clock: Arc<SteadyClock>,
-    /// A person resumes.
+    /// True if a person resumed the run.
     pub(super) by_person: bool,
-    /// The session before was killed.
+    /// True if the previous session was killed.
     pub(super) was_killed: bool,
-    /// A step with many cuts is in flight: nothing starts beside it.
+    /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<LineId>,
-    /// Branches that could go on, and wait until fewer steps are at work.
+    /// Branches ready to run, waiting for the limit of running steps.
     pub(super) crowded: BTreeSet<LineId>,
-    /// When a branch is due.
+    /// The due times of branches.
     pub(super) timers: BTreeSet<(Timestamp, LineId)>,
-    /// Under `--until`: whether a step of the main branch may be started, by place.
+    /// Under `--until`: whether a step of the main branch may start, by place.
     pub(super) wanted: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
     pub(super) jobs_started: u64,
     pub(super) asks: mpsc::Sender<Request>,
     pub(super) requests: mpsc::Receiver<Request>,
-    /// Steps that are told when the next commit is acknowledged.
+    /// Senders to notify after the next acknowledged commit.
     pub(super) kept: Vec<oneshot::Sender<()>>,
-    /// Waits of steps in flight that end when the next commit is acknowledged.
+    /// Waits of running steps that end after the next acknowledged commit.
     pub(super) given: Vec<(Arc<PendingWait>, WaitEnd)>,
-    /// Signals that were taken by work that was undone since; none before the first wait for a signal.
+    /// Free signals, consumed only by abandoned work; `None` before the first wait for a signal.
     pub(super) free: Option<Vec<Signal>>,
     pub(super) consumed: Vec<String>,
-    /// Checkpoints that were asked for: the id of the signal, and the label.
+    /// Requested checkpoints: the id of the signal, and the label.
     pub(super) marks: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
-    /// The graph of the definition so far, where another is adopted: what was started by it is judged by it.
+    /// The graph of the definition before an adoption; judges the steps that started under that definition.
     pub(super) before: Option<Shape>,
-    /// Names of the branches that the run has or is going to have, where its store keeps only so many; once asked for.
+    /// The existing and planned branches of the run, if the store has a branch quota; read on first use.
     pub(super) branches: Option<HashSet<BranchPath>>,
-    /// A step has begun to wait for something that may be there already.
+    /// True if a new wait may already have its message in the store.
     pub(super) asks_anew: bool,
-    /// What steps read as their configuration.
+    /// The configuration for steps.
     pub(super) config: Arc<Map<String, Value>>,
-    /// Where evidence is checked.
+    /// The site of evidence checks.
     pub(super) site: Arc<Site>,
-    /// Branches that end as failed once nothing below them is in flight.
+    /// Branches that end as failed, once no descendant is running.
     pub(super) dying: BTreeSet<LineId>,
-    /// Branches on which a step is under way that must not be repeated blindly.
+    /// The number of branches with a running non-idempotent step.
     pub(super) doubtful: usize,
-    /// Something failed for good: nothing more is started.
+    /// True after a final failure: nothing more starts.
     pub(super) halted: bool,
-    /// The cause of the first cut of a step that must not be repeated.
+    /// The cause of the first interruption of a non-idempotent step.
     pub(super) cut_by: Option<String>,
     pub(super) failed: Option<StepFailure>,
     pub(super) repaired: Vec<Damage>,
     pub(super) lost: u64,
-    /// It goes on with what another one of the same lease left off.
+    /// True if the session continues an earlier session under the same lease.
     pub(super) is_again: bool,
-    /// Records that somebody took away are passed over, as a person says.
+    /// True if missing records are skipped, by decision of a person.
     pub(super) passes_missing: bool,
-    /// How the run stood before; none for a new one.
+    /// The status of the run before the session; `None` for a new run.
     pub(super) stood: Option<RunStatus>,
-    /// A step that was done again has ended: nothing more is started until what comes of that is known.
+    /// True after the end of a rerun step: nothing starts until its effects are known.
     pub(super) is_pausing: bool,
     pub(super) pending_claims: PendingClaims,
     /// Accepted older fingerprints by step path: the results count as made by the definition in force.
     pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
-    /// Ends have traces: the graph goes by needs, and has evidence.
+    /// True if ends have traces: the graph has `needs` and evidence.
     pub(super) keeps_traces: bool,
-    /// Ends have digests of the whole state: the graph has routes, and has evidence.
+    /// True if ends have digests of the whole state: the graph has routes and evidence.
     pub(super) keeps_chain: bool,
     pub(super) on_unknown: OnUnknown,
-    /// A person said that steps in doubt run again.
+    /// True if a person requested the rerun of steps in doubt.
     pub(super) retries: bool,
     pub(super) reusable_verdicts: ReusableVerdicts,
-    /// Verifications in a row before this session after which no step started.
+    /// Verifications in a row without a start, before this session.
     pub(super) idle_rounds: u32,
 }
 
-/// How the work of a session ended.
+/// The end of a session's work.
 pub(super) enum Worked<S> {
-    /// Nothing goes on by itself; the lease is given back.
+    /// Nothing can progress; the lease is released.
     Done(Box<Outcome<S>>),
-    /// Another session goes on under the same lease, from wherever it finds the run.
+    /// Another session continues under the same lease, from the current records.
     Again(Carried),
 }
 
-/// What the next session under the same lease must know.
+/// The context for the next session under the same lease.
 pub(super) struct Carried {
-    /// Batches sent so far: their ids are used up.
+    /// The number of sent batches; their ids are used.
     pub(super) batches: u64,
+    /// The number of the resume.
+    pub(super) resume: u64,
     pub(super) repaired: Vec<Damage>,
     pub(super) pending_claims: PendingClaims,
-    /// Verifications in a row after which no step started.
+    /// Verifications in a row without a start.
     pub(super) idle_rounds: u32,
 }
 
@@ -181,7 +181,7 @@ impl<'a, P: Program> Session<'a, P> {
         let has_evidence = main.shape.has_evidence();
         let (keeps_traces, keeps_chain) =
             (!main.shape.is_routed() && has_evidence, main.shape.is_routed() && has_evidence);
-        // Its progress is told with each commit.
+        // Each commit reports the progress.
         main.unfinished();
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
@@ -251,7 +251,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.lease.as_ref().expect("a session works under a lease")
     }
 
-    /// Makes the run with its first batch.
+    /// Creates the run with its first batch.
     pub(super) async fn create(
         &mut self,
         run: &SealedRun,
@@ -272,7 +272,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(status)
     }
 
-    /// Works until nothing goes on by itself; `status` is set if that is so already. For sessions of new runs.
+    /// Runs until nothing can progress; `status` is set if this is the case at once. For sessions of new runs.
     pub(super) async fn work(self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
         match self.work_on(status).await? {
             Worked::Done(outcome) => Ok(*outcome),
@@ -280,7 +280,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Works likewise; the program is ended unless another session goes on.
+    /// As [`work`](Self::work). Ends the program, unless another session continues.
     pub(super) async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
         if let Some(status) = status {
             if self.is_again {
@@ -289,13 +289,13 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(Worked::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
-        // What steps left running lives on until the lease is given back.
+        // Processes left by steps live until the release of the lease.
         let begun = if self.is_again { Ok(()) } else { self.program.begin(&lease).await };
         let result = match begun {
             Ok(()) => self.turns().await,
             Err(error) => self.give_up(error).await.map(Some),
         };
-        // Dropping what is in flight ends its processes; `end` waits for all the rest.
+        // Dropping the running steps ends their processes; `end` waits for the rest.
         self.jobs.clear();
         if !matches!(result, Ok(None)) {
             self.program.end().await;
@@ -303,19 +303,20 @@ impl<'a, P: Program> Session<'a, P> {
         match result {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
+                let resume = self.main().chain.resume;
                 let Self { batches, repaired, pending_claims, jobs_started, idle_rounds, .. } = self;
                 let idle_rounds = if jobs_started == 0 { idle_rounds + 1 } else { 0 };
-                Ok(Worked::Again(Carried { batches, repaired, pending_claims, idle_rounds }))
+                Ok(Worked::Again(Carried { batches, resume, repaired, pending_claims, idle_rounds }))
             }
             Err(error) => {
-                // Given back as well as can be: the error that matters is the one above.
+                // Best effort: the earlier error is returned.
                 let _ = self.engine.store.release(lease, None).await;
                 Err(error)
             }
         }
     }
 
-    /// Takes back starts that were committed but cannot happen, and says so in a record.
+    /// Reverts committed starts that cannot happen, and records the reason.
     async fn give_up(&mut self, error: super::BeginError) -> Result<RunStatus, RunError> {
         self.options.stop.stop(StopLevel::Graceful, "its steps could not be prepared");
         for id in std::mem::take(&mut self.launching) {
@@ -324,144 +325,10 @@ impl<'a, P: Program> Session<'a, P> {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
         }
-        // Nothing is scheduled any more: what is left is how it stands.
+        // Nothing more is scheduled: record the current positions.
         self.touched.clear();
         self.commit(self.standstill()).await?;
         Err(error.into())
-    }
-
-    /// Works turn by turn; returns how the run stands, or nothing if another session is to go on.
-    async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
-        let mut renewal = tokio::time::interval(RENEW_INTERVAL);
-        renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stop = self.options.stop.clone();
-        let mut stopped = pin!(stop.stopped());
-        let mut stopping = false;
-        // What needs the lease, the first batch could not do.
-        if let Some(status) = self.turn().await? {
-            return Ok(Some(status));
-        }
-        loop {
-            self.launch().await?;
-            let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
-            let now = self.now();
-            tokio::select! {
-                biased;
-                // First, as steps that end at once would keep it from its turn for ever.
-                _ = renewal.tick() => self.renew().await?,
-                Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
-                Some(request) = self.requests.recv() => self.hear_all(request),
-                _ = &mut stopped, if !stopping => {
-                    stopping = true;
-                    self.touched.insert(MAIN);
-                }
-                () = sleep_until(due, now), if due.is_some() => self.wake(),
-            }
-            // Steps and stores that never wait must not keep the thread from its other work, timers among it.
-            tokio::task::coop::consume_budget().await;
-            if std::mem::take(&mut self.asks_anew) {
-                self.deliver_all().await?;
-            }
-            if let Some(status) = self.turn().await? {
-                return Ok(Some(status));
-            }
-            let looks_again = self.is_pausing || self.is_to_look();
-            if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Decides what comes of what happened, and commits both; returns how the run stands if nothing goes on by itself after it.
-    async fn turn(&mut self) -> Result<Option<RunStatus>, RunError> {
-        loop {
-            self.schedule().await?;
-            if let Some(status) = self.commit_turn().await? {
-                return Ok(Some(status));
-            }
-            if !self.is_leaving() {
-                return Ok(None);
-            }
-            if !self.dirty.is_empty() {
-                // Only what is written is let go.
-                self.commit_surely().await?;
-            }
-        }
-    }
-
-    /// Commits what happened in a turn; returns how the run stands if nothing goes on by itself after it.
-    async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
-        let status = self.standstill();
-        // The last record says how the run stands; whoever asked then writes it behind that.
-        if status.is_none() {
-            self.take_marks();
-        }
-        if !self.dirty.is_empty() || status.is_some() {
-            self.trim(status.is_some()).await?;
-            self.commit(status).await?;
-        }
-        Ok(status)
-    }
-
-    /// Takes in a step that ended, and what else has ended meanwhile: it shares the commit.
-    fn land_all(&mut self, first: Landed<P::Output>) {
-        self.land(first);
-        while let Some(Some(landed)) = self.jobs.next().now_or_never() {
-            self.land(landed);
-        }
-    }
-
-    fn land(&mut self, landed: Landed<P::Output>) {
-        self.touched.append(&mut self.crowded);
-        let Landed { line: id, job, place, performed, root } = landed;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
-        let Flight { waits, was_given, .. } = line.flights.remove(at);
-        match performed {
-            Some(performed) => self.take(id, place, performed, root),
-            None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
-            None => self.suspend(id, place, Suspended { waits, was_given }),
-        }
-    }
-
-    /// Takes in what a step under way asks for, and what others ask for meanwhile: it shares the commit.
-    fn hear_all(&mut self, first: Request) {
-        self.hear(first);
-        for _ in 0..REQUESTS_MAX {
-            let Ok(request) = self.requests.try_recv() else { return };
-            self.hear(request);
-        }
-    }
-
-    fn hear(&mut self, request: Request) {
-        let Request { line: id, job, what } = request;
-        let Some(line) = self.lines.find(id) else { return };
-        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
-        match what {
-            Asked::Keep { key, value, told, kept } => {
-                let place = flight.place;
-                let entry = line.entry_mut(place);
-                entry.memos += 1;
-                if key == EXITED_KEY {
-                    entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
-                }
-                let (step, at) = (entry.step.clone(), entry.at.clone());
-                line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
-                self.kept.push(kept);
-                self.mark_dirty(id);
-            }
-            Asked::Tell { value, told } => {
-                let place = flight.place;
-                let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
-                line.draft_of(place, phase, Reason::Interval).told = told;
-                self.mark_dirty(id);
-            }
-            Asked::Listen(pending) => self.listen(id, job, pending),
-            Asked::Suspend(waits) => {
-                flight.waits = waits;
-                flight.abort.abort();
-            }
-        }
     }
 
     pub(super) fn mark_dirty(&mut self, id: LineId) {
@@ -469,12 +336,12 @@ impl<'a, P: Program> Session<'a, P> {
         self.dirty.insert((depth, id));
     }
 
-    /// Starts what the last commit says is started, and commits and starts one by one what needs its own commit.
-    async fn launch(&mut self) -> Result<(), RunError> {
+    /// Starts the steps of the last commit, and then the steps with a separate commit, one by one.
+    pub(super) async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.lines.get_mut(id).starting) {
                 if !self.dirty.is_empty() && self.lines.get(id).entry(place).fan.is_some() {
-                    // A checkpoint was lost, and a join reads from the store how its branches ended.
+                    // A checkpoint was lost, and a join reads the ends of its branches from the store.
                     self.commit_surely().await?;
                 }
                 self.start(id, place);
@@ -510,7 +377,8 @@ impl<'a, P: Program> Session<'a, P> {
             timeout: line.shape.steps()[place].timeout,
             interval: self.options.interval,
             stop: self.options.stop.clone(),
-            // What must not be repeated comes to its end, whoever else has failed: cut, nobody could say what became of it.
+            // A non-idempotent step runs to its end even after other failures: interrupted, its effect would be
+            // unknown.
             cancel: if line.shape.steps()[place].idempotent {
                 line.cancel.clone()
             } else {
@@ -566,14 +434,5 @@ impl<'a, P: Program> Session<'a, P> {
             };
             Landed { line: id, job, place, performed, root }
         }));
-    }
-}
-
-async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {
-    match due {
-        None => pending().await,
-        Some(due) => {
-            tokio::time::sleep(Duration::try_from(due.duration_since(now)).unwrap_or_default()).await
-        }
     }
 }

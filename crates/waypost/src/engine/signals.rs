@@ -1,4 +1,5 @@
-//! Messages to a run under way: requests to the run itself, such as a stop, and the answers and signals of its waits.
+//! Messages to a running run: requests to the run itself, such as a stop, and the answers and signals of its
+//! waits.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,7 +18,7 @@ use super::taken::free_signals;
 use super::{Program, RunError};
 
 impl<P: Program> Session<'_, P> {
-    /// Keeps the lease, and takes in requests to stop and answers.
+    /// Renews the lease, and handles stop requests and answers.
     pub(super) async fn renew(&mut self) -> Result<(), RunError> {
         let lease = self.lease().clone();
         let answers = match self.engine.store.renew(&[&lease]).await {
@@ -63,7 +64,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Writes the checkpoints that were asked for with what is written now.
+    /// Adds the requested checkpoints to the next commit.
     pub(super) fn take_marks(&mut self) {
         for (id, label) in std::mem::take(&mut self.marks) {
             self.main_mut().drafts.push(mark(label.as_deref(), &id));
@@ -72,9 +73,9 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Gives answers and signals to the waits that they are for.
+    /// Delivers answers and signals to their waits.
     ///
-    /// Signals that were taken by work that was undone since come first: they were sent first.
+    /// Free signals of abandoned work come first, since these were sent first.
     pub(super) async fn deliver_all(&mut self) -> Result<(), RunError> {
         self.lines.iter_mut().for_each(|(_, line)| line.drop_closed_waits());
         if !self.lines.iter().any(|(_, line)| line.asks()) {
@@ -100,7 +101,8 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Consumes the answers and signals that no wait has taken: an ended run takes no message, and a message may hold a secret.
+    /// Consumes the remaining answers and signals: an ended run takes no message, and a message may hold a
+    /// secret.
     ///
     /// After an error of the store, the messages stay.
     pub(super) async fn consume_messages(&mut self) {
@@ -112,7 +114,7 @@ impl<P: Program> Session<'_, P> {
         self.consumed.extend(messages);
     }
 
-    /// Gives a message to the first wait that it is for; says whether there is one.
+    /// Delivers a message to the first matching wait. Returns whether there is one.
     fn deliver(&mut self, signal: &Signal) -> bool {
         let Some(message) = Message::of(signal) else { return false };
         let meant =
@@ -129,8 +131,8 @@ impl<P: Program> Session<'_, P> {
         true
     }
 
-    /// Takes in waits of a step that has other work under way: the questions are shown, and a message ends its wait without
-    /// a new start of the step.
+    /// Registers the waits of a step with other running work: the questions are shown, and a message ends its
+    /// wait without a restart of the step.
     pub(super) fn listen(&mut self, id: LineId, job: u64, pending: Arc<PendingWait>) {
         let line = self.lines.get_mut(id);
         let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
@@ -144,7 +146,7 @@ impl<P: Program> Session<'_, P> {
         self.asks_anew = true;
     }
 
-    /// Suspends a step until one of its waits has an end.
+    /// Suspends a step until a wait ends.
     pub(super) fn suspend(&mut self, id: LineId, place: usize, suspended: Suspended) {
         self.touched.insert(id);
         self.mark_dirty(id);
@@ -163,11 +165,11 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// The waits of a step that lets go of its place.
+/// The waits of a suspended step.
 #[derive(Debug)]
 pub(super) struct Suspended {
     pub(super) waits: Vec<Wait>,
-    /// One of them was given its message meanwhile.
+    /// True if a wait has received its message in the meantime.
     pub(super) was_given: bool,
 }
 
@@ -179,7 +181,7 @@ struct Message {
     sent_at: jiff::Timestamp,
 }
 
-/// What a message fulfils.
+/// The kind of wait for a message.
 enum Wanted {
     Answer(String),
     Signal(WaitKind),
@@ -204,7 +206,7 @@ impl Message {
         }
     }
 
-    /// Says whether it fulfils a wait: sent before the deadline.
+    /// Returns whether the message fulfils a wait and was sent before the deadline.
     fn fulfils(&self, wait: &Wait) -> bool {
         let is_meant = match &self.wanted {
             Wanted::Answer(id) => wait.id == *id,
@@ -214,11 +216,11 @@ impl Message {
     }
 }
 
-/// A wait that a message fulfils.
+/// A wait with a matching message.
 struct Waiter {
     place: usize,
     wait: Wait,
-    /// Of a step in flight.
+    /// Set for a running step.
     pending: Option<Arc<PendingWait>>,
 }
 
@@ -227,7 +229,7 @@ fn is_on_message(wait: &Wait) -> bool {
 }
 
 impl<S> Line<'_, S> {
-    /// Says whether a step of it waits for an answer or a signal.
+    /// Returns whether a step of the branch waits for an answer or a signal.
     pub(super) fn asks(&self) -> bool {
         self.waiting_for(&is_on_message).is_some() || self.pending_waits().next().is_some()
     }
@@ -237,7 +239,7 @@ impl<S> Line<'_, S> {
         self.waiting_for(&on_signal).is_some() || self.pending_waits().any(|(_, wait, _)| on_signal(wait))
     }
 
-    /// Lists the waits of steps in flight.
+    /// Returns the waits of running steps.
     fn pending_waits(&self) -> impl Iterator<Item = (usize, &Wait, &Arc<PendingWait>)> {
         let pending = self.flights.iter().flat_map(|flight| flight.pending.iter().map(|p| (flight.place, p)));
         pending.filter_map(|(place, pending)| {
@@ -255,7 +257,7 @@ impl<S> Line<'_, S> {
         Some(Waiter { place, wait: wait.clone(), pending: Some(Arc::clone(pending)) })
     }
 
-    /// Takes in the message of a wait: the step has it under the id of the wait. A suspended step may start again.
+    /// Stores the message of a wait for its step, under the id of the wait. A suspended step may restart.
     fn take_in(&mut self, waiter: &Waiter, value: Value, signal: Option<TakenSignal>) {
         let Waiter { place, wait, pending } = waiter;
         let entry = self.entry_mut(*place);
@@ -270,12 +272,12 @@ impl<S> Line<'_, S> {
         self.draft_of(*place, phase, Reason::Answer).taken = Some(Box::new(taken));
         for flight in self.flights.iter_mut().filter(|flight| flight.place == *place) {
             flight.was_given = true;
-            // A second message for this wait stays where it is.
+            // A second message for this wait stays queued.
             flight.pending.retain(|other| other.wait.as_ref().is_none_or(|other| other.id != wait.id));
         }
     }
 
-    /// Drops the waits that steps in flight have left.
+    /// Removes the closed waits of running steps.
     fn drop_closed_waits(&mut self) {
         for index in 0..self.flights.len() {
             let flight = &mut self.flights[index];
@@ -288,42 +290,42 @@ impl<S> Line<'_, S> {
     }
 }
 
-/// How urgently a session is to stop.
+/// The urgency of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopLevel {
-    /// Start nothing more, end what runs with grace, checkpoint.
+    /// Start nothing more, end running steps with grace, write a checkpoint.
     Graceful,
-    /// End what runs at once, checkpoint.
+    /// End running steps at once, write a checkpoint.
     Kill,
 }
 
-/// A request to stop.
+/// A stop request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stop {
-    /// How urgently.
+    /// The urgency.
     pub level: StopLevel,
-    /// Who asks: `SIGINT`, or a person.
+    /// The source: `SIGINT`, or a person.
     pub by: String,
 }
 
-/// Through which a session is asked to stop; all clones are one.
+/// A handle for stop requests; clones share the request.
 #[derive(Debug, Clone, Default)]
 pub struct StopHandle {
     asked: Arc<StopState>,
 }
 
-/// Small, since every branch in memory has one of its own.
+/// Small, since every branch in memory has a separate state.
 #[derive(Debug, Default)]
 struct StopState {
-    /// Who asked first; set before `level` is.
+    /// The source of the first request; set before `level`.
     by: OnceLock<String>,
-    /// 0 as long as nobody asked, else one more than the level.
+    /// 0 without a request; else the level plus one.
     level: AtomicU8,
     changed: Notify,
 }
 
 impl StopHandle {
-    /// Asks for a stop. A more urgent request replaces a less urgent one; who asked first is remembered.
+    /// Requests a stop. A more urgent request replaces a less urgent request; the first source is kept.
     pub fn stop(&self, level: StopLevel, by: &str) {
         self.asked.by.get_or_init(|| by.to_owned());
         let level = level as u8 + 1;
@@ -332,12 +334,12 @@ impl StopHandle {
         }
     }
 
-    /// Says whether a stop was asked for.
+    /// Returns whether a stop was requested.
     pub fn is_asked(&self) -> bool {
         self.level().is_some()
     }
 
-    /// Returns the request, if there is one.
+    /// Returns the request, if any.
     pub fn asked(&self) -> Option<Stop> {
         let level = self.level()?;
         let by = self.asked.by.get().expect("it is set before the level is");
@@ -352,19 +354,19 @@ impl StopHandle {
         }
     }
 
-    /// Resolves when a stop is asked for.
+    /// Resolves on a stop request.
     pub async fn stopped(&self) -> Stop {
         self.at_least(StopLevel::Graceful).await
     }
 
-    /// Resolves when a stop without grace is asked for.
+    /// Resolves on a stop request without grace.
     pub async fn killed(&self) {
         self.at_least(StopLevel::Kill).await;
     }
 
     async fn at_least(&self, level: StopLevel) -> Stop {
         loop {
-            // Made before the look: it sees every change from now on.
+            // Created before the check, so no change is missed.
             let changed = self.asked.changed.notified();
             if let Some(stop) = self.asked().filter(|stop| stop.level >= level) {
                 return stop;

@@ -1,7 +1,7 @@
-//! Signals that were taken by work that was undone since: they can be taken again.
+//! Free signals: consumed only by abandoned work, so that a step can consume these again.
 //!
-//! The log is the source: the record of a taken signal names it. A signal is free if none of the records that took it is
-//! in force.
+//! The log is the source: the record of a consumed signal names the signal. A signal is free if no record in
+//! force has consumed it.
 //!
 //! ```text
 //!   @3 progress: `ship` takes signal s-1       in force before the rollback, and not after it
@@ -21,9 +21,9 @@ use super::inspect::position_of;
 /// A step on a branch in an iteration.
 type Visit = (BranchPath, StepId, Vec<u32>);
 
-/// Returns the free signals of a run, in the order in which they were sent.
+/// Returns the free signals of a run, in the order of sending.
 ///
-/// `positions`: where the open branches stand. A step there in a newer epoch has forgotten what it took.
+/// `positions`: the positions of the open branches. A step there in a newer epoch has lost its consumed signals.
 ///
 /// # Errors
 /// Those of the store.
@@ -43,8 +43,8 @@ pub(super) async fn free_signals<'a>(
     free_at(store, run, newest, epochs).await
 }
 
-/// As [`free_signals`], with the main branch at record `seq`: for a run that begins there. Steps in `begun` begin from
-/// the top, and have forgotten what they took.
+/// As [`free_signals`], with the main branch at record `seq`: for a fork. Steps in `begun` restart from the top,
+/// and have lost their consumed signals.
 pub(super) async fn free_signals_at(
     store: &dyn Store,
     run: &RunId,
@@ -123,7 +123,7 @@ fn signal_of(record: &Record) -> Option<(&TakenSignal, &serde_json::Value)> {
     }
 }
 
-/// Makes the message again that a record took.
+/// Restores the message from the record that consumed it.
 fn message(record: &Record) -> Option<Signal> {
     let (signal, value) = signal_of(record)?;
     let kind = SignalKind::Named { name: signal.name.clone(), value: value.clone() };
@@ -148,8 +148,8 @@ impl InForce<'_> {
         Ok(())
     }
 
-    /// Adds the records of a child branch. The branch may have been opened several times: each opening is in force with the
-    /// record of the parent that it belongs to. An opening whose position is not kept any more counts as in force.
+    /// Adds the records of a child branch. The branch may have several openings; each is in force together with
+    /// its parent record. An opening with a pruned position counts as in force.
     async fn add_child(&mut self, branch: &BranchPath) -> Result<(), StoreError> {
         let Some(parent) = branch.parent() else { return Ok(()) };
         if self.branches.contains_key(branch) {
@@ -172,7 +172,7 @@ impl InForce<'_> {
         Ok(())
     }
 
-    /// Returns the effective history of a branch from `seq` back, and notes the epochs in it.
+    /// Returns the effective history of a branch from `seq` back, and notes its epochs.
     async fn walk(&mut self, branch: &BranchPath, seq: u64) -> Result<BTreeSet<u64>, StoreError> {
         let records = self.store.history(self.run, branch, seq).await?;
         for record in &records {
@@ -187,7 +187,7 @@ impl InForce<'_> {
         Ok(records.iter().map(|record| record.header().seq).collect())
     }
 
-    /// Says whether a record took its signal, and is in force.
+    /// Returns whether a record consumed its signal and is in force.
     fn holds(&self, record: &Record) -> bool {
         let header = record.header();
         let Some(step) = header.step.clone().filter(|_| header.reason == Reason::Answer) else {

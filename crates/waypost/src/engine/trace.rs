@@ -51,15 +51,15 @@ pub(super) fn reads_of<P: Program>(program: &P, line: &Line<'_, P::State>, place
     reads
 }
 
-/// Returns the pass of a step in an iteration: 1, but of one that is repeated and whose passes have scopes of their own.
+/// Returns the pass of a step in an iteration: 1, except for a repeated step with a scope per pass.
 pub(super) fn pass_in(shape: &Shape, place: usize, iteration: &[u32]) -> u32 {
     let has_passes = shape.steps()[place].children.as_ref().is_some_and(|children| children.passes);
     let pass = iteration.last().filter(|_| has_passes && shape.share_loop(place, place));
     pass.copied().unwrap_or(1)
 }
 
-/// Returns the input of a child scope: what its item is, and what its opener was given. The opener's own definition and
-/// the list of its items are not part of it, so that an added item reruns no other.
+/// Returns the input of a child scope: its item, and the input of the opener. Excludes the definition of the
+/// opener and the other items, so that an added item reruns no other item.
 pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
     let value = item.value.to_string();
     let mut parts = vec![item.key.as_bytes(), value.as_bytes(), opener.input.as_bytes()];
@@ -68,10 +68,10 @@ pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
     Digest::of_parts(parts)
 }
 
-/// The outputs of an end.
+/// The result of an end.
 #[derive(Debug, Default)]
 pub(super) struct Made<'a> {
-    /// The step's part of the state.
+    /// The output: the step's part of the state.
     pub(super) output: Option<Value>,
     /// Pins of the step.
     pub(super) evidence: Option<&'a Pack>,
@@ -168,15 +168,14 @@ pub(super) fn work_pins(evidence: Option<&Pack>, joined: Option<JoinedDigests>) 
     Digest::of_parts(claims.chain(joined.iter().map(|pins| &pins.as_bytes()[..])))
 }
 
-/// Returns the digest of all that the steps of a scope pinned, from the ends that no other step needs; `None` if one of them
-/// is not known.
+/// Returns the digest of all pins in a scope, from the ends of its sinks; `None` if a digest is unknown.
 pub(super) fn scope_pins(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<Digest> {
     let pins: Option<Vec<Digest>> =
         sinks(shape).map(|step| digests.get(&step.id).map(|end| end.pins)).collect();
     Some(Digest::merkle(&pins?))
 }
 
-/// Returns the steps that no other step needs.
+/// Returns the steps without dependents.
 pub(super) fn sinks(shape: &Shape) -> impl Iterator<Item = &Step> {
     let is_sink = |(place, _): &(usize, &Step)| shape.followers(*place).is_empty();
     shape.steps().iter().enumerate().filter(is_sink).map(|(_, step)| step)

@@ -4,9 +4,9 @@
 //!   scopes in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
 //! ```
 //!
-//! Reads and verifies, and writes nothing. [`reruns`](super::reruns) selects the steps to rerun. [`PendingClaims`] are the claims
-//! that a session verifies again before the run ends. [`conflicts`] finds steps that invalidate the evidence of each other:
-//! reruns would alternate without end, so a person is asked.
+//! Reads and verifies only; writes nothing. [`reruns`](super::reruns) selects the steps to rerun.
+//! [`PendingClaims`] are the claims that a session verifies again before the run ends. [`conflicts`] finds steps
+//! that invalidate the evidence of each other: reruns would alternate without end, so a person is asked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,60 +28,61 @@ use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
 use super::{Engine, OnUnknown, Program, RunError, StepRef};
 
-/// A branch that counts, and the record that it stands at, or could be taken to stand at.
+/// A branch in force, with the record and the position to continue from.
 #[derive(Debug, Clone)]
 pub(super) struct InForce {
     pub(super) record: Record,
     pub(super) position: Position,
-    /// The joins on it that have run, with the record of the fan-out that each joined.
+    /// The finished joins, each with the record of the joined fan-out.
     pub(super) joined: HashMap<StepId, u64>,
 }
 
-/// The branches that count, parents before their children.
+/// The branches in force, parents first.
 pub(super) type Branches = BTreeMap<(usize, BranchPath), InForce>;
 
 /// Verified claims, by branch and record.
 pub(super) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
 
-/// What came out.
+/// The result of a judgement.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
-    /// What a person must decide.
+    /// Questions to a person.
     pub(super) questions: Vec<Decision>,
-    /// Finished steps whose evidence does not hold and that may run again.
+    /// Finished steps with failed evidence that may rerun.
     pub(super) broken: Vec<Broken>,
-    /// Finished steps whose evidence does not hold and that must not be repeated blindly: they are asked about.
+    /// Finished non-idempotent steps with failed evidence: a person is asked.
     pub(super) held: Vec<Broken>,
-    /// The claims that were checked, as they are now, by branch and record.
+    /// The verified claims with their current values, by branch and record.
     pub(super) found: FoundClaims,
-    /// The claims that were not, as a step under way may be about to rewrite what they are about.
+    /// The unverified claims: a running step may rewrite the claimed files.
     pub(super) left: LeftOut,
 }
 
-/// How a resume treats what is finished.
+/// How a resume treats the evidence of finished steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Its evidence is checked.
+    /// Verify the evidence.
     Checked(OnUnknown),
-    /// It is believed: nothing runs, or a person said what to do.
+    /// Skip the checks: nothing runs, or a person has decided.
     Blind,
 }
 
-/// A child that counts.
+/// A child in force.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
-    /// The record of its parent with which it was opened.
+    /// The record of the parent that opened the child.
     pub(super) origin: u64,
-    /// Its parent has joined it, and does not wait for it.
+    /// True if the parent has joined the child and no longer waits.
     pub(super) is_joined: bool,
 }
 
-/// Says whether the steps of a branch have one of this name.
+/// Returns whether a branch has a step of this name.
 pub(super) fn is_step_on(shape: &Shape, branch: &BranchPath, step: &StepId) -> bool {
     shape.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_some())
 }
 
-/// Says whether a child counts: its parent waits for its fan-out or has joined it, and it has evidence or `is_named`.
+/// Returns the child if in force: the parent waits for its fan-out or has joined it, and the child has evidence
+/// or `is_named`.
 pub(super) fn wanted(
     shape: &Shape,
     branches: &Branches,
@@ -104,11 +105,11 @@ pub(super) fn wanted(
         let is_joined = amid.is_none() || pass < fan.pass;
         return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined });
     }
-    // The evidence of hooks is not looked at after their end.
+    // The evidence of hooks is not verified after their end.
     let is_hook = children.afterwards || step.after.as_ref().is_some_and(|after| after.name == children.name);
     let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
     let fan = waited.and_then(|entry| entry.fan.as_ref());
-    // The hooks of the step are under way: the branches of its work are joined.
+    // The hooks of the step are open: the branches of its work are joined.
     let work = fan.filter(|fan| fan.after).and_then(Fan::of_work).filter(is_current);
     if let Some(work) = work {
         return Some(Wanted { origin: work.since, is_joined: true });
@@ -120,7 +121,7 @@ pub(super) fn wanted(
     }
 }
 
-/// Reads the record with which a branch ended before it went on behind that; none if it is not sound.
+/// Returns the last end of a branch before later records; `None` if the end is damaged.
 pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Option<Record>, StoreError> {
     let order = ScanOrder::NewestFirst;
     let mut scan = Scan { branch: Some(newest.branch.clone()), order, ..Scan::of(&newest.run) };
@@ -140,7 +141,7 @@ pub(super) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Opt
     }
 }
 
-/// Finds the joins of a branch that have run and whose branches have steps with evidence; and some more, if they have run.
+/// Returns the finished joins of a branch with evidence below, and the finished joins in `also`.
 pub(super) async fn joined_on(
     store: &dyn Store,
     shape: &Shape,
@@ -153,7 +154,7 @@ pub(super) async fn joined_on(
     let is_looked_at =
         |step: &Step| (step.opens_evidence() && !step.opens_hooks()) || also.contains(&step.id);
     for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
-        // Also of one that was not joined anew, as all its branches had come out as before.
+        // Also a join that did not run again, because all branches had equal results.
         if let Some(fan) = position.joined.get(&step.id).filter(|_| !unfinished.has(place)) {
             joined.insert(step.id.clone(), fan.since);
             continue;
@@ -180,8 +181,8 @@ pub(super) async fn joined_on(
     Ok(joined)
 }
 
-/// Finds out which record opened the branches that a step has joined, where that was in the run which this one began from:
-/// the position that it joined them from tells.
+/// Returns the opening record of joined branches for a join copied from another run: the start record has the
+/// position with the fan-out.
 async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result<Option<u64>, StoreError> {
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
     let Some(start) = store.find_back(&joined.run, &joined.branch, joined.seq, &starts).await? else {
@@ -193,8 +194,8 @@ async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result
     Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.of_work()?.since)))
 }
 
-/// Finds the record with which a step of a branch ended that is not under way there, whether or not the ledger has it: of
-/// steps that claim nothing, it has none.
+/// Returns the end of a finished step of a branch, even without a ledger entry: the ledger omits steps without
+/// claims.
 pub(super) async fn ended_on(
     store: &dyn Store,
     shape: &Shape,
@@ -219,7 +220,7 @@ pub(super) async fn ended_on(
     store.find_back(&header.run, &header.branch, header.seq, &ends).await
 }
 
-/// Judges what is finished on branches, and lists what a person must decide.
+/// Judges the finished steps of branches, and returns the questions to a person.
 pub(super) async fn judge<P: Program>(
     engine: &Engine,
     program: &P,
@@ -232,7 +233,7 @@ pub(super) async fn judge<P: Program>(
     for known in branches.values() {
         let found = effective_of(store, shape, (&known.record, &known.position)).await;
         let mut found = found.map_err(|error| evidence_lost(known, error))?;
-        // The position may be one that goes back, or one that a changed graph stands at.
+        // The position may be that of a rollback, or of a changed graph.
         found.position = known.position.clone();
         found.in_flux.extend(in_flux(program, branches, known));
         effective.push(found);
@@ -247,7 +248,7 @@ pub(super) async fn judge<P: Program>(
     };
     let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
     let planned = weighed.plan(engine.clock.now());
-    // Of steps that were cut on other branches, who takes those up speaks.
+    // The load of the other branches asks about their interrupted steps.
     let ours = |decision: &&Decision| {
         let is_of_step =
             decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
@@ -289,7 +290,7 @@ fn evidence_lost(known: &InForce, error: StoreError) -> RunError {
     RunError::EvidenceLost { run, branch, step, source: error }
 }
 
-/// Adds to a question about claims that could not be checked why that is.
+/// Adds the error of an unchecked claim to a question.
 fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim>>) {
     let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
     let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
@@ -303,9 +304,8 @@ fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim
     }
 }
 
-/// Judges what is finished at a checkpoint of another run, and on the branches that come along, by the records that it is
-/// known by; lists what does not hold
-/// or could not be checked. Nothing can be done again there: what steps were given is not known.
+/// Judges the finished steps at a checkpoint of another run, and of the copied branches, by their records.
+/// Returns the failed or unchecked evidence. Nothing can rerun there: the inputs of the steps are unknown.
 pub(super) async fn doubted(
     engine: &Engine,
     shape: &Shape,
@@ -352,8 +352,8 @@ pub(super) async fn doubted(
     planned.decisions.into_iter().filter(doubted).map(asked).collect()
 }
 
-/// Takes claims at their subject's word where that does not lead any more to the file that it led to when the claim was
-/// made: a link that somebody has put in the place of a file does not make it another's.
+/// Binds a claim to its path instead of its recorded file, if the path no longer leads to that file: a link put
+/// in the place of a file does not change the claimed subject.
 pub(super) async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
     let packs = effective.iter_mut().flat_map(|branch| {
         let earlier = branch.passes.values_mut().flatten().map(|(_, pack)| pack);
@@ -373,7 +373,7 @@ pub(super) async fn forget_other_names(engine: &Engine, run: &RunRecord, effecti
     }
 }
 
-/// Reads the state of a branch, with what it has from those above it.
+/// Decodes the state of a branch, with the parts from its parents.
 pub(super) fn state_of<P: Program>(
     program: &P,
     root: &Shape,
@@ -396,7 +396,7 @@ pub(super) fn state_of<P: Program>(
     Ok(state)
 }
 
-/// Asks the program what the steps under way of a branch are about to write.
+/// Returns the files that the running steps of a branch may write, as named by the program.
 pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InForce) -> Vec<String> {
     let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
@@ -405,7 +405,7 @@ pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InFo
     if places.is_empty() {
         return Vec::new();
     }
-    // A state that cannot be read stops the resume elsewhere.
+    // An undecodable state stops the resume elsewhere.
     let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
         let branch = &known.record.header().branch;
@@ -417,7 +417,7 @@ pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InFo
 
 type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
 
-/// Checks the claims that must be checked, all within one budget.
+/// Verifies the due claims within a single time budget.
 pub(super) async fn verify<P: Program>(
     engine: &Engine,
     program: &P,
@@ -447,7 +447,7 @@ pub(super) async fn verify<P: Program>(
     Ok((verdicts, found))
 }
 
-/// Reads the exit codes that were recorded with the ends of steps, for claims that may ask for them: those about files do not.
+/// Reads the recorded exit codes of ended steps, for claims that may refer to these. Claims about files do not.
 async fn exit_codes<'c>(
     engine: &Engine,
     run: &RunRecord,
@@ -476,7 +476,7 @@ fn ending_of(header: &Header) -> Option<&Ending> {
     }
 }
 
-/// Verdicts by which all that is finished is believed; nothing settles what was cut.
+/// Returns verdicts that trust all finished steps; interrupted steps are not settled.
 fn believed(checks: &[Check]) -> Verdicts {
     let finished = checks.iter().filter(|check| check.seq.is_some());
     let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
@@ -484,7 +484,7 @@ fn believed(checks: &[Check]) -> Verdicts {
 }
 
 impl Judged {
-    /// Turns what is broken into questions: where nobody but a person can say what is to be done about it.
+    /// Turns broken steps into questions, for cases that only a person can decide.
     pub(super) fn ask(&mut self) {
         let asked = std::mem::take(&mut self.broken).into_iter().map(|broken| Decision {
             branch: broken.branch,
@@ -495,13 +495,13 @@ impl Judged {
         self.questions.extend(asked);
     }
 
-    /// Lets steps run again whose evidence does not hold and that must not be repeated blindly, as a person says.
+    /// Allows reruns of non-idempotent steps with failed evidence, by decision of a person.
     pub(super) fn release(&mut self) {
         self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
         self.broken.append(&mut self.held);
     }
 
-    /// Returns the claims of a record as they were found, as a pack that decides nothing.
+    /// Returns the verified claims of a record, as a pack for display.
     pub(super) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
         let claims = self.found.get(&(branch.clone(), seq))?.clone();
         Some(Pack::all(claims))
@@ -511,27 +511,28 @@ impl Judged {
 /// The claims that a session verifies again.
 #[derive(Debug, Default)]
 pub(super) struct PendingClaims {
-    /// All claims in force, before the run ends: steps were rerun after the last verification.
+    /// True if all claims in force must be verified before the run ends: steps were rerun after the last
+    /// verification.
     pub(super) is_redone: bool,
-    /// Claims that were not verified, by the step under way that may rewrite their subject.
+    /// Unverified claims, by the running step that may rewrite the claimed files.
     pub(super) left: LeftOut,
-    /// One of those steps has ended without the same claim: no step starts before all claims are verified.
+    /// True if such a step has ended without the same claim: no step starts before all claims are verified.
     pub(super) is_due: bool,
 }
 
 impl PendingClaims {
-    /// Says whether claims are to be verified before the run ends.
+    /// Returns whether claims must be verified before the run ends.
     pub(super) fn is_any(&self) -> bool {
         self.is_redone || self.is_due || !self.left.is_empty()
     }
 
-    /// Takes in that a step has completed with evidence; says whether that makes another look due.
+    /// Notes the completion of a step with evidence. Returns whether another verification is due.
     pub(super) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
         if self.left.is_empty() {
             return false;
         }
         let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
-        // What it claims itself from now on, nobody else is asked about.
+        // A claim of this step replaces the same claims of earlier steps.
         let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
         let own: Vec<Bound> = claims.map(Bound::of).collect();
         let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
@@ -540,14 +541,15 @@ impl PendingClaims {
     }
 }
 
-/// Asks about steps that this session reran for their evidence, and whose evidence fails again after reruns of other steps.
+/// Asks about steps rerun for their evidence in this session with evidence that fails again after reruns of other
+/// steps.
 pub(super) async fn conflicts(
     store: &dyn Store,
     run: &RunId,
     targets: &BTreeMap<BranchPath, Vec<Target>>,
-    token: u64,
+    resume: u64,
 ) -> Result<Vec<Decision>, RunError> {
-    let done = done_again(store, run, token).await?;
+    let done = done_again(store, run, resume).await?;
     let mut questions = Vec::new();
     for (branch, targets) in targets {
         for Target { seq, step, claims, .. } in targets {
@@ -566,17 +568,17 @@ pub(super) async fn conflicts(
     Ok(questions)
 }
 
-/// Finds what was done again under a lease for its evidence: branch, step and pass, and the claims that did not hold.
+/// Finds what was done again by a resume for its evidence: branch, step and pass, and the claims that did not hold.
 async fn done_again(
     store: &dyn Store,
     run: &RunId,
-    token: u64,
+    resume: u64,
 ) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
     let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
     let mut done = BTreeMap::new();
     loop {
         let page = store.scan(&scan).await?;
-        for header in page.records.iter().map(Record::header).filter(|header| header.token == token) {
+        for header in page.records.iter().map(Record::header).filter(|header| header.resume == resume) {
             if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
                 done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
             }

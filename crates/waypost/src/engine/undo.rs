@@ -1,4 +1,4 @@
-//! Undoing what steps did, before a run goes back behind them or is cancelled.
+//! Undo (compensation) of the effects of finished steps, before a rollback or a cancel.
 //!
 //! ```text
 //!   @9 completed pay   @10 completed publish        rollback to @8, steps undone
@@ -8,13 +8,13 @@
 //!   @16 restored (basis 8)                          written by the rollback itself
 //! ```
 //!
-//! What finished last is undone first; of branches, those that were opened last. Each undo is recorded before it starts and
-//! after it has ended, on the main branch, and the position says from the first on that the run is being undone: nobody
-//! goes on with it but who finishes that. Whoever does so after a crash leaves out what was undone, and begins again with
-//! what was cut: an undo may run more than once, and must stand that.
+//! Later effects are undone first; of branches, the last opened first. Each undo is recorded on the main branch
+//! before its start and after its end. From the first record on, the position marks the run as being undone: only
+//! the call that completes the undo can continue. After a crash, that call skips finished undos and repeats
+//! interrupted undos. So an undo command may run more than once, and must be idempotent.
 //!
-//! A step is undone once for each pass of the loops that it is in, however often it was done, by the newest state of its branch in
-//! that pass. One that failed, or was cut, is not undone: what it did is not known.
+//! A step is undone once per pass of its loops, however often it ran, with the newest state of its branch in that
+//! pass. A failed or interrupted step is not undone: its effect is unknown.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -39,35 +39,35 @@ mod history;
 use history::{Before, Told, told_before};
 pub(super) use history::{refuse_amid, refuse_undone, undone_steps};
 
-/// The key of the progress records that tell of undoing.
+/// The key of the progress records of an undo.
 pub const UNDO: &str = "undo";
 
-/// Something that was undone, or could not be.
+/// A step that was undone, or has no undo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undone {
     /// The step.
     pub step: StepId,
-    /// Its branch.
+    /// The branch of the step.
     pub branch: BranchPath,
-    /// The record that finished it.
+    /// The record of its end.
     pub seq: u64,
-    /// Its place in the loops around it, the innermost last; empty where there are none.
+    /// The iterations of the loops around the step, the innermost last; empty outside loops.
     pub iteration: Vec<u32>,
-    /// Whether it says how it is undone. What does not is left as it is.
+    /// True if the step was undone; false if the step has no undo command.
     pub is_undone: bool,
 }
 
-/// The branch, the step, and the record that finished it.
+/// The branch, the step, and the record of its end.
 type EffectKey = (BranchPath, StepId, u64);
 
-/// A step that finished.
+/// A finished step.
 #[derive(Debug, Clone)]
 struct Effect {
     branch: BranchPath,
     step: StepId,
     seq: u64,
     at: Try,
-    /// It is of the newest pass of its step.
+    /// True if the effect belongs to the newest pass of the step.
     is_newest: bool,
 }
 
@@ -78,16 +78,16 @@ impl Effect {
 }
 
 impl Engine {
-    /// Undoes the steps that finished after record `to` of the main branch, newest first, and leaves the run so that only
-    /// a rollback to there, or behind it, goes on with it, or a cancel. `told` hears of each that was undone, or says nothing
-    /// of how, when that is so.
+    /// Undoes the steps that finished after record `to` of the main branch, newest first. Afterwards only a
+    /// rollback to `to` or an earlier record can continue the run, or a cancel. `told` is called for each step,
+    /// undone or without an undo command.
     ///
-    /// Where this was begun before, what was undone then is left out.
+    /// Steps undone by an earlier call are skipped.
     ///
     /// # Errors
-    /// - [`RunError::NotUndone`]: one could not be undone. Those before it are; the same call goes on with it.
-    /// - [`RunError::Undoing`]: an undo that goes further back was begun before.
-    /// - Those of taking the run up, as [`resume`](Self::resume_program) has them.
+    /// - [`RunError::NotUndone`]: a step could not be undone. Later steps are undone; the same call continues.
+    /// - [`RunError::Undoing`]: an undo to an earlier record is unfinished.
+    /// - Those of a resume, as in [`resume`](Self::resume_program).
     pub async fn undo_program<P: Program>(
         &self,
         program: &P,
@@ -103,7 +103,7 @@ impl Engine {
         Ok(released?)
     }
 
-    /// As [`undo_program`](Self::undo_program), for the holder of the lease, who keeps it.
+    /// As [`undo_program`](Self::undo_program), for the holder of the lease; keeps the lease.
     ///
     /// # Errors
     /// As [`undo_program`](Self::undo_program).
@@ -127,7 +127,7 @@ impl Engine {
         }
         if undoer.position.undoing != Some(to) {
             undoer.position.undoing = Some(to);
-            // Until that is finished, a resume stops.
+            // A resume stops until the undo is finished.
             undoer.summary.status = RunStatus::InDoubt;
             undoer.tell(&Told::Begun { to }).await?;
         }
@@ -138,7 +138,7 @@ impl Engine {
     }
 }
 
-/// Writes behind the newest record of the main branch, and knows the states of its branches.
+/// Appends to the main branch, and caches the states of the branches.
 struct Undoer<'a, P: Program> {
     engine: &'a Engine,
     program: &'a P,
@@ -147,11 +147,11 @@ struct Undoer<'a, P: Program> {
     position: Position,
     summary: Summary,
     batches: u64,
-    /// It began from another run, with copies of what was done there.
+    /// True if the run is a fork, with copied ends of its parent.
     is_of_another: bool,
     /// The newest records of other branches.
     branches: HashMap<BranchPath, Record>,
-    /// States of branches, each within the one before it, with the records that they are of.
+    /// Cached states of branches with their records, each nested in the branch before.
     around: Vec<((BranchPath, u64), P::State)>,
 }
 
@@ -191,7 +191,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.program.shape()
     }
 
-    /// Lists the steps that finished after a record of the main branch, the newest first, each once.
+    /// Lists the steps that finished after a record of the main branch, newest first, without duplicates.
     async fn effects_behind(&self, to: u64) -> Result<Vec<Effect>, RunError> {
         let (run, main) = (self.lease.run(), BranchPath::main());
         let mut effects = Vec::new();
@@ -201,7 +201,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             for entry in &position_of(&target)?.frontier {
                 let Some(fan) = &entry.fan else { continue };
                 if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
-                    // They are worked on anew from there.
+                    // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
                     let pass = (fan.since, entry.at.iteration.as_slice());
                     self.effects_of_fan((&main, &entry.step, pass), &mut effects).await?;
@@ -219,8 +219,8 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(effects)
     }
 
-    /// Adds those of a branch from a record back, and of the branches that it opened; of a child, only while it belongs to
-    /// its fan-out.
+    /// Adds the effects of a branch from a record back, and of its children. For a child, only while it belongs
+    /// to the same fan-out.
     async fn effects_of(
         &self,
         newest: &Record,
@@ -240,7 +240,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                     self.effects_of_opening(after, effects).await?;
                 }
                 if self.is_of_another && is_copied(store, header).await? {
-                    // It was done in the run that this one began from.
+                    // The parent run did this step.
                     continue;
                 }
                 let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
@@ -252,7 +252,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(())
     }
 
-    /// Says whether what a record opens comes after the work of its step.
+    /// Returns whether a record opens hooks after the work of its step.
     fn is_after(&self, header: &Header) -> bool {
         let shape = self.shape().of_branch(&header.branch);
         let step = shape.zip(header.step.as_ref()).and_then(|(shape, step)| shape.step(step.as_str()));
@@ -260,7 +260,8 @@ impl<'a, P: Program> Undoer<'a, P> {
         header.phase.opens_after() || children.is_some_and(|children| children.afterwards)
     }
 
-    /// Finds what opened the branches that came after the work of a step whose end is the first of these, newest first.
+    /// Returns the record that opened the hooks of a step. `history` begins with the end of the step, newest
+    /// first.
     fn opened_after<'r>(&self, history: &'r [Record], step: &StepId) -> Option<&'r Header> {
         let ours =
             history[1..].iter().map(Record::header).filter(|header| header.step.as_ref() == Some(step));
@@ -274,7 +275,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.effects_of_fan((&header.branch, step, (since, &header.at.iteration)), effects).await
     }
 
-    /// Says whether an older end of a branch is one of the same fan-out: it went on behind it.
+    /// Returns whether an older end of a branch belongs to the same fan-out, continued later.
     async fn is_of(&self, ended: &Record, newest: &Record, origin: Option<u64>) -> Result<bool, RunError> {
         let (header, head) = (ended.header(), newest.header());
         if origin.is_none() || header.seq == head.seq {
@@ -319,7 +320,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                 return Err(self.not_undone(&effect, stopped(), Some(asked.by)));
             }
             let is_undone = self.undo(&effect, tries, stop).await?;
-            // What works by its branches is undone by the steps there.
+            // For an opener, the steps on its branches are undone instead.
             let step_of = |shape: &'a Shape| shape.step(step.as_str())?.children.as_ref();
             let children = self.shape().of_branch(&branch).and_then(step_of);
             let opens = children.is_some_and(|children| !children.afterwards);
@@ -331,7 +332,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(())
     }
 
-    /// Undoes one step; says whether there was anything to do.
+    /// Undoes a step. Returns whether there was an undo command.
     async fn undo(&mut self, effect: &Effect, tries: usize, stop: &StopHandle) -> Result<bool, RunError> {
         let Some(shape) = self.shape().of_branch(&effect.branch) else { return Ok(false) };
         let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
@@ -375,7 +376,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Err(self.not_undone(effect, failure, stop.asked().map(|asked| asked.by)))
     }
 
-    /// Hears requests to stop the run, as a session does.
+    /// Polls stop requests for the run, like a session.
     async fn listen(&self, stop: &StopHandle) -> Result<Infallible, RunError> {
         loop {
             tokio::time::sleep(RENEW_INTERVAL).await;
@@ -400,7 +401,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         RunError::NotUndone { run, branch, step, to, failure: Box::new(failure), stopped_by }
     }
 
-    /// Returns the newest records of a branch and those around it, the main one first.
+    /// Returns the newest records of a branch and its ancestors, the main branch first.
     fn newest_path(&self, branch: &BranchPath) -> Result<Vec<Record>, RunError> {
         let path = std::iter::successors(Some(branch.clone()), BranchPath::parent);
         let newest = |name: BranchPath| {
@@ -412,7 +413,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(records)
     }
 
-    /// The same, of the pass in which a step finished; none where a state is not kept any more.
+    /// As `newest_path`, in the pass of an effect; `None` if a state was pruned.
     async fn path_in_pass(&self, effect: &Effect) -> Result<Option<Vec<Record>>, RunError> {
         let mut path = self.newest_path(&effect.branch)?;
         let depth = path.len();
@@ -421,7 +422,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             let around = self.shape().loops_around(&branch);
             let pass = effect.at.iteration.get(..around).unwrap_or_default();
             let is_of_pass = |header: &Header| header.at.iteration.get(..around) == Some(pass);
-            // Of a step that is repeated by itself, each pass is one of its ends.
+            // For a step in its own loop, each pass is an end of the step.
             let by_itself = place + 1 == depth && effect.at.iteration.len() > around;
             if is_of_pass(record.header()) && (effect.is_newest || !by_itself) {
                 continue;
@@ -441,7 +442,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(Some(path))
     }
 
-    /// Finds the record with which a branch ended a pass, the newest of them.
+    /// Returns the newest end of a branch in a pass.
     async fn end_of_pass(
         &self,
         branch: &BranchPath,
@@ -462,7 +463,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         }
     }
 
-    /// Returns the state of a branch by the last of these records, with what it has from those around it by the others.
+    /// Returns the state of a branch by the last record, with the parts from its ancestors by the other records.
     fn state_along(&mut self, branch: &BranchPath, path: Vec<Record>) -> Result<&P::State, RunError> {
         let key = |record: &Record| (record.header().branch.clone(), record.header().seq);
         let same =
@@ -490,7 +491,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(&self.around.last().expect("a branch is on its own path").1)
     }
 
-    /// Writes down what is going on: the run stands where it stood.
+    /// Writes a progress record; the position of the run is unchanged.
     async fn tell(&mut self, told: &Told) -> Result<(), RunError> {
         let value = serde_json::to_value(told).expect("names and numbers are plain JSON");
         let phase = Phase::Progress { key: UNDO.to_owned(), value };
@@ -508,10 +509,10 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.batches += 1;
         let id = BatchId { token: self.lease.token(), count: self.batches };
         let newest = records.last().expect("one draft makes one record").clone();
-        let (consumed, summary) = (Vec::new(), self.summary.clone());
+        let (consumed, summary) = (Vec::new(), Some(self.summary.clone()));
         let batch = Batch { id, records, consumed, summary, updated_at: None, release: false };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };
-        self.engine.store.append(self.lease, batch).await.map_err(lost)?;
+        self.engine.store.append(&[self.lease], batch).await.map_err(lost)?;
         self.newest = newest;
         Ok(())
     }
@@ -521,7 +522,7 @@ fn stopped() -> Failure {
     Failure::new(FailureKind::Error, vec!["it was stopped".to_owned()])
 }
 
-/// Says whether a record opens branches.
+/// Returns whether a record opens branches.
 fn opens(header: &Header) -> bool {
     header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_after())
 }

@@ -1,7 +1,8 @@
-//! The beginning and the end of a run's folder: there as a whole, or not at all.
+//! Atomic creation and deletion of a run's folder.
 //!
-//! A run is built as `runs/.tmp-RUN`, synced, and renamed into its place. The holder of its lock removes what a crash left
-//! under that name. Its deletion begins with a rename to `deleting/RUN`, and the next writer ends what a crash left of it.
+//! A run is built as `runs/.tmp-RUN`, synced, and renamed into place. The next holder of the run lock removes the
+//! leftovers of a crash. A deletion begins with a rename to `deleting/RUN`; the next writer completes an
+//! interrupted deletion.
 
 use std::io;
 use std::path::Path;
@@ -51,7 +52,7 @@ impl FileStore {
         let temp = self.temp_folder(name);
         let built = self.build(&temp, run, &commit, ordinal).and_then(|()| self.put_in_place(&temp, name));
         if let Err(error) = built {
-            // As well as can be: the next who has the lock of this run does it otherwise.
+            // Best effort: if this fails, the next holder of the lock of this run removes the folder.
             let _ = remove_folder(self.disk.as_ref(), &temp);
             return Err(error);
         }
@@ -83,7 +84,7 @@ impl FileStore {
         if self.is_there(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
     }
 
-    /// Says whether a run has a folder, be it only with a log.
+    /// Returns true if the run has a folder, even with only a log.
     fn is_left(&self, run: &RunId) -> Result<bool, StoreError> {
         let root = self.run_paths(run).root;
         match self.disk.metadata(&root) {
@@ -93,7 +94,7 @@ impl FileStore {
         }
     }
 
-    /// Checks that there is something to delete: the folder of a run, or its tombstone.
+    /// Checks that the run has a folder or a tombstone to delete.
     fn check_left(&self, run: &RunId) -> Result<(), StoreError> {
         if self.is_left(run)? || self.is_deleting(run)? { Ok(()) } else { Err(StoreError::no_run(self, run)) }
     }
@@ -106,7 +107,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Returns the ordinal of a new run, greater than that of all before it. Under the lock of the store.
+    /// Returns the ordinal of a new run, greater than all earlier ordinals. The caller holds the store lock.
     fn next_ordinal(&self) -> Result<u64, StoreError> {
         let disk = self.disk.as_ref();
         let path = self.dir.join(ORDINAL_FILE);
@@ -160,7 +161,7 @@ impl FileStore {
             }
             write_sidecar(disk, &paths, commit.number, &text);
             write_synced(disk, &paths.commit(commit.number), &text)?;
-            // A convenience; a file system without hard links goes without.
+            // Best effort: some file systems lack hard links.
             let _ = disk.hard_link(&paths.commit(commit.number), &temp.join(NEWEST_FILE));
             disk.sync_dir(&paths.history())?;
             disk.sync_dir(temp)
@@ -185,7 +186,7 @@ impl FileStore {
             }
         }
         self.disk.sync_dir(&runs).map_err(|source| {
-            // Not acknowledged, so it should not be there, as well as that can be had.
+            // The run was not acknowledged: remove its folder, best effort.
             let _ = self.disk.rename(&root, temp);
             StoreError::of_write("sync", runs.display().to_string(), source)
         })
@@ -205,7 +206,7 @@ impl FileStore {
         self.remove_files(run, &mut seat, lock)
     }
 
-    /// Ends the deletions that were cut short. One that cannot be ended now is left to the next writer.
+    /// Completes interrupted deletions. A deletion that fails is left to the next writer.
     pub(super) fn end_deletions(&self) -> Result<(), StoreError> {
         let begun =
             deletions(self.disk.as_ref(), &self.dir).map_err(|source| read_error(&self.dir, source))?;
@@ -213,7 +214,7 @@ impl FileStore {
             let seat = self.seat(&run);
             let mut seat = locked(&seat);
             let Ok(lock) = self.lock_to_delete(&run, &seat) else { continue };
-            // Another writer may have ended it before the lock was ours.
+            // Another writer may have completed the deletion before this process got the lock.
             if self.is_deleting(&run)? {
                 let _ = self.remove_files(&run, &mut seat, lock);
             }
@@ -246,13 +247,13 @@ impl FileStore {
 }
 
 impl FileStore {
-    /// Refuses a run of which a newer program wrote something that decides: its record, or its newest commit.
+    /// Refuses a run whose record or newest commit was written by a newer program.
     fn refuse_newer(&self, run: &RunId) -> Result<(), StoreError> {
         let reader = self.reader(run);
         let frozen = run_record::refuse_newer(self.disk.as_ref(), run, &reader.paths);
         match frozen.and(reader.newest()) {
             Err(error @ StoreError::Version { .. }) => Err(error),
-            // However damaged: it goes.
+            // Damage does not prevent a deletion.
             _ => Ok(()),
         }
     }

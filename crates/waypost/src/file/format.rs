@@ -1,8 +1,8 @@
-//! The bytes of the file store: text that vouches for itself.
+//! The byte format of the file store: self-verifying text files.
 //!
-//! Every file but the journal is a text that begins with its own hash ([`crate::sealed`]). Headers and states stand in a
-//! commit file as they are, to the byte, so that their digests are those of every other store. What is not JSON to the
-//! byte stands in base64.
+//! Every file except the journal begins with its own hash ([`crate::sealed`]). A commit file holds headers and
+//! states byte for byte, so their digests match those of every other store. Bytes that are not exact JSON are
+//! encoded in base64.
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -14,12 +14,12 @@ use crate::record::{FORMAT, Flaw, Record, SealedRun};
 use crate::sealed::{HASH_END, RecordText, begin, check, finish, member, parse, push_record_members};
 use crate::store::{BatchId, Signal, Summary};
 
-/// The format of files.
+/// The version of the file format.
 pub(super) const FILE_FORMAT: u32 = 2;
-/// Largest file: a batch of several records with the largest states, in base64, fits.
+/// Size limit of a file: fits a batch of several records with maximal states, in base64.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
 
-/// A small file that is written whole: its members are those of a struct.
+/// A small file, always written as a whole; its members are the fields of a struct.
 pub(super) trait Small: Serialize + DeserializeOwned {
     /// Returns the text of the file.
     fn seal(&self) -> Vec<u8> {
@@ -31,21 +31,21 @@ pub(super) trait Small: Serialize + DeserializeOwned {
         finish(text)
     }
 
-    /// Reads the text of the file back, after checking every byte of it.
+    /// Verifies every byte of the text, and decodes the file.
     fn open(text: &[u8]) -> Result<Self, Flaw> {
         check(text, FILE_FORMAT)?;
         parse(text)
     }
 }
 
-/// `lease.json`: the token of the newest lease, where that is not in the newest commit file yet.
+/// `lease.json`: the token of the newest lease, until a commit file has this token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct LeaseFile {
     /// The token.
     pub(super) token: u64,
-    /// The newest commit file when this was written; `wake_at` holds until there is a newer one.
+    /// The newest commit at the time of writing; `wake_at` is valid until a newer commit.
     pub(super) commit: u64,
-    /// When the run is due, as said at the release of the lease.
+    /// The due time of the run, set at the release of the lease.
     pub(super) wake_at: Option<Timestamp>,
 }
 
@@ -54,7 +54,7 @@ impl Small for LeaseFile {}
 /// A file in `signals/`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct SignalFile {
-    /// Its place in the order of arrival.
+    /// The position in the order of arrival.
     pub(super) ordinal: u64,
     /// The message.
     pub(super) signal: Signal,
@@ -62,7 +62,7 @@ pub(super) struct SignalFile {
 
 impl Small for SignalFile {}
 
-/// The counter that gives runs their order.
+/// The counter for the order of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct OrdinalFile {
     /// The ordinal of the newest run.
@@ -71,16 +71,16 @@ pub(super) struct OrdinalFile {
 
 impl Small for OrdinalFile {}
 
-/// What stands in quarantine beside a file: which records are gone with it, and why.
+/// A quarantine note: the records lost with a file, and the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct NoteFile {
-    /// The name that the file had.
+    /// The original name of the file.
     pub(super) file: String,
-    /// What was wrong with it.
+    /// The flaw of the file.
     pub(super) flaw: String,
-    /// The records that it held, as far as could be told.
+    /// The records of the file, as far as known.
     pub(super) records: Vec<(BranchPath, u64)>,
-    /// Whether later commits count the records. Notes of older versions do not say.
+    /// True if later commits count the records. Notes of older versions lack this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) counted: Option<bool>,
 }
@@ -98,7 +98,7 @@ pub(super) fn seal_run(run: &SealedRun, ordinal: u64) -> Vec<u8> {
     finish(text)
 }
 
-/// Reads `run.json` of a run back.
+/// Verifies and decodes `run.json` of a run.
 pub(super) fn open_run(run: &RunId, text: &[u8]) -> Result<(u64, SealedRun), Flaw> {
     #[derive(Deserialize)]
     struct RunFile<'a> {
@@ -118,28 +118,28 @@ fn is_of(run: &RunId, found: &RunId) -> Result<(), Flaw> {
     if run == found { Ok(()) } else { Err(Flaw::Malformed(format!("it belongs to run {found}"))) }
 }
 
-/// A commit file: one batch, and what the run is after it.
+/// A commit file: a batch, and the summary of the run after the batch.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Commit {
-    /// Counts the commits of the run, from 1.
+    /// The number of the commit in the run, from 1.
     pub(super) number: u64,
-    /// The fencing token it was written under.
+    /// The fencing token of the writer.
     pub(super) token: u64,
-    /// Its batch.
+    /// The id of the batch.
     pub(super) batch: BatchId,
-    /// The lease was given back with it.
+    /// True if the commit releases the lease.
     pub(super) release: bool,
-    /// Signals that it took in.
+    /// Signals consumed by this commit.
     pub(super) consumed: Vec<String>,
     /// The run's summary.
     pub(super) summary: Summary,
-    /// When the run went on last, where that is not the time of the last record.
+    /// The time of the last activity, if different from the time of the last record.
     pub(super) updated_at: Option<Timestamp>,
-    /// How many checkpoints the run has, with these.
+    /// The checkpoint count of the run, including this commit.
     pub(super) checkpoints: u64,
-    /// How many branches it has, with these.
+    /// The branch count of the run, including this commit.
     pub(super) branches: u64,
-    /// The records, each with the place of its branch in the order of opening, from 0.
+    /// The records, each with the index of its branch in the order of opening, from 0.
     pub(super) records: Vec<(u64, Record)>,
 }
 
@@ -170,7 +170,7 @@ impl Commit {
         finish(text)
     }
 
-    /// Reads the text of a file of `run` back, after checking every byte of it.
+    /// Verifies every byte of a commit file of `run`, and decodes the commit.
     pub(super) fn open(run: &RunId, number: u64, text: &[u8]) -> Result<Self, Flaw> {
         #[derive(Deserialize)]
         struct CommitFile<'a> {
@@ -224,10 +224,10 @@ fn push_record(text: &mut Vec<u8>, opened: u64, record: &Record) {
     text.push(b'}');
 }
 
-/// Tells which branches the records of a damaged file were on, as far as its text still shows, in order.
+/// Returns the branches of the records in a damaged file, in order, as far as the text is readable.
 ///
-/// Only for saying what is lost: nothing of it is believed. A header begins with its run, branch and seq, and no
-/// string in JSON can look like that, since its quotes would be escaped.
+/// For reports of lost records only: the result is unverified. A header begins with run, branch and seq. No JSON
+/// string can contain this pattern, because quotes in a string are escaped.
 pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
     let begin = format!("\"header\":{{\"v\":{FORMAT},\"run\":\"{run}\",\"branch\":\"").into_bytes();
     let mut branches = Vec::new();
@@ -241,7 +241,7 @@ pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
     branches
 }
 
-/// Reads the number of a commit file of `run` from how it begins. Nothing of it is checked.
+/// Returns the commit number from the first bytes of a commit file of `run`, unverified.
 pub(super) fn number_at_begin(run: &RunId, begin: &[u8]) -> Option<u64> {
     let rest = begin.get(HASH_END..)?.strip_prefix(b"\",\n\"format\":")?;
     let rest = &rest[rest.iter().position(|byte| !byte.is_ascii_digit())?..];
@@ -251,7 +251,7 @@ pub(super) fn number_at_begin(run: &RunId, begin: &[u8]) -> Option<u64> {
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
-/// A line of the journal: the header of a record whose commit file is gone, and its digest.
+/// Returns a journal line: the header of a record without a commit file, and its digest.
 pub(super) fn journal_line(record: &Record) -> Vec<u8> {
     let header = record.header_bytes();
     let mut line = Vec::with_capacity(header.len() + 96);
@@ -261,7 +261,7 @@ pub(super) fn journal_line(record: &Record) -> Vec<u8> {
     line
 }
 
-/// Reads a line of the journal of `run` back, after checking every byte of it.
+/// Verifies every byte of a journal line of `run`, and decodes the record.
 pub(super) fn open_journal_line(run: &RunId, line: &[u8]) -> Result<Record, Flaw> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -273,7 +273,7 @@ pub(super) fn open_journal_line(run: &RunId, line: &[u8]) -> Result<Record, Flaw
     let parsed: Line<'_> = parse(line)?;
     let record = Record::open(parsed.digest, parsed.header.get().as_bytes().to_vec(), None)?;
     is_of(run, &record.header().run)?;
-    // White space between the members is under no digest, so there may be none but what was written.
+    // No digest covers white space between the members, so only the original bytes are accepted.
     if journal_line(&record).strip_suffix(b"\n") != Some(line) {
         return Err(Flaw::Malformed("it is not as it was written".to_owned()));
     }

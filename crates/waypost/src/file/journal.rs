@@ -1,8 +1,8 @@
-//! `journal.jsonl`: the headers of what rotation removed, one line a record, only ever appended to.
+//! `journal.jsonl`: the headers of rotated records, a line per record, append-only.
 //!
-//! Lines are written and synced before the files they stand for are removed. So a line that is torn stands for a file
-//! that is still there; it is left as it is, and the next lines begin after it. A record may stand here and in a file,
-//! or here twice: all of them are the same.
+//! Lines are synced before the commit files of their records are removed. So a torn line belongs to a record with
+//! an existing file. A torn line stays, and later lines begin after it. A record may exist both here and in a
+//! file, or twice here; all copies are equal.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,22 +16,22 @@ use crate::record::{Flaw, HEADER_BYTES_MAX, Record};
 
 use super::format;
 
-/// How much is read at once to find out where the lines are.
+/// Bytes per read while the index is built.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Longest line: a header, its digest and the names of both.
+/// Upper limit of a line: a header, its digest, and the member names.
 const LINE_BYTES_MAX: usize = HEADER_BYTES_MAX + 128;
 
-/// Where the records of a journal stand, by their names. Whether they are sound is found out when they are read.
+/// The positions of the records in a journal. A read verifies the record; the index does not.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
-    /// How much of the file was looked at: up to the end of a line.
+    /// Bytes indexed so far; always ends at a line end.
     bytes: u64,
-    /// How the file begins, by which another one in its place is known.
+    /// The first bytes of the file, to detect a replaced file.
     begin: Vec<u8>,
     branches: BTreeMap<BranchPath, BTreeMap<u64, Line>>,
 }
 
-/// A line: where, and how long without its end.
+/// A line: offset, and length without the line break.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Line {
     offset: u64,
@@ -39,7 +39,7 @@ pub(super) struct Line {
 }
 
 impl Index {
-    /// Brings the index up to date with the file, of which it may know the beginning.
+    /// Updates the index from the file. Reads only the new part, unless the file was replaced.
     pub(super) fn update(
         self: Arc<Self>,
         disk: &dyn Disk,
@@ -65,7 +65,7 @@ impl Index {
         loop {
             let chunk = disk.read_at(path, self.bytes, window)?;
             let Some(end) = chunk.iter().rposition(|byte| *byte == b'\n') else {
-                // A line longer than the window, or a torn one at the end.
+                // The line is longer than the window, or the last line is torn.
                 if chunk.len() < window || window > 2 * LINE_BYTES_MAX {
                     return Ok(());
                 }
@@ -84,12 +84,12 @@ impl Index {
         }
     }
 
-    /// Returns the branches that have lines.
+    /// Returns the branches with lines.
     pub(super) fn branches(&self) -> impl Iterator<Item = (&BranchPath, &BTreeMap<u64, Line>)> {
         self.branches.iter()
     }
 
-    /// Returns all lines, the last one first.
+    /// Returns all lines in reverse order.
     pub(super) fn last_first(&self) -> Vec<(BranchPath, u64, Line)> {
         let all = self
             .branches
@@ -100,18 +100,18 @@ impl Index {
         all
     }
 
-    /// Returns where a record stands.
-    /// Says whether there are lines of a branch with such seqs.
+    /// Returns true if the branch has a line with a seq in `seqs`.
     pub(super) fn has_any(&self, branch: &BranchPath, seqs: Range<u64>) -> bool {
         !seqs.is_empty() && self.branches.get(branch).is_some_and(|lines| lines.range(seqs).next().is_some())
     }
 
+    /// Returns the position of a record.
     pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<Line> {
         self.branches.get(branch)?.get(&seq).copied()
     }
 }
 
-/// Reads the record of a line, without its body; what is wrong with it, if it is not what was written.
+/// Reads the record of a line, without its body; returns the flaw and the text if the line is damaged.
 pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
@@ -122,7 +122,7 @@ pub(super) fn read(
     Ok(format::open_journal_line(run, &text).map_err(|flaw| (flaw, text)))
 }
 
-/// Reads which record a line says it is of; the line begins as it was written, or it is none.
+/// Returns the branch and seq of a line, unverified; `None` if the prefix is not that of a journal line.
 fn name_of(run: &RunId, line: &[u8]) -> Option<(BranchPath, u64)> {
     let rest = line.strip_prefix(b"{\"digest\":\"")?.get(64..)?;
     let rest = rest.strip_prefix(b"\",\"header\":{\"v\":")?;
@@ -137,7 +137,7 @@ fn name_of(run: &RunId, line: &[u8]) -> Option<(BranchPath, u64)> {
     Some((branch, seq))
 }
 
-/// Appends lines and syncs them. The name of a new file is not synced.
+/// Appends lines and syncs the file. Does not sync the folder entry of a new file.
 pub(super) fn append(disk: &dyn Disk, path: &Path, lines: &[u8]) -> io::Result<()> {
     let (mut file, torn) = match disk.open_append(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => (disk.create_new(path)?, false),

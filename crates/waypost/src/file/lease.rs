@@ -1,4 +1,4 @@
-//! Leases: who may append to a run, and why a writer that lost that right is refused.
+//! Leases: the right to append to a run, and the fencing of writers without this right.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,39 +23,39 @@ use super::replay::NewestFirst;
 use super::run_record;
 use super::write::{Tail, Writer};
 
-/// Tokens that are left out when `lease.json` is damaged: more than there can have been leases without any commit.
+/// Tokens skipped if `lease.json` is damaged: more than the plausible number of leases without a commit.
 const TOKENS_SKIPPED: u64 = 1 << 20;
-/// How long one waits for the lock of the store; its holder has it for a few syncs.
+/// How long to wait for the store lock. A holder needs the lock for a few syncs.
 const STORE_LOCK_WAIT: Duration = Duration::from_secs(10);
-/// How often one looks.
+/// The polling interval for the store lock.
 const STORE_LOCK_STEP: Duration = Duration::from_millis(1);
-/// Name of the store's lock among those of its runs: no run can be named so.
+/// The name of the store lock among the run locks; not a valid run id.
 const STORE_LOCK: &str = ".store.lock";
 
-/// How one writer at a time is made sure of.
+/// The mechanism that ensures a single writer.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Locking {
-    /// By the kernel, over all processes of this machine.
+    /// Kernel locks, across all processes of this machine.
     Kernel {
-        /// Network file systems are trusted to lock.
+        /// True to trust the locks of network file systems.
         allow_network: bool,
     },
-    /// Within one value of the store only: for a disk that is not the machine's.
+    /// Only within this `FileStore`: for a disk that does not belong to the machine.
     InProcess,
 }
 
-/// What this store knows of its lease on a run, held or given back.
+/// The lease of this store on a run: held or released.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     pub(super) token: u64,
     pub(super) last_batch: Option<BatchId>,
-    /// Only while the lease is held.
+    /// Set while the lease is held.
     pub(super) writer: Option<Box<Writer>>,
     holder: Option<Holder>,
 }
 
 impl Seat {
-    /// Gives the lease back. The kernel's lock goes with the last copy of the [`Lease`].
+    /// Releases the lease. The kernel lock ends with the last copy of the [`Lease`].
     pub(super) fn release(&mut self) {
         self.writer = None;
         self.holder = None;
@@ -65,7 +65,7 @@ impl Seat {
 pub(super) type Seats = Mutex<BTreeMap<RunId, Arc<Mutex<Seat>>>>;
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change of what is behind these mutexes is made whole before anything can panic.
+    // All changes under these mutexes are complete before any possible panic, so a poisoned mutex is safe to use.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -74,7 +74,7 @@ impl FileStore {
         locked(&self.seats).entry(run.clone()).or_default().clone()
     }
 
-    /// Takes the lock of a run.
+    /// Takes the run lock.
     pub(super) fn lock_run(
         &self,
         run: &RunId,
@@ -97,7 +97,7 @@ impl FileStore {
         }
     }
 
-    /// Says who holds a run now.
+    /// Returns the current holder of a run.
     pub(super) fn holder_of(&self, run: &RunId) -> Result<Option<Holder>, StoreError> {
         if let Locking::InProcess = self.locking {
             let seat = locked(&self.seats).get(run).cloned();
@@ -107,7 +107,7 @@ impl FileStore {
         RunLock::probe(&path).map_err(|source| read_error(&path, source))
     }
 
-    /// Makes the lease that a new writer works under.
+    /// Makes the lease of a new writer.
     pub(super) fn seat_writer(
         seat: &mut Seat,
         writer: Writer,
@@ -132,7 +132,7 @@ impl FileStore {
         let seat = self.seat(run);
         let mut seat = locked(&seat);
         let lock = self.lock_run(run, &seat, holder)?;
-        // It may have been deleted before the lock was ours.
+        // The run may have been deleted before this process got the lock.
         self.check_there(run)?;
         // Before anything is written.
         run_record::refuse_newer(self.disk.as_ref(), run, &paths)?;
@@ -141,7 +141,7 @@ impl FileStore {
         Ok(Self::seat_writer(&mut seat, writer, lock, holder))
     }
 
-    /// Calls `change` with the writer of a lease that holds.
+    /// Calls `change` with the writer of a valid lease.
     pub(super) fn with_writer<T>(
         &self,
         lease: &Lease,
@@ -157,7 +157,7 @@ impl FileStore {
         }
     }
 
-    /// Says that a lease was lost, if its run is there.
+    /// Returns the error for a lost lease, if the run exists.
     pub(super) fn fenced(&self, lease: &Lease) -> Result<StoreError, StoreError> {
         let reader = self.readable(lease.run())?;
         let of_commit = reader.newest()?.map_or(0, |commit| commit.token);
@@ -166,7 +166,7 @@ impl FileStore {
         Ok(StoreError::Fenced { run: lease.run().clone(), token: lease.token(), newest })
     }
 
-    /// Calls `change` while no other process makes runs or leaves signals in this store.
+    /// Calls `change` under the store lock: no other process creates runs or sends signals in this store.
     pub(super) fn with_store_lock<T>(
         &self,
         change: impl FnOnce() -> Result<T, StoreError>,
@@ -174,7 +174,7 @@ impl FileStore {
         let _here = locked(&self.store_lock);
         let Locking::Kernel { allow_network } = self.locking else { return change() };
         let path = self.locks().join(STORE_LOCK);
-        // The note says who; since when matters to nobody for so short a time.
+        // The lock file names the holder. The start time does not matter for such a short hold.
         let holder = Holder::here(Timestamp::UNIX_EPOCH)
             .map_err(|source| read_error(Path::new("the process table"), source))?;
         let mut waited = Duration::ZERO;
@@ -209,8 +209,8 @@ fn lock_error(error: LockError) -> StoreError {
 }
 
 impl Writer {
-    /// Takes over a run from its last writer, alive or dead: cleans up, finds the newest sound commit, and makes a
-    /// greater token durable, under which the last one's is refused for good.
+    /// Takes over a run from its last writer, alive or dead. Cleans up, finds the newest sound commit, and makes
+    /// a greater token durable. From then on the old token is fenced.
     fn take_over(&mut self, retention: Option<u32>, index: &IndexSource<'_>) -> Result<(), StoreError> {
         let disk = self.disk.clone();
         let history = self.paths.history();
@@ -219,7 +219,8 @@ impl Writer {
         for folder in [&self.paths.root, &history, &self.paths.quarantine()] {
             remove_leftovers(disk.as_ref(), folder).map_err(|source| failed(folder, source))?;
         }
-        // Where somebody took the folder away, `checkpoint.json` may still have the newest commit, which goes there again.
+        // If the history folder is missing, `checkpoint.json` may still hold the newest commit, to be restored
+        // there.
         if matches!(disk.metadata(&history), Err(error) if error.kind() == io::ErrorKind::NotFound) {
             let made = disk.create_dir(&history).and_then(|()| disk.sync_dir(&self.paths.root));
             made.map_err(|source| StoreError::of_write("make", history.display().to_string(), source))?;
@@ -242,7 +243,7 @@ impl Writer {
         self.token = match self.reader().lease()? {
             None => newest_token + 1,
             Some(Ok(lease)) => {
-                // What was said at the release holds until there is a newer commit.
+                // The due time from the release is valid until a newer commit.
                 wake_at = lease.wake_at.filter(|_| lease.commit == self.number);
                 newest_token.max(lease.token) + 1
             }
@@ -251,17 +252,19 @@ impl Writer {
                 newest_token + TOKENS_SKIPPED
             }
         };
-        // Before `lease.json` names it: a commit that is named there must not be lost any more.
+        // Before `lease.json` names the commit: a commit named there must be durable.
         match walk.sound.first() {
             Some(newest) => self.place_again(newest.number)?,
             None => disk.sync_dir(&history).map_err(|source| self.poison(&history, source))?,
         }
         self.write_lease(wake_at)?;
+        // The last writer may have died between its commit and the marks.
+        self.mark_consumed();
         self.plan_rotation();
         self.mend_run_record()?;
         if let Some((_, Ok(record))) = run_record::read_run(disk.as_ref(), &self.run, &self.paths)? {
             self.configure(record.record(), retention);
-            // The log must still name the missing records at the next look.
+            // The missing records must stay in the log for the next check.
             if !is_missed {
                 self.heal(index)?;
             }
@@ -269,9 +272,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the newest commit file once more, under its name: its writer may have died before it synced the folder,
-    /// or may have been told that this sync failed, after which no other sync says anything about that name. Where
-    /// that file was taken away or is damaged, `checkpoint.json` has its bytes; what is damaged is kept in quarantine.
+    /// Writes the newest commit file again, under the same name.
+    ///
+    /// The previous writer may have died before the sync of the folder, or may have seen that sync fail. After a
+    /// failed sync, a later sync proves nothing about the name. If the file is missing or damaged,
+    /// `checkpoint.json` has the bytes; the damaged file goes to quarantine.
     fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
         let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
@@ -305,7 +310,7 @@ impl Writer {
         disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
     }
 
-    /// Reads the end of every branch. Returns the commits read, and whether newest records are missing.
+    /// Reads the end of every branch. Returns the commits of the walk, and true if newest records are missing.
     pub(super) fn find_tails(&mut self) -> Result<(Walk, bool), StoreError> {
         let (walk, ends) = self.reader().walk_to_ends()?;
         self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
@@ -313,7 +318,7 @@ impl Writer {
         Ok((walk, is_missed))
     }
 
-    /// Makes the token of this lease durable, and when the run is due.
+    /// Makes the token of this lease and the due time of the run durable.
     pub(super) fn write_lease(&mut self, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
         let (disk, root, path) = (self.disk.clone(), self.paths.root.clone(), self.paths.lease());
         let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
@@ -329,14 +334,14 @@ impl Writer {
         disk.sync_dir(&root).map_err(|source| self.poison(&root, source))
     }
 
-    /// Adds to `events.jsonl` and `report.md` what a crash kept out of them.
+    /// Adds the records missing from `events.jsonl` and `report.md` after a crash.
     fn heal(&self, index: &IndexSource<'_>) -> Result<(), StoreError> {
         let Some(folder) = &self.folder else { return Ok(()) };
         folder.heal(NewestFirst::new(self.reader(), index))
     }
 }
 
-/// Makes a folder, and those above it that are missing, and makes their names durable.
+/// Creates a folder and its missing parents, and makes their names durable.
 pub(super) fn sync_new_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     match (disk.create_dir(path), path.parent()) {
         (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound && parent != Path::new("") => {
@@ -350,14 +355,14 @@ pub(super) fn sync_new_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
         _ => disk.sync_dir(Path::new(".")),
     };
     if synced.is_err() {
-        // Another sync would say nothing about this name: it is to be made again. Where it was there before, it is
-        // not empty and stays.
+        // After a failed sync, another sync proves nothing about this name: remove the folder, so that the next
+        // call creates it. An older folder is not empty and stays.
         let _ = disk.remove_dir(path);
     }
     synced
 }
 
-/// Returns where the files of a run are.
+/// Returns the paths of a run.
 pub(super) fn paths_of(runs: &Path, run: &RunId) -> RunPaths {
     RunPaths { root: runs.join(run.as_str()) }
 }

@@ -1,4 +1,4 @@
-//! What is known of runs without opening more than their newest commit.
+//! Lists runs by their run record and newest commit only.
 
 use std::io;
 use std::path::Path;
@@ -6,9 +6,7 @@ use std::path::Path;
 use crate::disk::Kind;
 use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, RunStatus, SealedRun};
-use crate::store::{
-    Damage, Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun,
-};
+use crate::store::{Damage, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use super::FileStore;
 use super::paths::{RUN_FILE, files_in};
@@ -32,14 +30,14 @@ impl FileStore {
         Err(StoreError::of_damage(damage, None))
     }
 
-    /// Says what is known of a run; of one whose frozen record is damaged, what its newest commit tells.
+    /// Returns the summary of a run. With a damaged run record, only the newest commit is used.
     fn summarise(&self, run: &RunId, record: Option<&SealedRun>) -> Result<RunSummary, StoreError> {
         let reader = self.reader(run);
-        // The lock first: a run whose holder ends between the two was still running when this was asked.
+        // Read the lock first: a run that ends in between was still running at the time of the call.
         let holder = self.holder_of(run)?;
         let newest = reader.newest()?;
         let lease = reader.lease()?.and_then(Result::ok);
-        // Given back, although the process that had it still keeps the lock for its last moments.
+        // The lease is released, although the process may still hold the lock for a moment.
         let given_back = newest.as_ref().is_some_and(|commit| {
             commit.release && lease.as_ref().is_none_or(|lease| lease.token <= commit.token)
         });
@@ -79,7 +77,8 @@ impl FileStore {
             }
             match read_run(self.disk.as_ref(), &run, &self.run_paths(&run)) {
                 Ok(Some((ordinal, record))) => all.push((ordinal, run, Ok(record.ok()))),
-                // Somebody took `run.json` away: runs are made and removed under another name.
+                // The run exists without `run.json`: the file was removed by hand, since creation and deletion
+                // use other names.
                 Ok(None) if self.is_there(&run)? => all.push((0, run, Ok(None))),
                 Ok(None) => {}
                 Err(error) if is_of_one_run(&error) => all.push((0, run, Err(error))),
@@ -96,7 +95,7 @@ impl FileStore {
             }
             let summary = match record.and_then(|record| self.summarise(&run, record.as_ref())) {
                 Err(StoreError::NotFound { .. }) => continue,
-                // The others are none the worse for it.
+                // Other runs are not affected.
                 Err(error) if is_of_one_run(&error) => {
                     let cause = std::error::Error::source(&error)
                         .map(|cause| format!(": {cause}"))
@@ -118,7 +117,7 @@ impl FileStore {
         Ok(found)
     }
 
-    /// Returns the names of all runs.
+    /// Returns the ids of all runs.
     pub(super) fn run_ids(&self) -> Result<Vec<RunId>, StoreError> {
         let runs = self.runs_folder();
         let entries = match self.disk.list(&runs) {
@@ -130,7 +129,7 @@ impl FileStore {
     }
 }
 
-/// Says whether an error is about the files of one run: its records, or something else in their place.
+/// Returns true if an error concerns the files of a single run: its records, or an unexpected file type.
 fn is_of_one_run(error: &StoreError) -> bool {
     match error {
         StoreError::Version { .. } | StoreError::Damaged { .. } => true,
@@ -142,19 +141,12 @@ fn is_of_one_run(error: &StoreError) -> bool {
     }
 }
 
-/// Stands for a run of which nothing sound is left.
-fn unknown() -> Summary {
-    Summary {
-        status: RunStatus::Interrupted,
-        doubtful: false,
-        step: None,
-        progress: Progress::default(),
-        wake_at: None,
-        lost: 0,
-    }
+/// The summary of a run without a sound commit.
+pub(super) fn unknown() -> Summary {
+    Summary::of_status(RunStatus::Interrupted)
 }
 
-/// Returns how many bytes the records of a run take.
+/// Returns the size of the records of a run, in bytes.
 fn bytes_of(reader: &RunReader<'_>) -> Result<u64, StoreError> {
     let history = reader.paths.history();
     let names = files_in(reader.disk, &history).map_err(|source| read_error(&history, source))?;

@@ -1,7 +1,7 @@
-//! One record of a run, read without the others; and what a store remembers between calls so that it can be.
+//! Lookup of a single record, and the cache of record positions between calls.
 //!
-//! Whoever goes through a run reads its records one by one. So each of them must cost the same however long the run is:
-//! it is looked for where it should be, and the whole history is walked only if it is not there.
+//! A reader loads the records of a run one by one, so the cost of a lookup must not depend on the length of the
+//! run. A lookup tries the likely places first, and walks the whole history only on a miss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,16 +15,16 @@ use super::journal::{self, Index};
 use super::read::{Bodies, End, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
 use super::tail_check::Listed;
 
-/// Most commits that are looked at: with a few records a commit the second or third guess is right, and where it is not,
-/// the place is remembered from the first walk on.
+/// Limit of guessed commits per lookup. With a few records per commit the second or third guess is right. After a
+/// miss, the first walk caches the position.
 const GUESSES_MAX: usize = 4;
 
-/// From how many records on the parts of a commit are kept, for whoever reads one after another.
+/// From this number of records on, a decoded commit is cached for sequential reads.
 const LARGE_RECORDS_MIN: usize = 16;
-/// Longest text of a commit of which they are kept.
+/// Size limit of a cached commit text.
 const LARGE_BYTES_MAX: u64 = 8 << 20;
 
-/// What a store remembers of its runs between calls: only where to look, never what is there.
+/// The cache of a store between calls: positions of records, never their content.
 #[derive(Debug, Default)]
 pub(super) struct LookupCache {
     journals: Mutex<BTreeMap<RunId, Arc<Index>>>,
@@ -33,7 +33,7 @@ pub(super) struct LookupCache {
     checks: Mutex<BTreeMap<RunId, MissingCheck>>,
 }
 
-/// Whether newest records of a branch were missing, for a history with these files.
+/// Whether newest records of a branch were missing, for a history with this newest commit and file count.
 #[derive(Debug, Clone, Copy)]
 struct MissingCheck {
     newest: u64,
@@ -41,8 +41,8 @@ struct MissingCheck {
     is_missed: bool,
 }
 
-/// The commit with many records that was read last: its text, which is read again each time and must be the same, and what
-/// that means, which would take far longer to find out for each of its records.
+/// The last read commit with many records: its text and the decoded commit. Each lookup reads the text again and
+/// uses the decoded commit only if the text is unchanged.
 #[derive(Debug)]
 struct LargeCommit {
     run: RunId,
@@ -50,7 +50,7 @@ struct LargeCommit {
     commit: Commit,
 }
 
-/// What was seen of one run.
+/// The cached positions of a run.
 #[derive(Debug, Default)]
 struct RecordIndex {
     branches: BTreeMap<BranchPath, BranchIndex>,
@@ -59,7 +59,7 @@ struct RecordIndex {
     complete: Option<(u64, BTreeSet<u64>)>,
 }
 
-/// In which commit the records of a branch were seen, by seq.
+/// The commit numbers of the records of a branch, by seq.
 #[derive(Debug, Default)]
 struct BranchIndex {
     /// Its place in the order of opening.
@@ -67,7 +67,7 @@ struct BranchIndex {
     commits: BTreeMap<u64, u64>,
 }
 
-/// The memory of a store, as readers use it.
+/// The cache of a store, for readers.
 #[derive(Debug)]
 pub(super) struct IndexSource<'a>(pub(super) &'a LookupCache);
 
@@ -82,7 +82,7 @@ impl LookupCache {
 }
 
 impl IndexSource<'_> {
-    /// Returns the index of a run's journal, up to date.
+    /// Returns the up-to-date journal index of a run.
     pub(super) fn get(&self, reader: &RunReader<'_>) -> Result<Arc<Index>, StoreError> {
         let known = lock(&self.0.journals).get(reader.run).cloned().unwrap_or_default();
         let path = reader.paths.journal();
@@ -92,8 +92,8 @@ impl IndexSource<'_> {
         Ok(index)
     }
 
-    /// Remembers where the records stand that a walk has seen. What one through the whole history has not seen is
-    /// forgotten, so that no more is kept than there are files.
+    /// Caches the positions of the records in a walk. A walk through the whole history replaces the cache, so the
+    /// cache never exceeds the number of files.
     pub(super) fn remember(&self, run: &RunId, walk: &Walk) {
         let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
@@ -103,18 +103,18 @@ impl IndexSource<'_> {
         walk.sound.iter().for_each(|commit| places.add(commit));
     }
 
-    /// Remembers that a walk has seen all commits of a run.
+    /// Marks a run as fully walked.
     pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &Walk) {
         let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
-        // 0: it cannot be told which run it is.
+        // The ordinal is 0 if the run record is unreadable.
         let is_whole = walk.exhausted && walk.copied.is_none() && ordinal > 0;
         places.complete =
             is_whole.then(|| (ordinal, walk.sound.iter().map(|commit| commit.number).collect()));
     }
 
-    /// Returns where the records of a run stand, without reading the commits that were seen before; none if not all of
-    /// them were, or what is wrong with the newest must be looked at.
+    /// Returns the positions of all records of a run, without reading already walked commits. Returns `None` if a
+    /// commit was never walked, or if newest records may be damaged.
     pub(super) fn slots(&self, reader: &RunReader<'_>) -> Result<Option<Slots>, StoreError> {
         let ordinal = reader.ordinal()?;
         let Listed { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
@@ -137,7 +137,7 @@ impl IndexSource<'_> {
             }
         }
         damaged.reverse();
-        // After the files: what was taken away meanwhile is in the journal.
+        // Read the journal after the files: it holds the records of files removed in between.
         let journal = self.get(reader)?;
         let found = match lock(&self.0.places).get_mut(reader.run) {
             Some(places) if places.complete.as_ref().is_some_and(|(known, _)| *known == ordinal) => {
@@ -149,8 +149,8 @@ impl IndexSource<'_> {
         reader.arranged(found, &journal, &damaged, Vec::new()).map(Some)
     }
 
-    /// Says whether newest records of a branch are missing. Reads the ends of all branches, unless the commit files are
-    /// unchanged since the last call.
+    /// Returns true if newest records of a branch are missing. Reads the ends of all branches, unless the commit
+    /// files are unchanged since the last call.
     pub(super) fn misses_ends(&self, reader: &RunReader<'_>, numbers: &[u64]) -> Result<bool, StoreError> {
         let (newest, files) = (numbers.last().copied().unwrap_or(0), numbers.len());
         let known = lock(&self.0.checks).get(reader.run).copied();
@@ -162,14 +162,14 @@ impl IndexSource<'_> {
         Ok(is_missed)
     }
 
-    /// Notes a commit or a rotation by the writer of the run: neither makes records missing.
+    /// Updates the check after a commit or a rotation by the writer: neither loses records.
     pub(super) fn committed(&self, run: &RunId, newest: u64, files: usize) {
         if let Some(check) = lock(&self.0.checks).get_mut(run) {
             (check.newest, check.files) = (newest, files);
         }
     }
 
-    /// Makes the next call read the ends of all branches.
+    /// Drops the cached check, so that the next call reads the ends of all branches.
     pub(super) fn check_again(&self, run: &RunId) {
         lock(&self.0.checks).remove(run);
     }
@@ -195,7 +195,7 @@ impl RecordIndex {
         }
     }
 
-    /// Returns the records of these commits, and forgets those of others, which rotation has removed.
+    /// Returns the records of these commits, and drops records of removed commits from the cache.
     fn found(&mut self, numbers: &BTreeSet<u64>) -> Unordered {
         let mut found = Unordered::default();
         for (branch, seen) in &mut self.branches {
@@ -213,7 +213,7 @@ impl RecordIndex {
 }
 
 impl RunReader<'_> {
-    /// Reads one record, with its body if that is still there.
+    /// Reads a record, with its body unless retention dropped the body.
     pub(super) fn load(
         &self,
         branch: &BranchPath,
@@ -248,7 +248,7 @@ impl RunReader<'_> {
         Err(StoreError::of_damage(damage, None))
     }
 
-    /// Looks for a record where it usually stands: a commit has one record, or few, so that its number is near the seq.
+    /// Looks for a record near its seq: with about one record per commit, the commit number is close to the seq.
     fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
         let mut number = seq;
         for _ in 0..GUESSES_MAX {
@@ -264,13 +264,13 @@ impl RunReader<'_> {
         None
     }
 
-    /// Looks for a record in this commit.
+    /// Looks for a record in a commit.
     pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
         let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
         take(commit, branch, seq)
     }
 
-    /// Looks for a record in the commit where it was seen before.
+    /// Looks for a record in its cached commit.
     fn load_remembered(&self, branch: &BranchPath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
         let number = index.place(self.run, branch, seq)?;
         let of = |commit: &Commit| {
@@ -294,8 +294,8 @@ impl RunReader<'_> {
         }
     }
 
-    /// Looks for a record in the journal: one that stands there has let go of its state. What is wrong with it, if it is
-    /// not sound, only the whole history tells.
+    /// Looks for a record in the journal; a journaled record has no state. Returns `None` for a damaged line:
+    /// only a full walk determines the flaw.
     fn load_journaled(
         &self,
         branch: &BranchPath,
@@ -312,7 +312,7 @@ impl RunReader<'_> {
         Ok(read.ok().filter(|record| is_of(record, branch, seq)))
     }
 
-    /// Looks for a record in all commits, from the newest on.
+    /// Looks for a record in all commits, newest first.
     fn load_walking(
         &self,
         branch: &BranchPath,

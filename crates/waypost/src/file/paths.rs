@@ -1,4 +1,4 @@
-//! Names in the folder of a run, and the one order that its commit files have: that of their numbers.
+//! File names in the folder of a run. Commit files are ordered by number.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,18 +54,18 @@ impl RunPaths {
     }
 }
 
-/// Returns the name of a commit file: ten digits, so that a folder lists them in order; more where they are needed.
+/// Returns the name of a commit file, with at least ten digits, so that a folder lists commits in order.
 pub(super) fn commit_name(number: u64) -> String {
     format!("{COMMIT_PREFIX}{number:010}{COMMIT_SUFFIX}")
 }
 
-/// Returns the number of a commit file from its name, if it is one.
+/// Returns the commit number of a file name, if the name is that of a commit file.
 pub(super) fn commit_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix(COMMIT_PREFIX)?.strip_suffix(COMMIT_SUFFIX)?.parse().ok()?;
     (commit_name(number) == name).then_some(number)
 }
 
-/// Returns the names of the files in a folder; none where there is no such folder.
+/// Returns the names of the files in a folder; empty without a folder.
 pub(super) fn files_in(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<String>> {
     let entries = match disk.list(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -75,7 +75,7 @@ pub(super) fn files_in(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<String>
     Ok(files.filter_map(|entry| entry.name.into_string().ok()).collect())
 }
 
-/// Returns the numbers of the commit files of a run, ascending as numbers.
+/// Returns the numbers of the commit files of a run, in numerical order.
 pub(super) fn commit_numbers(disk: &dyn Disk, history: &Path) -> io::Result<Vec<u64>> {
     let names = files_in(disk, history)?;
     let mut numbers: Vec<u64> = names.iter().filter_map(|name| commit_number(name)).collect();

@@ -1,7 +1,7 @@
-//! Reading a run: without any lock, beside a writer, on a disk that may be read-only.
+//! Lock-free reads of a run, concurrent with a writer, also from a read-only disk.
 //!
-//! Everything is read anew from the files at each call; the newest sound commit file decides. A writer may take files
-//! away meanwhile, but only after it wrote what they hold to the journal, so a call that misses one begins again.
+//! Each call reads the files again; the newest sound commit file decides. A writer may remove files during a
+//! read, but only after their content is in the journal. So a call that misses a file starts over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,13 +20,13 @@ use super::missing::Read;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
 use super::tail_check::{Gone, Listed};
 
-/// How often a call begins again because a writer took files away while it read. Each time, the writer has made at
-/// least one rotation, which is some commits long.
+/// How often a call starts over after a concurrent removal. Each time, the writer has made at least one rotation,
+/// a period of several commits.
 const RESTARTS_MAX: u32 = 100;
-/// Most records of one branch that are reported as missing one by one: a listing of more helps nobody.
+/// Upper limit of missing records reported one by one on a branch; a longer list is of no use.
 pub(super) const MISSING_MAX: usize = 10_000;
 
-/// A run as it is read.
+/// A reader of a run.
 #[derive(Debug, Clone)]
 pub(super) struct RunReader<'a> {
     pub(super) disk: &'a dyn Disk,
@@ -34,60 +34,60 @@ pub(super) struct RunReader<'a> {
     pub(super) paths: RunPaths,
 }
 
-/// A commit file that is not what was written.
+/// A commit file with altered bytes.
 #[derive(Debug, Clone)]
 pub(super) struct DamagedFile {
     pub(super) number: u64,
     pub(super) flaw: Flaw,
-    /// The branches of its records, as far as the text still shows them; the main branch where it does not.
+    /// The branches of its records, as far as the text is readable; else the main branch.
     pub(super) branches: Vec<BranchPath>,
 }
 
-/// A commit that was read from `checkpoint.json`, and what is wrong with its own file.
+/// A commit read from `checkpoint.json`, and the flaw of its own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Copied {
     pub(super) number: u64,
     pub(super) flaw: Flaw,
 }
 
-/// What was found where a commit should be.
+/// The result of reading a commit.
 pub(super) enum Found {
-    /// Its file is as it was written.
+    /// The file is sound.
     Sound(Commit),
-    /// Its file is not, but `checkpoint.json` has the same commit.
+    /// The file is not sound, but `checkpoint.json` has the same commit.
     Copied(Commit, Flaw),
-    /// Nothing that can be used.
+    /// No usable copy exists.
     Damaged(DamagedFile),
 }
 
-/// Whether a walk keeps the bodies of what it has seen: those of a whole history may not fit into memory.
+/// Whether a walk keeps bodies: the bodies of a whole history may not fit into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bodies {
     Keep,
     Drop,
 }
 
-/// What was found in the history, newest first.
+/// The commits read by a walk, newest first.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) sound: Vec<Commit>,
     pub(super) damaged: Vec<DamagedFile>,
-    /// All commit files there are.
+    /// All existing commit files.
     pub(super) numbers: Vec<u64>,
     /// Numbers of missing commits above all commit files, ascending.
     pub(super) missing: Vec<u64>,
-    /// The commit whose own file is missing or damaged, and for which `checkpoint.json` stood in.
+    /// The commit with a missing or damaged file, read from `checkpoint.json` instead.
     pub(super) copied: Option<Copied>,
-    /// The oldest file was reached.
+    /// True if the walk reached the oldest file.
     pub(super) exhausted: bool,
 }
 
 /// The end of a branch.
 #[derive(Debug, Clone, Default)]
 pub(super) struct End {
-    /// Place in the order of opening.
+    /// The index in the order of opening.
     pub(super) opened: u64,
-    /// Its newest sound record, and the commit it is in.
+    /// The newest sound record, and its commit number.
     pub(super) newest: Option<(u64, Record)>,
     /// The seq of the next record.
     pub(super) next: u64,
@@ -103,12 +103,12 @@ impl End {
         self.newest.as_ref().map_or(0, |(_, record)| record.header().seq)
     }
 
-    /// Says whether newest records are missing.
+    /// Returns true if newest records are missing.
     pub(super) fn misses_any(&self) -> bool {
         self.damaged.iter().chain(&self.below).any(|damage| damage.flaw == Flaw::Missing)
     }
 
-    /// Returns the number of the commit that has the newest sound record; 0 if there is none.
+    /// Returns the commit number of the newest sound record; 0 without a sound record.
     pub(super) fn newest_commit(&self) -> u64 {
         self.newest.as_ref().map_or(0, |(number, _)| *number)
     }
@@ -119,23 +119,23 @@ impl End {
     }
 }
 
-/// A record that is known to be or to have been.
+/// The position of an existing or lost record.
 pub(super) enum Slot {
     /// In a commit file.
     Record(Box<Record>),
-    /// In `checkpoint.json` alone, although its own file should have it.
+    /// Only in `checkpoint.json`; its own commit file is damaged or missing.
     Copied(Box<Record>),
-    /// In this commit file, as far as is remembered.
+    /// In this commit file, by the cache.
     There(u64),
     /// In the journal.
     Line(Line),
-    /// Not what was written, or not there.
+    /// Damaged or missing.
     Damaged(Damage),
 }
 
 pub(super) type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
 
-/// Records as they are found, before the branches are put in the order in which they were opened.
+/// Records in the order of discovery, before the branches are sorted by their order of opening.
 #[derive(Default)]
 pub(super) struct Unordered {
     order: BTreeMap<BranchPath, u64>,
@@ -149,10 +149,10 @@ impl Unordered {
     }
 }
 
-/// Why a read could not be finished.
+/// The reason why a read did not finish.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A file that was listed is gone: begin again.
+    /// A listed file is gone: start over.
     Gone,
     Error(StoreError),
 }
@@ -168,7 +168,7 @@ pub(super) fn read_error(place: &std::path::Path, source: io::Error) -> StoreErr
 }
 
 impl<'a> RunReader<'a> {
-    /// Reads the history from its newest file on, until `enough` of it was seen; `T` is what that needs to remember.
+    /// Reads commits, newest first, until `enough` returns true. `T` is the memory of `enough`.
     pub(super) fn walk<T: Default>(
         &self,
         bodies: Bodies,
@@ -177,7 +177,7 @@ impl<'a> RunReader<'a> {
         self.walk_from(u64::MAX, bodies, enough)
     }
 
-    /// As [`walk`](Self::walk), from commit `first` on.
+    /// As [`walk`](Self::walk), starting at commit `first`.
     pub(super) fn walk_from<T: Default>(
         &self,
         first: u64,
@@ -191,7 +191,7 @@ impl<'a> RunReader<'a> {
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev().skip_while(|number| *number > first) {
                 let mut commit = match self.commit(number)? {
-                    // Whether one that is not there is missed, the list says.
+                    // The listing decides whether a missing file counts as missed.
                     Found::Sound(commit) | Found::Copied(commit, Flaw::Missing) => commit,
                     Found::Copied(commit, flaw) => {
                         walk.copied = Some(Copied { number, flaw });
@@ -228,7 +228,7 @@ impl<'a> RunReader<'a> {
         Err(read_error(&self.paths.history(), source))
     }
 
-    /// Reads one commit. A newer format is no damage: nothing may be concluded without what it says.
+    /// Reads a commit. A newer format is an error and not damage: no conclusion is safe without the content.
     pub(super) fn commit(&self, number: u64) -> Result<Found, Stop> {
         let path = self.paths.commit(number);
         let damaged = match self.disk.read(&path, FILE_BYTES_MAX) {
@@ -256,7 +256,7 @@ impl<'a> RunReader<'a> {
                 }
             },
         };
-        // Most often a second name of the same file, and as damaged; not where somebody wrote the file anew.
+        // The copy is usually a hard link to the same file, with the same damage, unless the file was replaced.
         Ok(match self.copy(number) {
             Some(copy) => Found::Copied(copy, damaged.flaw),
             None => Found::Damaged(damaged),
@@ -273,7 +273,7 @@ impl<'a> RunReader<'a> {
         Ok(self.walk(Bodies::Keep, |(), _| true)?.0.sound.pop())
     }
 
-    /// Reads commits, newest first, up to the end of every branch.
+    /// Reads commits, newest first, until every branch has its newest record.
     pub(super) fn walk_to_ends(&self) -> Result<(Walk, BTreeMap<BranchPath, End>), StoreError> {
         type Memory = (Option<u64>, BTreeSet<u64>);
         let enough = |(count, seen): &mut Memory, commit: &Commit| {
@@ -341,7 +341,7 @@ impl<'a> RunReader<'a> {
         let from = page.cursor.as_deref().map_or(Ok(0), number)?;
         let mut ends: Vec<End> = ends.into_values().collect();
         let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
-        // A run has its first commit from the beginning.
+        // A run has its first commit from the start.
         let expected = walk.sound.first().map_or(1, |commit| commit.branches);
         let is_sound = ends.iter().all(|end| end.damaged.is_empty() && end.below.is_empty());
         if walk.exhausted && walk.damaged.is_empty() && is_sound && known < expected {
@@ -393,14 +393,14 @@ impl<'a> RunReader<'a> {
         Damage { run: self.run.clone(), branch, seq, place: JOURNAL_FILE.to_owned(), flaw }
     }
 
-    /// Returns all records that are or should be: those of the files, those of the journal, and those that are
-    /// missing between others; with the commit that only `checkpoint.json` has, if one is so.
+    /// Returns all records that exist or should exist: from the files, from the journal, and missing records in
+    /// between. Also returns the commit that only `checkpoint.json` has, if there is such a commit.
     pub(super) fn slots(&self, index: &IndexSource<'_>) -> Result<(Slots, Option<Copied>), StoreError> {
         let ordinal = self.ordinal()?;
         let log = self.log();
         let (walk, ()) = self.walk(Bodies::Drop, |(), _| false)?;
         let missing = self.missing_after(&walk, &self.ends(&walk)?, log)?;
-        // After the files: what was taken away meanwhile is in the journal.
+        // Read the journal after the files: it holds the records of files removed in between.
         let journal = index.get(self)?;
         index.remember(self.run, &walk);
         index.complete(self.run, ordinal, &walk);
@@ -416,7 +416,7 @@ impl<'a> RunReader<'a> {
         Ok((self.arranged(found, &journal, &walk.damaged, missing)?, walk.copied))
     }
 
-    /// Puts what was found in files beside what the journal has, and in order.
+    /// Merges the records of the files with those of the journal, in order.
     pub(super) fn arranged(
         &self,
         found: Unordered,
@@ -438,7 +438,7 @@ impl<'a> RunReader<'a> {
         let mut all = Slots::new();
         for (branch, mut slots) in branches {
             self.add_damage(&branch, &mut slots, damaged, &gone)?;
-            // Where no file tells the order any more, the branch comes last.
+            // Without a file that has the order, the branch comes last.
             let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
             all.insert((opened, branch), slots);
         }
@@ -450,7 +450,7 @@ impl<'a> RunReader<'a> {
         Ok(all)
     }
 
-    /// Returns the known damaged records of one place.
+    /// Returns the damaged records at a place.
     pub(super) fn damaged_at(
         &self,
         place: &str,
@@ -478,7 +478,7 @@ impl<'a> RunReader<'a> {
         Ok(read.map_err(|source| read_error(&path, source))?.err().map(|(_, text)| text).unwrap_or_default())
     }
 
-    /// Adds what is missing on a branch: it lies in its damaged files, as far as there are any, else nowhere.
+    /// Adds the missing records of a branch, attributed to its damaged files if there are any.
     fn add_damage(
         &self,
         branch: &BranchPath,
@@ -512,7 +512,7 @@ impl<'a> RunReader<'a> {
         Ok(())
     }
 
-    /// Says whether a record may stand behind a gap.
+    /// Returns true if a record may follow a gap.
     fn repairs(&self, branch: &BranchPath, seq: u64, slot: &Slot) -> Result<bool, StoreError> {
         let reason = match slot {
             Slot::Record(record) | Slot::Copied(record) => Some(record.header().reason),
@@ -530,14 +530,14 @@ impl<'a> RunReader<'a> {
 }
 
 impl End {
-    /// A branch of which no sound record was seen.
+    /// Returns the end of a branch without a sound record.
     fn unknown() -> Self {
         Self { opened: u64::MAX, next: 1, ..Self::default() }
     }
 }
 
-/// Adds a missing record to the end of the branch. Without a sound record of that branch, adds the record to the nearest
-/// parent, unless records of the parent are missing too.
+/// Adds a missing record to the end of the branch. Without a sound record of that branch, adds the record to the
+/// nearest parent, unless records of the parent are missing too.
 fn add_missing(ends: &mut BTreeMap<BranchPath, End>, damage: Damage) {
     if damage.branch.is_main() || ends.get(&damage.branch).is_some_and(|end| end.newest.is_some()) {
         let end = ends.entry(damage.branch.clone()).or_insert_with(End::unknown);

@@ -1,4 +1,4 @@
-//! The records of a run against the order of their commits, read only as far as somebody asks.
+//! A lazy iterator over the records of a run in reverse commit order.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -10,15 +10,15 @@ use super::journal::{self, Line};
 use super::lookup::IndexSource;
 use super::read::{Found, RunReader, Stop, read_error};
 
-/// Gives the sound records of a run, without bodies, newest first: those of the commit files, then those of the
-/// journal. For the holder of the lease, so nothing is taken away meanwhile.
+/// Yields the sound records of a run without bodies, newest first: from the commit files, then from the journal.
+/// For the holder of the lease, so no file disappears in the meantime.
 pub(super) struct NewestFirst<'a> {
     reader: RunReader<'a>,
     index: &'a IndexSource<'a>,
     seen: BTreeSet<(BranchPath, u64)>,
-    /// Commit files to be read, the next one last; not listed yet at first.
+    /// The commit files left to read, the next file last; `None` before the listing.
     numbers: Option<Vec<u64>>,
-    /// Lines to be read, the next one first; not looked up before the files are used up.
+    /// The journal lines left to read, the next line first; `None` until the files are exhausted.
     lines: Option<VecDeque<(BranchPath, u64, Line)>>,
     ready: VecDeque<Record>,
 }

@@ -1,4 +1,4 @@
-//! What is removed and what is moved aside: rotation, trim, quarantine. Headers are never lost.
+//! Rotation, trim and quarantine. Headers are never lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,19 +17,19 @@ use super::read::{Bodies, RunReader, read_error};
 use super::signals;
 use super::write::{Writer, no_links, seal, write_sidecar};
 
-/// How the name in quarantine begins of a commit file that was written again from a copy.
+/// The prefix in quarantine for a commit file that was restored from a copy.
 const REPLACED_PREFIX: &str = "replaced_";
-/// The name in quarantine of a note about missing records of an unknown file.
+/// The quarantine name of a note about missing records of an unknown file.
 const MISSING_NAME: &str = "missing";
-/// How many names are tried for a file that is moved aside: so often the same one would have been damaged before.
+/// Limit of names tried for a file in quarantine: this many damages of the same file are not plausible.
 const ASIDE_NAMES_MAX: u32 = 10_000;
 
-/// What a walk notes of bodies.
+/// Facts about bodies, collected in a walk.
 #[derive(Default)]
 struct Noted {
-    /// Bytes of each body of a commit, by branch and seq.
+    /// The size of each body of a commit, with branch and seq.
     sizes: BTreeMap<u64, Vec<(BranchPath, u64, u64)>>,
-    /// What retention looks at, newest first.
+    /// The input of retention, newest first.
     marks: BTreeMap<BranchPath, Vec<Mark>>,
 }
 
@@ -45,28 +45,28 @@ impl Noted {
     }
 }
 
-/// What is more than is to be kept.
+/// The states beyond the retention limit.
 #[derive(Debug)]
 pub(super) struct Surplus {
     pub(super) trimmed: Trimmed,
-    /// Commits of whose files nothing is needed, oldest first.
+    /// Commits with removable files, oldest first.
     removed: Vec<Commit>,
-    /// Numbers of those that lose some bodies, oldest first.
+    /// Numbers of commits that lose some of their bodies, oldest first.
     rewritten: Vec<u64>,
-    /// The bodies that stay, by branch and seq.
+    /// The bodies to keep, by branch and seq.
     kept: Kept,
 }
 
 /// Seqs by branch.
 type Kept = BTreeMap<BranchPath, BTreeSet<u64>>;
 
-/// Says whether a body goes. One that is not listed came later, or is damaged.
+/// Returns true if a body is to be dropped. Unlisted bodies are newer or damaged, and stay.
 fn goes(kept: &Kept, branch: &BranchPath, seq: u64) -> bool {
     kept.get(branch).is_some_and(|kept| !kept.contains(&seq))
 }
 
 impl Writer {
-    /// Lets go of old states where there are more than are to be kept.
+    /// Drops old states above the limit `keep`.
     pub(super) fn rotate(&mut self, keep: u32) -> Result<(), StoreError> {
         let rotated = self.let_go(keep).map(|trimmed| {
             self.rotated.checkpoints += trimmed.checkpoints;
@@ -76,16 +76,17 @@ impl Writer {
         rotated
     }
 
-    /// As [`let_go`](Self::let_go); tells of what was rotated since it was last asked, too.
+    /// As [`let_go`](Self::let_go). The result includes earlier rotations since the last call.
     pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         let Trimmed { checkpoints, bytes } = self.let_go(keep)?;
         let before = std::mem::take(&mut self.rotated);
         Ok(Trimmed { checkpoints: before.checkpoints + checkpoints, bytes: before.bytes + bytes })
     }
 
-    /// Drops the bodies of all sound records but those that [`retention::kept`] names. A commit file of
-    /// which no body is left goes, once its headers are durable in the journal; the newest sound one of each branch
-    /// always stays, since it tells where the branch goes on, and so do damaged ones.
+    /// Drops the bodies of all sound records except those in [`retention::kept`].
+    ///
+    /// A commit file without a remaining body is removed, once its headers are durable in the journal. The newest
+    /// sound file of each branch always stays, since it marks the end of the branch. Damaged files stay too.
     fn let_go(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
@@ -95,7 +96,7 @@ impl Writer {
         Ok(trimmed)
     }
 
-    /// Moves the headers of commits to the journal and removes their files.
+    /// Moves the headers of commits to the journal, and removes the commit files.
     fn remove(&mut self, commits: &[Commit]) -> Result<(), StoreError> {
         if commits.is_empty() {
             return Ok(());
@@ -112,7 +113,7 @@ impl Writer {
         let records = commits.iter().flat_map(|commit| &commit.records);
         let lines: Vec<u8> = records.flat_map(|(_, record)| journal_line(record)).collect();
         let journal = self.paths.journal();
-        // A failed append may have failed at its sync, after which the journal cannot be trusted from here.
+        // The sync of the append may have failed, so the journal can no longer be trusted by this writer.
         journal::append(disk.as_ref(), &journal, &lines).map_err(|source| self.poison(&journal, source))?;
         let root = self.paths.root.clone();
         disk.sync_dir(&root).map_err(|source| self.poison(&root, source))?;
@@ -126,7 +127,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes commit files anew without the bodies that go, each in the place of its older self.
+    /// Rewrites commit files in place, without the dropped bodies.
     fn rewrite(
         &mut self,
         numbers: &[u64],
@@ -155,11 +156,11 @@ impl Writer {
         disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
     }
 
-    /// Moves a damaged file aside, with a note of what it held; a damaged line of the journal is copied.
+    /// Moves a damaged file to quarantine with a note about its records; copies a damaged journal line.
     pub(super) fn quarantine(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
         self.check_unpoisoned()?;
         if self.reader().gone()?.has(&damage.branch, damage.seq) {
-            // It shared its file with a record that was moved aside already.
+            // The record shared a file with an earlier quarantined record.
             return Ok(());
         }
         match self.reader().load(&damage.branch, damage.seq, index) {
@@ -185,7 +186,7 @@ impl Writer {
             None => self.note_line(damage, index),
         };
         moved?;
-        // The chain goes on behind what is gone.
+        // The chain continues after the lost records.
         self.find_tails().map(|_| ())
     }
 
@@ -210,7 +211,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Notes what a file held that is not there: nobody looks for it any more.
+    /// Notes the records of a missing file, so that later checks do not report these.
     fn note_missing(
         &mut self,
         number: u64,
@@ -245,7 +246,7 @@ impl Writer {
         self.disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))
     }
 
-    /// Writes the note for a file that is about to be moved aside, and returns the name that the file gets.
+    /// Writes the note for a file before its move to quarantine. Returns the new name of the file.
     fn write_note(
         &mut self,
         name: &str,
@@ -276,8 +277,8 @@ impl Writer {
         Ok(target)
     }
 
-    /// Moves the damaged file of a commit aside that is about to be written again from a sound copy. Its name there
-    /// is not that of a commit, for none is gone.
+    /// Moves a damaged commit file to quarantine, before the file is restored from a sound copy. The new name is
+    /// not that of a commit file, because no commit is lost.
     pub(super) fn move_replaced(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, folder, path) = (self.disk.clone(), self.paths.quarantine(), self.paths.commit(number));
         let failed = |source| StoreError::of_write("move", path.display().to_string(), source);
@@ -291,7 +292,7 @@ impl Writer {
         disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))
     }
 
-    /// Keeps a copy of a damaged file that is about to be replaced, as well as can be.
+    /// Copies a damaged file to quarantine before it is replaced, best effort.
     pub(super) fn copy_aside(&self, name: &str) {
         let folder = self.paths.quarantine();
         let _ = self.disk.create_dir(&folder);
@@ -306,7 +307,7 @@ impl Writer {
 }
 
 impl RunReader<'_> {
-    /// Finds out what a trim would drop.
+    /// Returns what a trim would drop.
     pub(super) fn surplus(&self, keep: u32) -> Result<Surplus, StoreError> {
         let note = |noted: &mut Noted, commit: &Commit| {
             noted.note(commit);
@@ -334,16 +335,16 @@ impl RunReader<'_> {
     }
 }
 
-/// Returns the number of the commit file that a damage lies in; none if it is not one of ours.
+/// Returns the number of the commit file at a place; `None` for other places.
 pub(super) fn number_of(place: &str) -> Option<u64> {
     commit_number(place.strip_prefix(HISTORY)?.strip_prefix('/')?)
 }
 
-/// Returns the numbers of the commits that have the newest record of a branch; `commits` are newest first.
+/// Returns the numbers of the commits with the newest record of a branch. `commits` are newest first.
 fn ends_of_branches(commits: &[Commit]) -> BTreeSet<u64> {
     let mut seen = BTreeSet::new();
     let is_end = |commit: &&Commit| {
-        // All of its branches are seen then, not only the first new one.
+        // Mark all branches of the commit as seen, not only the first new branch.
         let new = commit.records.iter().filter(|(opened, _)| seen.insert(*opened)).count();
         new > 0
     };

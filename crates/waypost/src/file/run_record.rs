@@ -1,7 +1,7 @@
-//! `run.json`, which is kept twice: all that a run is depends on it, and it is never written again.
+//! `run.json` and its copy. The run depends on this record, and the record is never rewritten.
 //!
-//! Both files are made before the run has its name, so both are there or none is. Whichever is sound is used; who takes
-//! the run up writes the other one anew from it, and keeps what was there in quarantine.
+//! Both files exist before the run gets its name, so a crash leaves both or none. A sound file suffices. The next
+//! writer of the run restores the other file and keeps the damaged bytes in quarantine.
 
 use std::io;
 
@@ -16,11 +16,10 @@ use super::paths::{RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
 use super::write::Writer;
 
-/// A run's ordinal, and its frozen record or why that may not be used.
+/// The ordinal of a run, and its record or the flaw.
 pub(super) type FoundRun = (u64, Result<SealedRun, Flaw>);
 
-/// Reads the run record: the run's ordinal, 0 if it cannot be told, and its frozen record, or why that may not be used.
-/// `None` if there is no such file.
+/// Reads the run record. Returns the ordinal (0 if unknown) and the record or its flaw; `None` without a file.
 pub(super) fn read_run(
     disk: &dyn Disk,
     run: &RunId,
@@ -28,7 +27,7 @@ pub(super) fn read_run(
 ) -> Result<Option<FoundRun>, StoreError> {
     let flaw = match read(disk, run, paths, RUN_FILE)? {
         Some(Ok((ordinal, sealed))) => return Ok(Some((ordinal, Ok(sealed)))),
-        // Not damaged: a newer program made it, and what an older copy says does not hold any more.
+        // A newer program wrote this file. The copy may be outdated, so it is not used.
         Some(Err(flaw @ Flaw::Format { .. })) => return Ok(Some((0, Err(flaw)))),
         Some(Err(flaw)) => Some(flaw),
         None => None,
@@ -42,7 +41,7 @@ pub(super) fn read_run(
     })
 }
 
-/// Says which of the two files is damaged where the other is sound.
+/// Reports which of the two files is damaged, if the other file is sound.
 pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Vec<String>, StoreError> {
     let said =
         |name: &str, flaw: &Flaw| vec![format!("one of the two run records is damaged ({name}): {flaw}")];
@@ -52,7 +51,7 @@ pub(super) fn findings(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result
     })
 }
 
-/// Refuses a run that a newer program made or has taken up.
+/// Refuses a run that a newer program has created or taken over.
 ///
 /// # Errors
 /// [`StoreError::Version`].
@@ -60,13 +59,13 @@ pub(super) fn refuse_newer(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Re
     flawed(disk, run, paths).map(drop)
 }
 
-/// The name of the file that is not sound, why, and the text of the other.
+/// The name of the flawed file, the flaw, and the text to restore.
 type Flawed = (&'static str, Flaw, Vec<u8>);
 
-/// Returns the one of the two files that is not sound.
+/// Returns the flawed file of the two, if the other file is sound.
 ///
 /// # Errors
-/// [`StoreError::Version`]: one is of a newer format, which is neither damage nor to be written over.
+/// [`StoreError::Version`]: a file has a newer format. This is not damage, and the file must not be overwritten.
 fn flawed(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Option<Flawed>, StoreError> {
     let found = |name| read(disk, run, paths, name).map(|found| found.unwrap_or(Err(Flaw::Missing)));
     let text = |(ordinal, sealed): &(u64, SealedRun)| format::seal_run(sealed, *ordinal);
@@ -96,7 +95,7 @@ fn read(disk: &dyn Disk, run: &RunId, paths: &RunPaths, name: &str) -> Result<Op
 }
 
 impl Writer {
-    /// Writes the one of the two files that is damaged anew from the other.
+    /// Restores the damaged file of the two from the sound file.
     pub(super) fn mend_run_record(&mut self) -> Result<(), StoreError> {
         let disk = self.disk.clone();
         let Some((name, flaw, text)) = flawed(disk.as_ref(), &self.run, &self.paths)? else { return Ok(()) };

@@ -1,7 +1,8 @@
-//! Going through the records of a run, a page at a time.
+//! Scans the records of a run, page by page.
 //!
-//! A page costs what is on it. The first one that needs the whole history reads it; those after it know by that where the
-//! records stand, read again what they give, and what came since. Nothing is given that was not read by the same call.
+//! The cost of a page depends on its content. The first page that needs the whole history reads the history.
+//! Later pages use the cached positions and read only their own records and newer commits. A call returns only
+//! records read by the same call.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,7 +14,7 @@ use super::format::Commit;
 use super::lookup::IndexSource;
 use super::read::{Bodies, Copied, Found, RunReader, Slot, Slots, no_cursor, number};
 
-/// Commits that a page has read, without bodies: one that opens many branches has a record of each.
+/// Commits read for a page, without bodies: a commit that opens many branches has a record for each branch.
 type Opened = BTreeMap<u64, Commit>;
 
 impl RunReader<'_> {
@@ -34,7 +35,7 @@ impl RunReader<'_> {
         Ok(found.expect("what was just read is nowhere else"))
     }
 
-    /// Returns one page; none if a record is not where it was seen before.
+    /// Returns a page; `None` if a record is not at its cached position.
     fn page(&self, scan: &Scan, all: Slots, copied: Option<&Copied>) -> Result<Option<Scanned>, StoreError> {
         let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
         let after = scan.cursor.as_deref().map(position).transpose()?;
@@ -66,7 +67,7 @@ impl RunReader<'_> {
                     found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
                 }
                 let slot = match slot {
-                    // What is not asked for need not be read.
+                    // Outside the requested range: not read.
                     Slot::There(_) if !scan.spans(seq) => continue,
                     Slot::There(number) => {
                         let is_it =
@@ -91,7 +92,7 @@ impl RunReader<'_> {
         Ok(Some(found))
     }
 
-    /// Reads a commit, once for each page.
+    /// Reads a commit, at most once per page.
     fn opened<'o>(&self, number: u64, opened: &'o mut Opened) -> Option<&'o Commit> {
         match opened.entry(number) {
             Entry::Occupied(known) => Some(known.into_mut()),
@@ -103,8 +104,9 @@ impl RunReader<'_> {
         }
     }
 
-    /// Answers from the newest files alone, if they hold all that was asked for and no damage; so the newest records
-    /// cost the same however long the run is. A page that goes on begins where the one before ended, if that is known.
+    /// Answers from the newest files alone, if these hold the whole answer and are undamaged. So the cost of
+    /// reading the newest records does not depend on the length of the run. A continued page begins at the end of
+    /// the previous page, if that position is cached.
     fn scan_newest(
         &self,
         scan: &Scan,
@@ -145,7 +147,8 @@ impl RunReader<'_> {
         {
             return Ok(None);
         }
-        // An old state may be kept below headers that rotation has moved to the journal: the files alone do not tell of those.
+        // An old state can remain in a file below headers in the journal; the files alone do not show those
+        // headers.
         let seen = walk.sound.iter().flat_map(|commit| &commit.records).map(|(_, record)| record.header());
         let lowest = seen.filter(|header| header.branch == *branch).map(|header| header.seq).min();
         let above = lowest.unwrap_or(0)..after.map_or(u64::MAX, |(_, seq)| seq);

@@ -1,8 +1,9 @@
-//! Signals as files: `signals/HASH.json` is a message, `signals/HASH.done` in its place says that it was taken in.
+//! Signals as files: `signals/HASH.json` is a message; `signals/HASH.done` replaces a consumed message.
 //!
-//! The name is a hash of the signal's id, so one id is one file for ever. That a signal was taken in stands first of
-//! all in the commit file that did it; the mark is made after that commit, and again before that file is removed. The
-//! message is removed with it: it may hold a secret, which only the session that took it in knows and masks.
+//! The name is a hash of the signal id, so an id has the same file forever. A signal is consumed as soon as its
+//! id is in a commit file. The `.done` mark follows that commit, and is made again before the commit file is
+//! removed. The message file is removed at the same time: it may hold a secret, and only the consuming session
+//! knows and masks that secret.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +25,7 @@ fn stem(id: &str) -> String {
     Digest::of(id.as_bytes()).to_string()[..32].to_owned()
 }
 
-/// Leaves a signal. The caller holds the lock of the store, so that no other sender is at it.
+/// Writes a signal. The caller holds the store lock, so no other sender is active.
 pub(super) fn leave(disk: &dyn Disk, paths: &RunPaths, signal: &Signal) -> Result<Signalled, StoreError> {
     let folder = paths.signals();
     let failed = |source| StoreError::of_write("write", folder.display().to_string(), source);
@@ -37,7 +38,7 @@ pub(super) fn leave(disk: &dyn Disk, paths: &RunPaths, signal: &Signal) -> Resul
     if known.contains(&stem(&signal.id)) {
         return Ok(Signalled::Before);
     }
-    // A message or its mark stays, so their count goes up with each.
+    // Each signal leaves a message or a mark, so this count always increases.
     let ordinal = known.len() as u64 + 1;
     let text = SignalFile { ordinal, signal: signal.clone() }.seal();
     let (temp, mut file) = create_temp(disk, &folder).map_err(failed)?;
@@ -52,7 +53,7 @@ pub(super) fn leave(disk: &dyn Disk, paths: &RunPaths, signal: &Signal) -> Resul
     Ok(Signalled::Now)
 }
 
-/// Marks signals as taken in, and removes the messages. Not synced.
+/// Marks signals as consumed, and removes the messages. Not synced.
 pub(super) fn mark(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> io::Result<()> {
     for id in ids {
         match disk.create_new(&paths.signals().join(format!("{}{DONE_SUFFIX}", stem(id)))) {
@@ -67,7 +68,7 @@ pub(super) fn mark(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> io::Res
     Ok(())
 }
 
-/// Returns those of these ids that were left as signals: only what is there can be taken in.
+/// Returns the ids with an existing message: only an existing signal can be consumed.
 pub(super) fn known(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> Result<Vec<String>, StoreError> {
     let mut known = Vec::with_capacity(ids.len());
     for id in ids {
@@ -81,7 +82,7 @@ pub(super) fn known(disk: &dyn Disk, paths: &RunPaths, ids: &[String]) -> Result
     Ok(known)
 }
 
-/// Returns the signals not taken in, oldest first. `consumed` are those that the caller knows to be.
+/// Returns the unconsumed signals, oldest first. `consumed` are signals that the caller knows as consumed.
 pub(super) fn pending(
     reader: &RunReader<'_>,
     consumed: Option<&BTreeSet<String>>,
@@ -97,7 +98,7 @@ pub(super) fn pending(
         let text = reader.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
         match SignalFile::open(&text) {
             Ok(file) => found.push(file),
-            // A writer goes on without a message that nobody can read; who asks for messages is told.
+            // A writer skips an unreadable message; other callers get the error.
             Err(_) if consumed.is_some() => {}
             Err(flaw) => return Err(damaged(reader, &name, flaw)),
         }

@@ -1,22 +1,22 @@
-//! What else tells of commits, so that a newest file that somebody took away is missed.
+//! Detects missing newest commit files, from other files of the run.
 //!
-//! The highest sound commit file decides, and a file that is not there decides nothing: without another witness an older
-//! commit would be the newest, and finished steps would run again without a word. A witness may only speak where no
-//! crash can have left things so:
+//! The highest sound commit file decides, and a missing file decides nothing. Without further sources an older
+//! commit would count as the newest, and finished steps would silently run again. A source counts only where no
+//! crash can have produced the same files:
 //!
-//! - **`checkpoint.json`** gets its bytes by a rename that comes after the commit's own name is durable. With a number
-//!   that no file has, it is the newest commit itself, as sound as any other file, and is read in the place of the one that
-//!   is missing. The next holder of the lease writes that one again.
-//! - **`lease.json`** names the newest commit of the moment when the lease was taken, and is written after that commit was
-//!   made durable once more.
-//! - **Sidecars** come right before their files. So that of the next number says nothing, its writer may have died;
-//!   that of a later one is there only if the next commit was acknowledged.
+//! - **`checkpoint.json`** gets its bytes by a rename after the name of the commit is durable. If its number has
+//!   no commit file, it is the newest commit, as sound as any other file, and replaces the missing file. The next
+//!   holder of the lease restores the commit file.
+//! - **`lease.json`** names the newest commit at the time of the lease. It is written after that commit was made
+//!   durable once more.
+//! - **Sidecars** are written right before their commit files. The sidecar of the next number proves nothing,
+//!   since its writer may have died. The sidecar of a later number proves that the next commit was acknowledged.
 //!
-//! What was moved to quarantine is not missing. Of a run with durability `async` a power cut may take any of its last
-//! commits, so nothing can be missed there; `checkpoint.json` is used all the same. The module
-//! `missing` names the records of missing commits, also of commits below the newest one.
+//! Quarantined files are not missing. A power cut may take the last commits of a run with durability `async`, so
+//! nothing counts as missing there; `checkpoint.json` still serves as a replacement. The module `missing` names
+//! the records of missing commits, also of commits below the newest commit.
 //!
-//! A witness is read before the history is listed: what a writer adds meanwhile is then there, and not missed.
+//! A source is read before the history is listed: commits written in between then exist, and are not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,31 +30,31 @@ use super::paths::{NEWEST_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_number, comm
 use super::read::{RunReader, read_error};
 use super::run_record::read_run;
 
-/// How much of a commit file is read to find its number: the members before it are short.
+/// Bytes read from a commit file to find its number; the preceding members are short.
 const BEGIN_BYTES: usize = 1024;
 
-/// The commits of a run, as far as names tell.
+/// The commits of a run, from file names.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// Those that can be read, ascending.
+    /// The readable commits, ascending.
     pub(super) numbers: Vec<u64>,
-    /// The last of them, if its file should be there, and only `checkpoint.json` is.
+    /// The last of these, if only `checkpoint.json` has the commit.
     pub(super) copied: Option<u64>,
-    /// Those that were there and are not, ascending; greater than all that can be read.
+    /// Missing commits, ascending; all above the readable commits.
     pub(super) missing: Vec<u64>,
 }
 
-/// The records noted in quarantine, each with whether later commits count the record, if known.
+/// The records noted in quarantine, and whether later commits count each record, if known.
 #[derive(Debug, Default)]
 pub(super) struct Gone(BTreeMap<(BranchPath, u64), Option<bool>>);
 
 impl Gone {
-    /// Says whether a record is noted.
+    /// Returns true if a record is noted.
     pub(super) fn has(&self, branch: &BranchPath, seq: u64) -> bool {
         self.0.contains_key(&(branch.clone(), seq))
     }
 
-    /// Says whether no record is noted.
+    /// Returns true if no record is noted.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -66,7 +66,7 @@ impl Gone {
 }
 
 impl RunReader<'_> {
-    /// Lists the commits that there are, and those that are missed.
+    /// Lists the existing commits and the missing commits.
     pub(super) fn listed(&self) -> Result<Listed, StoreError> {
         let copy = self.number_of_copy();
         let leased = self.lease()?.and_then(Result::ok).map_or(0, |lease| lease.commit);
@@ -96,7 +96,7 @@ impl RunReader<'_> {
         Ok(Listed { numbers, copied, missing: missing.into_iter().collect() })
     }
 
-    /// Lists the history once: the numbers of its commit files, and those of its sidecars, both ascending.
+    /// Lists the history: the numbers of its commit files and of its sidecars, both ascending.
     fn names(&self) -> Result<(Vec<u64>, Vec<u64>), StoreError> {
         let history = self.paths.history();
         let names = files_in(self.disk, &history).map_err(|source| read_error(&history, source))?;
@@ -114,9 +114,9 @@ impl RunReader<'_> {
         commit_numbers(self.disk, &history).map_err(|source| read_error(&history, source))
     }
 
-    /// Reads a commit from `checkpoint.json`, if that is this one and sound.
+    /// Reads a commit from `checkpoint.json`, if the number matches and the bytes are sound.
     pub(super) fn copy(&self, number: u64) -> Option<Commit> {
-        // Usually it is another one, and its state may be large.
+        // Compare the number first: usually it differs, and the state may be large.
         if self.number_of_copy() != number {
             return None;
         }
@@ -124,26 +124,26 @@ impl RunReader<'_> {
         Commit::open(self.run, number, &text).ok()
     }
 
-    /// Returns the number that `checkpoint.json` says it has, without checking it; 0 if it says nothing, and for
-    /// whatever else may have been put there.
+    /// Returns the number in `checkpoint.json`, unverified; 0 if there is none, or if the file is of another
+    /// kind.
     fn number_of_copy(&self) -> u64 {
         let begin = self.disk.read_at(&self.paths.root.join(NEWEST_FILE), 0, BEGIN_BYTES);
         begin.ok().and_then(|begin| number_at_begin(self.run, &begin)).unwrap_or(0)
     }
 
-    /// Returns which run of the store it is, counted from 1; 0 if that cannot be told.
+    /// Returns the ordinal of the run in the store, from 1; 0 if unknown.
     pub(super) fn ordinal(&self) -> Result<u64, StoreError> {
         Ok(read_run(self.disk, self.run, &self.paths)?.map_or(0, |(ordinal, _)| ordinal))
     }
 
-    /// Says whether a power cut may take commits of this run that were acknowledged.
+    /// Returns true if a power cut may take acknowledged commits of this run.
     pub(super) fn may_lose(&self) -> Result<bool, StoreError> {
         let run = read_run(self.disk, self.run, &self.paths)?;
         Ok(matches!(run, Some((_, Ok(run))) if run.record().durability == Durability::Async))
     }
 
-    /// Returns what quarantine says is gone. A note whose file still stands in the history was written right before a
-    /// crash, and says nothing yet.
+    /// Returns the records noted in quarantine. Ignores a note whose file is still in the history: a crash came
+    /// between the note and the move.
     pub(super) fn gone(&self) -> Result<Gone, StoreError> {
         let folder = self.paths.quarantine();
         let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;
@@ -152,7 +152,7 @@ impl RunReader<'_> {
         for name in names.iter().filter(|name| name.ends_with(NOTE_SUFFIX)) {
             let path = folder.join(name);
             let text = self.disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
-            // A damaged note says nothing; what it stood for is told as missing.
+            // A damaged note is ignored; its records are reported as missing.
             let Ok(note) = NoteFile::open(&text) else { continue };
             let there = match commit_number(&note.file) {
                 Some(number) => numbers.contains(&number),
@@ -165,7 +165,7 @@ impl RunReader<'_> {
         Ok(gone)
     }
 
-    /// Returns `lease.json`, if there is one; `Err` within if it is not what was written.
+    /// Returns the content of `lease.json`, if the file exists; the inner `Err` is the flaw of a damaged file.
     pub(super) fn lease(&self) -> Result<Option<Result<LeaseFile, Flaw>>, StoreError> {
         let path = self.paths.lease();
         match self.disk.read(&path, FILE_BYTES_MAX) {
@@ -175,7 +175,7 @@ impl RunReader<'_> {
         }
     }
 
-    /// Returns the numbers of the commit files that were moved aside, or noted as gone.
+    /// Returns the numbers of the commit files that were moved to quarantine or noted as lost.
     pub(super) fn moved(&self) -> Result<BTreeSet<u64>, StoreError> {
         let folder = self.paths.quarantine();
         let names = files_in(self.disk, &folder).map_err(|source| read_error(&folder, source))?;

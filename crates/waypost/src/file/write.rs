@@ -1,4 +1,4 @@
-//! The one writer of a run: how a batch becomes a file.
+//! The writer of a run: turns a batch into a commit file.
 //!
 //! ```text
 //!   create temp   write   sync   (sidecar)   link as checkpoint_N.json   sync folder   rename temp to checkpoint.json
@@ -6,10 +6,12 @@
 //!                  all bytes are durable     visible, if N is free     acknowledged
 //! ```
 //!
-//! The name is given by a hard link and not by a rename, because a link never takes the place of another file: of two
-//! writers that both believe to be the only one, the second is refused by the file system itself. The temp file's
-//! own name then becomes `checkpoint.json` at no further cost. Two syncs a batch, as few as a file of its own allows;
-//! the sidecar and `checkpoint.json` are for people, nothing depends on them, and they are not waited for.
+//! A hard link gives the name, because a link never replaces an existing file, unlike a rename. If two writers
+//! both believe to hold the lease, the file system refuses the second writer. The temporary name then becomes
+//! `checkpoint.json` at no further cost.
+//!
+//! A batch costs two syncs, the minimum for a separate file. The sidecar and `checkpoint.json` are conveniences
+//! and are not waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,61 +25,62 @@ use crate::record::{Durability, Header, Reason, RunRecord};
 use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 
 use super::format::{Commit, FILE_BYTES_MAX};
+use super::list::unknown;
 use super::lookup::{IndexSource, LookupCache};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
 use super::read::{End, RunReader};
 use super::replay::NewestFirst;
 use super::signals;
 
-/// Most branches of a run beside the main one: each keeps a file or two, and a folder of more serves nobody. The engine
-/// asks for it before it opens any.
+/// Limit of the branches of a run, main branch excluded. Each branch keeps a file or two, so a larger folder
+/// would be unusable. The engine checks this limit before it opens branches.
 pub(super) const BRANCHES_MAX: usize = 10_000;
-/// How many commits of an `async` run are synced at once: a power cut loses no more than these.
+/// How many unsynced commits an `async` run may have; a power cut loses at most these.
 const UNSYNCED_MAX: usize = 16;
-/// How many files more than are to be kept gather before some are removed, at least: each time costs one sync of the
-/// journal, and every file is read again first.
+/// Minimum number of surplus files before a rotation. Each rotation costs a sync of the journal and a read of
+/// every file.
 const ROTATE_SLACK: usize = 4;
 
-/// What the writer of a run knows without reading.
+/// The in-memory state of the writer of a run.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) run: RunId,
     pub(super) paths: RunPaths,
     pub(super) token: u64,
-    /// Number of the newest commit file, damaged and quarantined ones counted.
+    /// The number of the newest commit file, damaged and quarantined files included.
     pub(super) number: u64,
     pub(super) tails: BTreeMap<BranchPath, Tail>,
     pub(super) checkpoints: u64,
     pub(super) last_batch: Option<BatchId>,
     pub(super) summary: Option<Summary>,
-    /// How many step boundaries keep their states; none for all.
+    /// How many step boundaries keep their states; `None` for all.
     pub(super) retention: Option<u32>,
     pub(super) durability: Durability,
-    /// `None` if the run record is damaged: then nothing can be written for people.
+    /// `None` if the run record is damaged: then no report and no event log is written.
     pub(super) folder: Option<RunFolder>,
-    /// Signals taken in whose mark may not be there yet.
+    /// Consumed signals whose mark may not exist yet.
     pub(super) consumed: BTreeSet<String>,
-    /// Commits that were not synced.
+    /// The unsynced commits.
     unsynced: Vec<u64>,
-    /// How many commit files there are, and with how many of them the next rotation is due.
+    /// The number of commit files, and the number at which the next rotation is due.
     pub(super) files: usize,
     pub(super) rotate_at: usize,
-    /// What rotation let go, and nobody was told of.
+    /// What rotation dropped since the last report.
     pub(super) rotated: Trimmed,
-    /// The file or folder of which a sync failed.
+    /// The file or folder with a failed sync.
     poisoned: Option<String>,
 }
 
-/// The end of a branch, as far as a batch is checked against it.
+/// The end of a branch, for the check of the next batch.
 #[derive(Debug, Clone)]
 pub(super) struct Tail {
     opened: u64,
-    /// The highest seq that is there, sound or not.
+    /// The highest existing seq, sound or damaged.
     last: u64,
     /// Seq and digest of the newest sound record.
     link: Option<(u64, Digest)>,
-    /// One more than the highest seq that ever was.
+    /// The highest seq ever used, plus one.
     next: u64,
 }
 
@@ -91,7 +94,7 @@ impl From<&End> for Tail {
 }
 
 impl Writer {
-    /// Makes a writer of a run of which nothing is known yet.
+    /// Makes a writer without any knowledge of the run.
     pub(super) fn new(disk: Arc<dyn Disk>, run: RunId, paths: RunPaths, token: u64) -> Self {
         Self {
             disk,
@@ -115,7 +118,7 @@ impl Writer {
         }
     }
 
-    /// Takes in how the run is to be kept.
+    /// Sets retention, durability and report of the run from its record.
     pub(super) fn configure(&mut self, record: &RunRecord, retention: Option<u32>) {
         self.retention = record.retention.or(retention);
         self.durability = record.durability;
@@ -127,7 +130,7 @@ impl Writer {
         RunReader { disk: self.disk.as_ref(), run: &self.run, paths: self.paths.clone() }
     }
 
-    /// Appends a batch; when this returns, it is as durable as the run asks.
+    /// Appends a batch. On return, the batch is as durable as the run requires.
     pub(super) fn append(&mut self, batch: &Batch) -> Result<(), StoreError> {
         self.check_unpoisoned()?;
         let commit = self.commit_of(batch)?;
@@ -141,7 +144,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the commit of a batch that continues the run.
+    /// Makes the commit for a batch.
     pub(super) fn commit_of(&self, batch: &Batch) -> Result<Commit, StoreError> {
         batch.check(&self.run, self.token)?;
         self.check_links(batch)?;
@@ -172,7 +175,7 @@ impl Writer {
             batch: batch.id,
             release: batch.release,
             consumed,
-            summary: batch.summary.clone(),
+            summary: batch.summary.as_ref().or(self.summary.as_ref()).cloned().unwrap_or_else(unknown),
             updated_at: batch.updated_at,
             checkpoints: self.checkpoints + records.len() as u64,
             branches: branches as u64,
@@ -180,7 +183,7 @@ impl Writer {
         })
     }
 
-    /// Checks that every record follows the one before on its branch.
+    /// Checks that every record follows the previous record of its branch.
     fn check_links(&self, batch: &Batch) -> Result<(), StoreError> {
         let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
         for record in &batch.records {
@@ -202,7 +205,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns why a record does not go on behind damage, if it does not.
+    /// Returns why a record cannot follow damage, or `None` if it can.
     fn misrepairs(&self, header: &Header, tail: &Tail) -> Result<Option<String>, StoreError> {
         if header.seq <= tail.last || header.seq > tail.next {
             let (last, next) = (tail.last, tail.next);
@@ -223,7 +226,7 @@ impl Writer {
         Ok(Some(format!("its `prev` {prev} is no sound record of its branch")))
     }
 
-    /// Remembers a commit that was written.
+    /// Updates the state of the writer after a commit.
     pub(super) fn take_in(&mut self, commit: &Commit) {
         self.number = commit.number;
         self.checkpoints = commit.checkpoints;
@@ -239,22 +242,28 @@ impl Writer {
         self.consumed.extend(commit.consumed.iter().cloned());
     }
 
-    /// What may be done once a batch is acknowledged, and what of it may fail without harm: the next one does it.
+    /// Does the work after an acknowledged batch: syncs, marks, rotation. A failure is harmless, since the next
+    /// batch repeats the work.
     fn settle(&mut self, release: bool) {
         if self.durability == Durability::Async
             && (release || self.unsynced.len() >= UNSYNCED_MAX)
             && self.sync_all().is_err()
         {
-            // The handle is poisoned now; the next append says so.
+            // The writer is now poisoned; the next append returns the error.
             return;
         }
-        let consumed: Vec<String> = self.consumed.iter().cloned().collect();
-        if signals::mark(self.disk.as_ref(), &self.paths, &consumed).is_ok() {
-            self.consumed.clear();
-        }
+        self.mark_consumed();
         let due = self.files >= self.rotate_at || release;
         if let Some(keep) = self.retention.filter(|_| due) {
             let _ = self.rotate(keep);
+        }
+    }
+
+    /// Marks the signals of acknowledged commits as taken in. What fails is marked by the next commit or session.
+    pub(super) fn mark_consumed(&mut self) {
+        let consumed: Vec<String> = self.consumed.iter().cloned().collect();
+        if signals::mark(self.disk.as_ref(), &self.paths, &consumed).is_ok() {
+            self.consumed.clear();
         }
     }
 
@@ -266,7 +275,7 @@ impl Writer {
         }
     }
 
-    /// Refuses a writer that was overtaken: another has taken a lease since, although our lock should have kept it out.
+    /// Refuses a fenced writer: another writer has taken a lease, in spite of the lock.
     pub(super) fn check_newest(&self) -> Result<(), StoreError> {
         match self.reader().lease()? {
             Some(Ok(lease)) if lease.token > self.token => Err(self.fenced(lease.token)),
@@ -285,7 +294,8 @@ impl Writer {
         }
     }
 
-    /// Reports a failed sync: what the disk holds is not known any more, so nothing more is written.
+    /// Records a failed sync. The content of the disk is unknown from now on, so the writer refuses all further
+    /// writes.
     pub(super) fn poison(&mut self, place: &Path, source: io::Error) -> StoreError {
         let place = place.display().to_string();
         self.poisoned = Some(place.clone());
@@ -343,7 +353,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes all commits durable.
+    /// Syncs all unsynced commits.
     pub(super) fn sync_all(&mut self) -> Result<(), StoreError> {
         if self.unsynced.is_empty() {
             return Ok(());
@@ -358,7 +368,7 @@ impl Writer {
     }
 }
 
-/// Returns why a record does not follow the one before, if it does not.
+/// Returns why a record does not follow the previous record, or `None` if it does.
 fn misses(header: &Header, tail: &Tail) -> Option<String> {
     if header.seq != tail.next || tail.last + 1 != tail.next {
         return Some(format!("its branch ends at {} and goes on at {}", tail.last, tail.next));
@@ -372,7 +382,7 @@ fn misses(header: &Header, tail: &Tail) -> Option<String> {
     }
 }
 
-/// Returns the text of a commit file, unless it would be too large to be read again.
+/// Returns the text of a commit file; an error if the text exceeds the size limit of a read.
 pub(super) fn seal(commit: &Commit, run: &RunId) -> Result<Vec<u8>, StoreError> {
     let text = commit.seal(run);
     if text.len() as u64 > FILE_BYTES_MAX {
@@ -382,7 +392,7 @@ pub(super) fn seal(commit: &Commit, run: &RunId) -> Result<Vec<u8>, StoreError> 
             commit.number
         )));
     }
-    // Read back before it is trusted: what cannot be read again must not be acknowledged.
+    // Unreadable bytes must not be acknowledged.
     debug_assert!(Commit::open(run, commit.number, &text).is_ok_and(|read| read == *commit));
     Ok(text)
 }
@@ -392,12 +402,12 @@ enum Placed {
     Renamed,
 }
 
-/// Gives a synced file its name, if nothing has that name.
+/// Gives a synced file its final name, unless the name is taken.
 fn place(disk: &dyn Disk, temp: &Path, path: &Path) -> io::Result<Placed> {
     match disk.hard_link(temp, path) {
         Ok(()) => Ok(Placed::Linked),
         Err(error) if no_links(&error) => {
-            // A file system without hard links. The lock alone keeps a second writer out here.
+            // A file system without hard links: here only the lock excludes a second writer.
             match disk.metadata(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -413,13 +423,13 @@ pub(super) fn no_links(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK))
 }
 
-/// Writes the digest of a commit file beside it, so that `sha256sum -c` can check it. Not synced, and no harm if it
-/// fails: the file vouches for itself, and a missing or torn sidecar says nothing against it.
+/// Writes the digest of a commit file next to the file, for `sha256sum -c`. Not synced, and a failure is
+/// harmless: the commit file verifies itself, with or without a sidecar.
 pub(super) fn write_sidecar(disk: &dyn Disk, paths: &RunPaths, number: u64, text: &[u8]) {
     let path = paths.sidecar(number);
     let line = format!("{}  {}\n", Digest::of(text), commit_name(number));
     let file = match disk.create_new(&path) {
-        // Left by a writer that died before the file itself had its name.
+        // A leftover of a writer that died before the commit file got its name.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             disk.remove(&path).and_then(|()| disk.create_new(&path))
         }

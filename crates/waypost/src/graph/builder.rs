@@ -1,4 +1,4 @@
-//! Puts a graph together, and checks it once.
+//! Builds a graph from steps, edges and forks, and validates the result once.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -23,20 +23,20 @@ use crate::record::Pack;
 use crate::schema::Migrations;
 use crate::shape::{Children, FailureLimits, OnChildFailure, Retry, Shape, Step};
 
-/// How many children of one fan-out are at work at once where nothing else is said: what one machine does well with
-/// requests over a network.
+/// Default for how many children of a fan-out run in parallel. Eight suits requests over a network from a single
+/// machine.
 pub const PARALLEL_DEFAULT: usize = 8;
 
 /// The step inside each branch of [`Builder::each`].
 pub const ITEM_STEP: &str = "item";
-/// The key of the branch of [`Builder::subgraph`]: the name of the graph may change.
+/// The key of the branch of [`Builder::subgraph`]. The key is fixed, so that the sub-graph can be renamed.
 pub const SUBGRAPH_KEY: &str = "graph";
 
 /// How a step opens branches.
 pub(super) enum Fan<S> {
-    /// Branches of this graph, from these steps on.
+    /// Branches of this graph; each start step opens a branch.
     Fork { after: StepId, starts: Vec<StepId> },
-    /// Branches of another kind: their shape is made already.
+    /// Branches with another type of state and a finished shape: items or a sub-graph.
     Other(Box<Other<S>>),
 }
 
@@ -61,18 +61,18 @@ pub(super) struct Draft<S> {
     pub(super) on_failure: OnChildFailure,
 }
 
-/// Makes a [`Graph`]. Settings such as [`retry`](Self::retry) speak of the step added last.
+/// Builds a [`Graph`]. Settings such as [`retry`](Self::retry) apply to the step added last.
 pub struct Builder<S> {
     name: String,
     pub(super) steps: Vec<Draft<S>>,
-    /// Where each step is in `steps`.
+    /// The index of each step in `steps`.
     places: HashMap<StepId, usize>,
     ways: HashMap<StepId, Way<S>>,
-    /// The steps that have a way, in the order in which the ways were written.
+    /// The steps with an outgoing way, in the order of declaration.
     written: Vec<StepId>,
     start: Option<StepId>,
     keeping: Keeping<S>,
-    /// How joins read the states of their branches: known when the graph is built.
+    /// Decodes the states of branches for joins; set by `build`.
     pub(super) decode: Arc<OnceLock<DecodeFn<S>>>,
     problem: Option<GraphError>,
 }
@@ -84,7 +84,7 @@ impl<S> std::fmt::Debug for Builder<S> {
     }
 }
 
-/// How states are read that these migrations bring up to date.
+/// Returns the schema version and the decoder for states with these migrations.
 fn keeping<S: State>(migrations: Migrations) -> Keeping<S> {
     let schema = migrations.current();
     Keeping { schema, decode: Arc::new(move |bytes, found| Ok(migrations.read(found, bytes)?)) }
@@ -105,11 +105,12 @@ impl<S: State> Builder<S> {
         }
     }
 
-    /// Adds a step: a function that is given the state and gives back the next one.
+    /// Adds a step: a function that takes the state and returns the next state.
     ///
-    /// The first step added is the one that the graph begins with, unless [`start`](Self::start) says otherwise. A step
-    /// without a way on ends its branch. The function should do its work so that doing it twice does no harm, since a
-    /// crash may cut it; what must not be repeated goes into [`Context::once`].
+    /// The graph begins with the first step added, unless [`start`](Self::start) names another step. A step
+    /// without an outgoing edge ends its branch. A crash may interrupt the function and a resume then runs the
+    /// step again, so the function should be idempotent. Effects that must not be repeated go into
+    /// [`Context::once`].
     #[must_use]
     pub fn step<F, Fut, E>(self, id: &str, step: F) -> Self
     where
@@ -150,7 +151,7 @@ impl<S: State> Builder<S> {
         self
     }
 
-    /// Remembers what is wrong first; [`build`](Self::build) says it.
+    /// Keeps the first problem; [`build`](Self::build) returns it.
     pub(super) fn wrong(mut self, problem: GraphError) -> Self {
         self.problem.get_or_insert(problem);
         self
@@ -166,36 +167,37 @@ impl<S: State> Builder<S> {
         }
     }
 
-    /// Tries the step again when it fails.
+    /// Retries the step after a failure, within the limits of `retry`.
     #[must_use]
     pub fn retry(self, retry: Retry) -> Self {
         self.last("retry", |step| step.retry = retry)
     }
 
-    /// Tries the step again only after errors that `when` says yes to.
+    /// Retries the step only after errors for which `when` returns true.
     #[must_use]
     pub fn retry_when(self, when: impl Fn(&StepError) -> bool + Send + Sync + 'static) -> Self {
         self.last("retry_when", |step| step.retry_when = Some(Arc::new(when)))
     }
 
-    /// Fails an attempt that takes longer; its future is dropped, at the next place where it awaits. A step that is done
-    /// when its time is looked at has completed: work that blocks its thread is not interrupted.
+    /// Fails an attempt that takes longer than `timeout`. The future of the attempt is dropped at its next await
+    /// point. Work that blocks the thread is not interrupted: a function that has returned by the time of the
+    /// check counts as completed.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.last("timeout", |step| step.timeout = Some(timeout))
     }
 
-    /// Says by which evidence the step is believed: claims that can be checked, made from the state that it gives.
+    /// Adds evidence to the step: claims made from the output state, to be verified.
     ///
-    /// They are checked when the step ends, and what is to be pinned is pinned then. A step whose evidence does not hold,
-    /// or cannot be checked, has failed, and is tried again like any other; so has one with an empty pack. Before a
-    /// resume trusts the finished step it checks them again; a step whose evidence failed runs again with the state
-    /// that it was given, and what comes after it only if that gives something else.
+    /// The claims are checked when the step ends; pins are taken at the same time. The step fails, and is retried as
+    /// `retry` allows, if a claim does not hold or cannot be checked, or if the pack is empty.
     ///
-    /// `evidence` is asked in two more places, so it should be quick and look only at the state: with the state that a
-    /// step was given, when it was cut, to learn what it was about to write.
+    /// A resume checks the claims again before it reuses the finished step. If a claim fails, the step runs again
+    /// with its original input state. Downstream steps run again only if the output changes.
     ///
-    /// Files are looked for beneath [`Engine::with_base`](crate::Engine::with_base).
+    /// The engine also calls `evidence` with the input state of an interrupted step, to learn the files that the
+    /// step may have written. So `evidence` should be fast and read only the state.
+    /// Paths are relative to [`Engine::with_base`](crate::Engine::with_base).
     #[must_use]
     pub fn evidence(self, evidence: impl Fn(&S) -> Pack + Send + Sync + 'static) -> Self {
         self.last("evidence", |step| step.evidence = Some(Arc::new(evidence)))
@@ -225,13 +227,13 @@ impl<S: State> Builder<S> {
         self.last("not_idempotent", |step| step.idempotent = false)
     }
 
-    /// Says that the step does something else than before: a run made with another revision has a changed definition.
+    /// Sets the revision of the step. A resume treats a run made with another revision as a changed definition.
     #[must_use]
     pub fn revision(self, revision: u32) -> Self {
         self.last("revision", |step| step.revision = revision)
     }
 
-    /// Reads states of older programs through these migrations, and writes new ones as of their newest version.
+    /// Sets the migrations that read states of older programs. New states are written with the newest version.
     ///
     /// A state without a version is version 0; a state of a newer version is refused.
     #[must_use]
@@ -240,7 +242,7 @@ impl<S: State> Builder<S> {
         self
     }
 
-    /// Begins with that step.
+    /// Makes `id` the first step of the graph.
     #[must_use]
     pub fn start(mut self, id: &str) -> Self {
         match StepId::new(id) {
@@ -250,7 +252,7 @@ impl<S: State> Builder<S> {
         self
     }
 
-    /// Goes from one step to another, or to [`END`].
+    /// Adds an edge from a step to another step, or to [`END`].
     #[must_use]
     pub fn edge(self, from: &str, to: &str) -> Self {
         match StepId::new(to) {
@@ -259,10 +261,12 @@ impl<S: State> Builder<S> {
         }
     }
 
-    /// Chooses the way after a step by its state: one of `targets`, [`END`] among them if it is listed.
+    /// Adds a route: `choose` returns the next step from the state, out of `targets`. `targets` may include
+    /// [`END`].
     ///
-    /// Asked once, when the step completes; the answer is recorded. A choice that is not among the targets fails the
-    /// step, and so does a panic. A [`not_idempotent`](Self::not_idempotent) step is then in doubt.
+    /// The engine calls `choose` once, when the step completes, and records the choice. A choice outside
+    /// `targets` fails the step, and so does a panic. A [`not_idempotent`](Self::not_idempotent) step is then in
+    /// doubt.
     #[must_use]
     pub fn route<T: AsRef<str>, R: AsRef<str>>(
         self,
@@ -279,11 +283,11 @@ impl<S: State> Builder<S> {
         }
     }
 
-    /// Leads from a fork to its join.
+    /// Connects a step with the join of its fork.
     pub(super) fn fork_way(self, after: &str, join: &str) -> Self {
         match StepId::new(join) {
             Ok(join) => self.way(after, Way::Fork(join)),
-            // That was told when the join was added.
+            // `add` has already recorded the invalid name of the join.
             Err(_) => self,
         }
     }
@@ -302,19 +306,20 @@ impl<S: State> Builder<S> {
         self
     }
 
-    /// Goes on from a step in several branches at once, each with its own copy of the state, from these steps on.
+    /// Forks the graph after a step: each start step opens a branch with a copy of the state. The branches run in
+    /// parallel.
     ///
-    /// A branch goes on along its own edges until it comes to a step without a way on, or to the join.
+    /// A branch follows its edges until a step without an outgoing edge, or until the join.
     pub fn fork<T: AsRef<str>>(self, after: &str, starts: impl IntoIterator<Item = T>) -> Fork<S> {
         let starts = starts.into_iter().map(|start| start.as_ref().to_owned()).collect();
         let after = after.to_owned();
         Fork { builder: self, after, starts, on_failure: OnChildFailure::Stop, parallel_max: usize::MAX }
     }
 
-    /// Opens a branch for each item, named by its key, and does `work` on it.
+    /// Opens a branch for each item, named by the key of the item, and runs `work` on the item.
     ///
-    /// `items` and `key` are asked once; the answers are frozen before the first branch begins. The branches are
-    /// recorded as `ID:KEY`, their step is called [`ITEM_STEP`].
+    /// `items` and `key` are called once. The results are recorded before the first branch begins. The branches
+    /// are named `ID:KEY`; each has the single step [`ITEM_STEP`].
     pub fn each<T, R, W, Fut, E>(
         self,
         id: &str,
@@ -355,8 +360,8 @@ impl<S: State> Builder<S> {
         }
     }
 
-    /// Runs another graph as a step, on a branch and with a state of its own: `enter` makes that state, `leave` takes
-    /// up what it has become.
+    /// Runs another graph as a step, on a branch with its own state. `enter` makes the state of the branch;
+    /// `leave` merges the final state of the branch into the state of the parent.
     #[must_use]
     pub fn subgraph<T: State>(
         self,
@@ -391,10 +396,10 @@ impl<S: State> Builder<S> {
         self.add(id, Action::Join(join), Some(Fan::Other(Box::new(other))))
     }
 
-    /// Checks all of it and makes the graph.
+    /// Validates the steps and edges, and returns the graph.
     ///
     /// # Errors
-    /// [`GraphError`] names the steps and edges.
+    /// [`GraphError`] names the steps and edges at fault.
     pub fn build(mut self) -> Result<Graph<S>, GraphError> {
         if let Some(problem) = self.problem.take() {
             return Err(problem);
@@ -422,7 +427,7 @@ impl<S: State> Builder<S> {
         if !has(start) {
             return unknown("the start".to_owned(), start);
         }
-        // In the order in which they were written, so that of two mistakes the same one is told each time.
+        // In the order of declaration, so that the first error is deterministic.
         for (from, way) in self.written.iter().map(|from| (from, &self.ways[from])) {
             if !has(from) {
                 return unknown(way.told(from.as_str()), from);
@@ -440,7 +445,7 @@ impl<S: State> Builder<S> {
         Ok(())
     }
 
-    /// The graph as steps and ways, for checks that need no functions.
+    /// Returns the steps and edges without functions, for validation.
     fn outline(&self) -> super::homes::Outline {
         let place = |id: &StepId| self.places.get(id).copied();
         let ways = self.steps.iter().map(|step| match self.ways.get(&step.id) {
@@ -461,8 +466,8 @@ impl<S: State> Builder<S> {
     }
 }
 
-/// Returns the steps that open branches which are named after them: those over items, sub-graphs, and the joins of forks
-/// behind such ones.
+/// Returns the steps that give their name to child branches: steps over items, sub-graphs, and the joins of forks
+/// after these.
 fn namesakes<S>(steps: &[Draft<S>]) -> HashSet<StepId> {
     let over_items = |step: &&Draft<S>| matches!(step.fan, Some(Fan::Other(_)));
     let mut found: HashSet<StepId> = steps.iter().filter(over_items).map(|step| step.id.clone()).collect();
@@ -481,25 +486,25 @@ fn namesakes<S>(steps: &[Draft<S>]) -> HashSet<StepId> {
     }
 }
 
-/// Returns the step that the branches of a fork are named after: the one before it, unless its own branches are named so
-/// already, or else the join.
+/// Returns the step that names the branches of a fork. This is the step before the fork, or the join if the
+/// children of that step already use its name.
 fn name_of_fork(namesakes: &HashSet<StepId>, join: &StepId, after: &StepId) -> StepId {
     if namesakes.contains(after) { join.clone() } else { after.clone() }
 }
 
-/// Makes shapes and levels of drafts.
+/// Builds shapes and levels from drafts.
 struct Assembly<S> {
     levels: Vec<Option<Arc<dyn Level>>>,
-    /// By step, in the order in which they were added: the fork whose branches it belongs to.
+    /// By step, in the order of addition: the join of the enclosing fork; none on the main branch.
     homes: Vec<Option<usize>>,
-    /// The steps that name the branches after themselves which they open.
+    /// The steps that give their name to child branches.
     namesakes: HashSet<StepId>,
     keeping: Arc<Keeping<S>>,
     ways: HashMap<StepId, Way<S>>,
 }
 
 impl<S: State> Assembly<S> {
-    /// Makes the level of one home: the main branch, or the branches of a fork.
+    /// Builds the level of a home: the main branch, or the branches of a fork.
     fn level(
         &mut self,
         drafts: &mut [Option<Draft<S>>],
@@ -573,7 +578,7 @@ impl<S: State> Assembly<S> {
         Ok(Shape::new(steps, usize::MAX)?.starting_with(start)?.at_level(level))
     }
 
-    /// Resolves a way. A target outside this home is the join, and ends the branch.
+    /// Resolves the outgoing way of a step. A target outside this home is the join, and ends the branch.
     fn next(&self, way: Option<Way<S>>, find: &impl Fn(&StepId) -> Option<usize>) -> (Next<S>, Vec<StepId>) {
         match way {
             None => (Next::End, Vec::new()),

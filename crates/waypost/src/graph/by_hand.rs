@@ -1,26 +1,28 @@
-//! What a person says about the branches of a run before it goes on: how steps in doubt are settled, and what is changed
-//! in a state.
+//! Manual changes to the branches of a run before a resume: decisions on steps in doubt, and state edits.
 
 use super::level::{Held, State};
 use super::run::Resume;
 use crate::engine::{Doubtful, EditBranch, RunError, Settle, TreatAs};
 use crate::id::BranchPath;
 
-/// Functions that settle steps in doubt, each for states of one type; each says nothing about those of another.
+/// Functions that settle steps in doubt. Each handles states of a single type and returns `None` for other types.
 pub(super) type Settles =
     Vec<Box<dyn Fn(&mut Held, &Doubtful) -> Option<Result<TreatAs, String>> + Send + Sync>>;
 
-/// What is changed on branches, in the order in which it was said.
+/// State edits by branch, in the order of the calls.
 pub(super) type BranchEdits = Vec<(String, EditBranch<Held>)>;
 
 impl<S: State> Resume<'_, S> {
-    /// Settles steps that are in doubt, for who has found out what became of them. `settle` is given the state of the branch
-    /// that the step stands on: the main one, or one of a fork. It puts into the state what the step would have and says
-    /// [`TreatAs::Done`], or says [`TreatAs::Retry`], or refuses with a reason: then nothing changes, and the resume ends
-    /// with [`RunError::NotSettled`].
+    /// Settles steps in doubt, for a caller that has found out the result of the interrupted attempt.
     ///
-    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). A route after
-    /// the step reads the state that `settle` leaves.
+    /// `settle` gets the state of the branch of the step: the main branch or a branch of a fork. It returns:
+    ///
+    /// - [`TreatAs::Done`], after it has put the output of the step into the state,
+    /// - [`TreatAs::Retry`], to run the step again,
+    /// - an error with a reason: nothing changes, and the resume ends with [`RunError::NotSettled`].
+    ///
+    /// Items and sub-graphs have states of other types: see [`settle_doubtful_as`](Self::settle_doubtful_as). A
+    /// route after the step reads the state that `settle` leaves.
     pub fn settle_doubtful(
         self,
         settle: impl Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
@@ -28,8 +30,9 @@ impl<S: State> Resume<'_, S> {
         self.settle_doubtful_as(settle)
     }
 
-    /// As [`settle_doubtful`](Self::settle_doubtful), for steps on branches whose state is a `T`: of a sub-graph its own, of
-    /// an item [`Child`](super::Child), whose `result` is to be filled in. Can be said for several types.
+    /// As [`settle_doubtful`](Self::settle_doubtful), for branches with a state of type `T`. For a sub-graph, `T`
+    /// is its state; for an item, `T` is [`Child`](super::Child), and `settle` fills in `result`. Can be called
+    /// for several types.
     pub fn settle_doubtful_as<T: State>(
         mut self,
         settle: impl Fn(&mut T, &Doubtful) -> Result<TreatAs, String> + Send + Sync + 'static,
@@ -39,23 +42,24 @@ impl<S: State> Resume<'_, S> {
         self
     }
 
-    /// Changes the state of a branch before anything runs, such as `plan:a`: one that failed, was cut, waits for an answer
-    /// or has not begun; and one that has ended, for as long as the step that joins it has not run. It is a record of its
-    /// own on that branch, nothing finished is done again for it, and the join sees what came of it. One that had ended as
-    /// failed goes on with the step that failed.
+    /// Edits the state of a branch, such as `plan:a`, before anything runs.
     ///
-    /// Can be said for several branches. Items and sub-graphs have states of other types: see
+    /// The branch may have failed, been interrupted, be waiting for an answer, or not have begun. It may also
+    /// have ended, until the step that joins it has run. The edit is a record on the branch. Finished steps do
+    /// not run again, and the join reads the result. A failed branch continues with the failed step.
+    ///
+    /// Can be called for several branches. Items and sub-graphs have states of other types: see
     /// [`edit_branch_as`](Self::edit_branch_as).
     ///
     /// # Errors
-    /// Of the awaited resume: [`RunError::NotEdited`] for a branch that no step waits for, as it was joined, or left behind
-    /// by what was done again, or never there; and for a state of another type. Then nothing changed.
+    /// Of the awaited resume: [`RunError::NotEdited`], and nothing changed. The branch was joined, was abandoned
+    /// by a rerun, or never existed; or its state has another type.
     pub fn edit_branch(self, branch: &str, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.edit_branch_as(branch, edit)
     }
 
-    /// As [`edit_branch`](Self::edit_branch), for a branch whose state is a `T`: of a sub-graph its own, of an item
-    /// [`Child`](super::Child).
+    /// As [`edit_branch`](Self::edit_branch), for a branch with a state of type `T`: the state of a sub-graph, or
+    /// [`Child`](super::Child) for an item.
     pub fn edit_branch_as<T: State>(
         mut self,
         branch: &str,
@@ -73,15 +77,15 @@ impl<S: State> Resume<'_, S> {
     }
 }
 
-/// Reads the names of branches that are changed.
+/// Parses the branch names of the edits.
 ///
 /// # Errors
-/// [`RunError::InvalidName`]: no branch can be called so.
+/// [`RunError::InvalidName`]: a name is not a valid branch path.
 pub(super) fn held_edits(edits: BranchEdits) -> Result<Vec<(BranchPath, EditBranch<Held>)>, RunError> {
     edits.into_iter().map(|(branch, edit)| Ok((branch.parse()?, edit))).collect()
 }
 
-/// Makes one function of those that settle steps in doubt.
+/// Combines the functions that settle steps in doubt. The first function for the type of the state decides.
 pub(super) fn held_settle(settles: Settles) -> Settle<Held> {
     Settle(Box::new(move |held, doubtful| {
         let said = settles.iter().find_map(|settle| settle(held, doubtful));

@@ -1,4 +1,4 @@
-//! What a step can ask and say while it runs.
+//! The API of a running step: identity, memoized results, events, usage and report text.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -16,19 +16,20 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::path::FieldPath;
 use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, encode};
 
-/// Most bytes of events and report text that a step may say for one checkpoint, as they are written: they stand in its
-/// header, beside a result that is kept, or a chain of errors, and what the engine writes there.
+/// Upper limit for the events and report text of a checkpoint, in encoded bytes. The checkpoint header holds
+/// these together with a memoized result or an error chain, and the engine's own fields.
 pub const SAID_BYTES_MAX: usize = 512 << 10;
 
-/// What is left in a header for all else: a pack of evidence, keys, labels, names.
+/// Room in the header for the other fields: evidence, keys, labels, names.
 const HEADER_REST_BYTES: usize = 512 << 10;
 const _: () = assert!(SAID_BYTES_MAX + MEMO_BYTES_MAX + HEADER_REST_BYTES <= HEADER_BYTES_MAX);
 
-/// A step's view of its run: who it is, what it kept, and what it has to say. Clones are one.
+/// A step's view of its run: identity, memoized results, events and report text. Clones share their content.
 ///
-/// What is kept under a key is there again when the step starts anew in the same iteration and epoch: after a crash, a
-/// retry, or a wait. So a step that asks, sleeps or calls something costly runs again from its top and comes back to
-/// where it was without doing it twice. Keys are the step's own; each kind of call has its own keys.
+/// A result stored under a key survives a restart of the step in the same iteration and epoch: after a crash, a
+/// retry, or a wait. So a step that asks, sleeps or makes a costly call runs again from the top, and each
+/// finished call returns its stored result. Keys are scoped to the step; each kind of call has a separate key
+/// space.
 #[derive(Debug, Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -42,7 +43,7 @@ struct Inner {
     kept: Mutex<HashMap<String, Value>>,
     heeds_stop: AtomicBool,
     exit_code: Mutex<Option<i32>>,
-    /// Of events and report text that are not written yet.
+    /// Bytes of events and report text not yet written.
     said_bytes: AtomicUsize,
     refused: Mutex<Option<String>>,
     waits: Waits,
@@ -63,59 +64,60 @@ impl Context {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns the run.
+    /// Returns the id of the run.
     pub fn run(&self) -> &RunId {
         &self.inner.attempt.run
     }
 
-    /// Returns the branch.
+    /// Returns the branch of the step.
     pub fn branch(&self) -> &BranchPath {
         &self.inner.attempt.branch
     }
 
-    /// Returns the step.
+    /// Returns the id of the step.
     pub fn step(&self) -> &StepId {
         &self.inner.attempt.step
     }
 
-    /// Returns which attempt of the step this is, from 1.
+    /// Returns the number of this attempt of the step, from 1.
     pub fn attempt(&self) -> u32 {
         self.inner.attempt.at.attempt
     }
 
-    /// Returns the place in the loops around the step, outermost first, each from 1; empty outside loops.
+    /// Returns the iterations of the loops around the step, outermost first, each from 1. Empty outside loops.
     pub fn iteration(&self) -> &[u32] {
         &self.inner.attempt.at.iteration
     }
 
-    /// Returns how often the step was deliberately redone.
+    /// Returns how often the step was rerun on request. Retries and crashes do not count.
     pub fn epoch(&self) -> u32 {
         self.inner.attempt.at.epoch
     }
 
-    /// Returns a key for services that must not do a thing twice: the same over retries and crashes, new after a
-    /// deliberate redo.
+    /// Returns an idempotency key for external services: stable over retries and crashes, new after a requested
+    /// rerun.
     pub fn idempotency_key(&self) -> String {
         self.inner.attempt.idempotency_key()
     }
 
-    /// Returns what the run was configured with.
+    /// Returns the configuration of the run.
     pub fn config(&self) -> &Map<String, Value> {
         self.inner.attempt.config()
     }
 
-    /// Does `work` at most once as far as its result was kept: a result kept under `key` is returned instead.
+    /// Runs `work` and stores its result under `key`; returns the stored result if there is one.
     ///
-    /// A crash after the work and before its result is on disk lets it be done again: at least once, for its effect.
+    /// A crash between the end of `work` and the durable write of its result repeats `work`: the effect is at
+    /// least once.
     ///
     /// # Errors
-    /// - That of `work`; nothing is kept.
-    /// - What cannot be kept, as it would not come back as it is: NaN, `Some(None)`, and what else
-    ///   [`encode`](crate::record::encode) refuses, by field; or its type does not read what it has written. `work` has
-    ///   had its effect by then, and the step fails for good: such a type is found out by the first run.
-    /// - More than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), more results than
+    /// - The error of `work`; nothing is stored.
+    /// - A result that JSON cannot represent faithfully: NaN, `Some(None)`, and other values that
+    ///   [`encode`](crate::record::encode) refuses, with the field; or a type that cannot read its own output.
+    ///   `work` has had its effect, and the failure is fatal. The first run already finds such a type.
+    /// - More than [`MEMO_BYTES_MAX`](crate::engine::MEMO_BYTES_MAX), or more results than
     ///   [`MEMOS_MAX`](crate::engine::MEMOS_MAX).
-    /// - A second call with `key` in this attempt, while the first is under way or after it has returned a result.
+    /// - A second call with `key` in this attempt, during the first call or after its result.
     pub async fn once<T, E>(
         &self,
         key: &str,
@@ -133,7 +135,7 @@ impl Context {
         }
         let done = work.await.map_err(Into::into)?;
         let value = keepable(&key, &done)?;
-        // Now as after a crash: what does not come back as it went in is seen at once, and not only then.
+        // Returns the decoded copy, as after a crash: a type that does not round-trip fails in the first run.
         let back = decode(&key, value.clone())?;
         self.keep(&key, value).await?;
         claim.keep();
@@ -148,8 +150,8 @@ impl Context {
         &self.inner.attempt
     }
 
-    /// Counts tokens and cost. Several calls add up; the model named last is kept. A cost that is no finite number fails
-    /// the step when it ends.
+    /// Adds tokens and cost to the usage of the step. Several calls add up; the last model name wins. A cost that
+    /// is not finite fails the step when the step ends.
     pub fn usage(&self, usage: &Usage) {
         let mut told = self.told();
         let sum = told.usage.get_or_insert_with(Usage::default);
@@ -162,10 +164,11 @@ impl Context {
         }
     }
 
-    /// Adds an event of the step's own to the audit log. More than [`SAID_BYTES_MAX`] of events and report text for one
-    /// checkpoint fails the step when it ends, and so does data that comes back from JSON as something else.
+    /// Adds a custom event to the audit log.
     ///
-    /// A `Value` has no NaN: a float that is none is `null` before it gets here. `json!` and `Value::from` do that.
+    /// The step fails at its end if the events and report text of a checkpoint exceed [`SAID_BYTES_MAX`], or if
+    /// `data` does not survive a round trip through JSON. A `Value` cannot hold NaN: `json!` and `Value::from`
+    /// turn a non-finite float into `null`.
     pub fn emit(&self, name: &str, data: impl Into<Value>) {
         let data = data.into();
         if let Err(error) = keepable(name, &data) {
@@ -185,51 +188,53 @@ impl Context {
         self.told().notes.push(note);
     }
 
-    /// Notes that something cannot be written: the step fails for that when it ends, or when it next keeps something.
+    /// Records that something cannot be written. The step fails with `why` at its end, or at the next stored
+    /// result.
     fn refuse(&self, why: String) {
         let mut refused = self.inner.refused.lock().expect("no code panics while it holds this lock");
         refused.get_or_insert(why);
     }
 
-    /// Returns what the step said that cannot be written, if there is such.
+    /// Returns why an event, a cost or a report text cannot be written, if there is a reason.
     pub(super) fn refused(&self) -> Option<String> {
         self.inner.refused.lock().expect("no code panics while it holds this lock").clone()
     }
 
-    /// Records the exit code of the command that the step ran: for people, and for evidence that asks for it
-    /// ([`Claim::exited`](crate::record::Claim::exited)). The code named last counts.
+    /// Records the exit code of the command of the step, for people and for evidence
+    /// ([`Claim::exited`](crate::record::Claim::exited)). The last call counts.
     pub fn exited(&self, code: i32) {
         *self.inner.exit_code.lock().expect("no code panics while it holds this lock") = Some(code);
     }
 
-    /// Returns the exit code that the step recorded.
+    /// Returns the recorded exit code.
     pub(super) fn exit_code(&self) -> Option<i32> {
         *self.inner.exit_code.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Adds Markdown to the section of this step in the report, which is written when the step ends.
+    /// Appends Markdown to the section of this step in the report. The section is written when the step ends.
     pub fn report(&self, markdown: &str) {
         self.say(Note::Report(markdown.to_owned()));
     }
 
-    /// Makes durable now what was said so far: usage and events. Report text is written when the step ends.
+    /// Writes a checkpoint with the usage and events so far. Report text is written when the step ends.
     ///
     /// # Errors
-    /// What cannot be kept, as for [`once`](Self::once).
+    /// As for [`once`](Self::once): a value that cannot be stored.
     pub async fn checkpoint(&self) -> Result<(), StepError> {
         let now = self.inner.attempt.clock().now();
         self.keep("checkpoint", serde_json::to_value(now).map_err(StepError::fatal)?).await
     }
 
-    /// Says whether the step is to end: the run is stopped, or a sibling failed.
+    /// Returns true if the step should end: the run is stopped, or a sibling failed.
     ///
-    /// A step that asks is not dropped at once then, but has [`STOP_GRACE`](super::STOP_GRACE) to end by itself.
+    /// A step that calls this is not dropped at once; it has [`STOP_GRACE`](super::STOP_GRACE) to end.
     pub fn is_cancelled(&self) -> bool {
         self.inner.heeds_stop.store(true, Ordering::Relaxed);
         self.inner.attempt.is_stopped()
     }
 
-    /// Resolves when the step is to end; as for [`is_cancelled`](Self::is_cancelled), it then has time to do so.
+    /// Resolves when the step should end. The step then has the same grace as for
+    /// [`is_cancelled`](Self::is_cancelled).
     pub async fn cancelled(&self) {
         if !self.is_cancelled() {
             self.inner.waits.pause(None, None).await;
@@ -284,7 +289,7 @@ impl Context {
     }
 }
 
-/// Makes JSON of what comes back as it went in, and is not too large to be kept under `key`.
+/// Encodes a value as JSON. Fails if the value does not round-trip or is too large to store under `key`.
 pub(super) fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Value, StepError> {
     let mut bytes = Vec::new();
     encode(value, &mut bytes).map_err(|flaw| {
@@ -297,7 +302,7 @@ pub(super) fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Va
     if bytes.len() > MEMO_BYTES_MAX {
         return Err(StepError::fatal(MemoError::Large { key: key.to_owned(), bytes: bytes.len() }));
     }
-    // What was written just now can be read again, but for what a `RawValue` brought along.
+    // The bytes were just encoded. Only the content of a `RawValue` can fail to parse.
     serde_json::from_slice(&bytes).map_err(StepError::fatal)
 }
 
@@ -306,7 +311,8 @@ pub(super) fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, 
         .map_err(|error| StepError::fatal(format!("what was kept as `{key}` is of another kind: {error}")))
 }
 
-/// Returns how many bytes a note takes in a header, with the comma behind it: many small ones are more than their texts.
+/// Returns the size of a note in a header, with the comma after the note: the overhead of many small notes
+/// counts.
 fn written_bytes(note: &Note) -> usize {
     serde_json::to_vec(note).map_or(usize::MAX, |text| text.len() + 1)
 }

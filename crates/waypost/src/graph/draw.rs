@@ -1,10 +1,10 @@
-//! Pictures of a graph, as text.
+//! Draws a graph as Mermaid or Graphviz text.
 
 use std::fmt::Write as _;
 
 use crate::shape::{Children, Shape, Step};
 
-/// Draws a Mermaid flowchart; branches are boxes within it.
+/// Draws a Mermaid flowchart; child branches are nested boxes.
 pub(super) fn mermaid(shape: &Shape) -> String {
     let mut text = String::from("flowchart TD\n");
     draw(shape, "", 1, &mut Mermaid(&mut text));
@@ -20,7 +20,7 @@ pub(super) fn dot(name: &str, shape: &Shape) -> String {
     text
 }
 
-/// A language to draw in. Names of nodes are made of step ids, and so need no escaping.
+/// An output language. Node names consist of step ids and need no escaping.
 trait Language {
     fn node(&mut self, depth: usize, name: &str, label: &str);
     fn end(&mut self, depth: usize, name: &str);
@@ -29,7 +29,7 @@ trait Language {
     fn close_box(&mut self, depth: usize);
 }
 
-/// Draws one shape; `prefix` sets its nodes apart from those of other branches.
+/// Draws a shape. `prefix` makes its node names unique among branches.
 fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) {
     let joins_fork = |step: &Step| step.children.as_ref().is_some_and(Children::is_fork);
     let name = |step: &Step| format!("{prefix}{}", step.id);
@@ -40,7 +40,7 @@ fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) 
     language.end(depth, &end);
     for (place, step) in shape.steps().iter().enumerate() {
         for next in shape.followers(place).iter().chain(shape.routes(place)) {
-            // The way to a join leads through the branches.
+            // The path to a join leads through the branches.
             let next = &shape.steps()[*next];
             if !joins_fork(next) {
                 language.edge(depth, &name(step), &name(next), "");

@@ -1,4 +1,4 @@
-//! Errors of steps, and what is wrong with a graph.
+//! Errors of steps, and errors of building a graph.
 
 use std::error::Error;
 use std::fmt;
@@ -6,13 +6,14 @@ use std::fmt;
 use crate::id::{InvalidName, StepId};
 use crate::shape::ShapeError;
 
-/// The error of a step: any error, and whether another try could mend it.
+/// The error of a step: any error, with the information whether a retry may help.
 ///
-/// Every type that implements [`Error`] becomes one with `?`, and is tried again as far as the step's
-/// [`Retry`](crate::Retry) goes. As it takes in any error, it is none itself.
+/// Every type that implements [`Error`] converts with `?`, and is retried within the limits of
+/// [`Retry`](crate::Retry). `StepError` itself does not implement [`Error`], because it converts from every
+/// error.
 ///
-/// Boxed errors, those of error-reporting crates and plain text do not implement [`Error`]: they become one by
-/// `.map_err(StepError::retryable)?`, or by [`StepError::fatal`] where no try can mend them.
+/// Boxed errors, error-reporting crates and plain text do not implement [`Error`]. Convert these with
+/// `.map_err(StepError::retryable)?`, or with [`StepError::fatal`] where a retry cannot help.
 ///
 /// ```
 /// use waypost::StepError;
@@ -34,27 +35,27 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// Takes an error that another try will not mend: the step fails at once.
+    /// Wraps an error that a retry will not fix: the step fails at once.
     pub fn fatal(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { source: error.into(), fatal: true }
     }
 
-    /// Takes an error that another try may mend.
+    /// Wraps an error that a retry may fix.
     pub fn retryable(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { source: error.into(), fatal: false }
     }
 
-    /// Says whether another try is of no use.
+    /// Returns true if a retry cannot help.
     pub fn is_fatal(&self) -> bool {
         self.fatal
     }
 
-    /// Returns the error if it is of that type.
+    /// Returns the error if its type is `E`.
     pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
         self.source.downcast_ref()
     }
 
-    /// Returns the messages of the error and all its causes, outermost first.
+    /// Returns the messages of the error and of its causes, outermost first.
     pub fn chain(&self) -> Vec<String> {
         let mut chain = vec![self.source.to_string()];
         let mut cause = self.source.source();
@@ -84,48 +85,48 @@ impl<E: Error + Send + Sync + 'static> From<E> for StepError {
     }
 }
 
-/// Why steps and edges are no graph.
+/// The reason why steps and edges do not make a graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// There is no step.
+    /// The graph has no steps.
     #[error("the graph has no steps")]
     Empty,
-    /// A name that no step can have.
+    /// A step has an invalid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// An edge, a route or a fork with a name that no step can have.
+    /// An edge, a route or a fork names an invalid step id.
     #[error("{edge} cannot be: {why}")]
     BadName {
-        /// The edge, as it was written.
+        /// The edge, route or fork.
         edge: String,
-        /// What is wrong with the name.
+        /// The problem with the name.
         why: InvalidName,
     },
-    /// A step named like the end.
+    /// A step has the reserved name of the end.
     #[error("`{END}` names the end of a graph and cannot be a step", END = super::END)]
     Reserved,
-    /// Two steps of one name.
+    /// Two steps have the same name.
     #[error("step `{0}` is there twice")]
     Twice(StepId),
-    /// An edge to or from a step that there is not.
+    /// An edge names a step that the graph does not have.
     #[error("{edge} names `{missing}`, which the graph does not have")]
     Unknown {
-        /// The edge, as it was written.
+        /// The edge, route or fork.
         edge: String,
-        /// The step that there is not.
+        /// The missing step.
         missing: StepId,
     },
-    /// Two ways on from one step.
+    /// A step has two outgoing ways.
     #[error("step `{step}` has two ways on, {one} and {other}: a step has one edge, one route or one fork")]
     TwoWays {
         /// The step.
         step: StepId,
-        /// One of them.
+        /// The first way.
         one: String,
-        /// The other.
+        /// The second way.
         other: String,
     },
-    /// A route or a fork that names a step more than once.
+    /// A route or a fork names a step twice.
     #[error("{edge} names `{step}` twice")]
     NamedTwice {
         /// The route or the fork.
@@ -133,41 +134,41 @@ pub enum GraphError {
         /// The step.
         step: StepId,
     },
-    /// A way to a join that does not come from what it joins.
+    /// An edge leads to a join from outside the fork of the join.
     #[error(
         "{from} leads to `{join}`, which joins the fork after `{after}`: only that fork and its branches lead there"
     )]
     IntoJoin {
-        /// Where the way comes from.
+        /// The source of the edge.
         from: String,
         /// The join.
         join: StepId,
         /// The step before the fork.
         after: StepId,
     },
-    /// No way leads there.
+    /// A step cannot be reached from the start.
     #[error("step `{0}` cannot be reached")]
     Unreachable(StepId),
-    /// There is no way out.
+    /// No path leads from the step to the end.
     #[error("no way leads from step `{0}` to the end")]
     NoEnd(StepId),
-    /// A step that two lines of work would run.
+    /// A step is reachable from two branches.
     #[error("step `{step}` is reached from {one} and from {other}: a step belongs to one branch")]
     Shared {
         /// The step.
         step: StepId,
-        /// Where it belongs to.
+        /// The first branch.
         one: String,
-        /// Where it is reached from too.
+        /// The second branch.
         other: String,
     },
-    /// A fork or a route without targets.
+    /// A fork or a route has no targets.
     #[error("{0} leads nowhere")]
     NoTargets(String),
-    /// A setting before the first step.
+    /// A setting precedes the first step.
     #[error("`{0}` speaks of the step before it, and there is none")]
     NoStep(&'static str),
-    /// The shape that results is none.
+    /// The shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }

@@ -1,4 +1,4 @@
-//! Evidence of a step of a graph: made from the state that it gives, and checked before the step counts as done.
+//! Checks the evidence of a step of a graph, made from the output state, before the step completes.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use super::perform::{Work, evidence_of, unpanicked};
 
 /// The verdict on a step that returned.
 pub(super) enum Evidence {
-    /// All of it holds; none where the step has no evidence.
+    /// All claims hold; `None` for a step without evidence.
     Holds(Option<Pack>),
-    /// Some of it does not hold, or could not be checked.
+    /// A claim does not hold, or could not be checked.
     Fails(Failure, Option<Pack>),
-    /// The function that names the claims panicked.
+    /// The evidence function panicked.
     Broken(Failure),
-    /// A stop came before the verdict.
+    /// The session stopped before the verdict.
     Stopped,
 }
 
 /// Checks the evidence of a step that returned `state`.
 ///
-/// The time that this takes is bounded by the verifier, and is not that of the step. A stop leaves it as long as a step
-/// that heeds it; what was not checked by then counts as cut.
+/// The verifier bounds the time of the check; the timeout of the step does not include this time. After a stop
+/// the check has [`STOP_GRACE`]; an unfinished check leaves the step interrupted.
 pub(super) async fn check(work: &Work<'_>, state: &Held, exit_code: Option<i32>) -> Evidence {
     let attempt = work.attempt;
     let named = unpanicked(evidence_of(&attempt.step), || Ok(work.level.evidence(work.place, state)));
@@ -55,7 +55,7 @@ fn no_evidence(attempt: &Attempt) -> String {
     format!("the evidence of step `{}` does not hold", attempt.step)
 }
 
-/// Refuses a pack that nothing can satisfy.
+/// Rejects a pack that can never hold.
 fn sensible(pack: &Pack) -> Result<(), String> {
     pack.check().map_err(|why: InvalidPack| why.to_string())
 }

@@ -1,4 +1,4 @@
-//! Forks and fan-outs on their way to a join.
+//! Builders for forks and fan-outs that need a join.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::id::StepId;
 use crate::record::Pack;
 use crate::shape::{OnChildFailure, Retry};
 
-/// A fork that lacks its join.
+/// A fork without its join.
 #[derive(Debug)]
 #[must_use = "a fork needs its join"]
 pub struct Fork<S> {
@@ -29,21 +29,21 @@ pub struct Fork<S> {
 }
 
 impl<S: State> Fork<S> {
-    /// Lets the other branches go on when one fails: the join sees its error. Otherwise the run fails, and the other
-    /// branches are cancelled.
+    /// Keeps the other branches running when a branch fails; the join gets the error. By default the run fails
+    /// and the other branches are cancelled.
     pub fn collect(mut self) -> Self {
         self.on_failure = OnChildFailure::Collect;
         self
     }
 
-    /// Lets so many branches be at work at once; all of them if nothing is said.
+    /// Limits how many branches run in parallel. The default is all branches.
     pub fn max_parallel(mut self, count: usize) -> Self {
         self.parallel_max = count.max(1);
         self
     }
 
-    /// Joins the branches: the step is given the state before the fork and what became of each branch, in the order in
-    /// which they were named.
+    /// Adds the join: a step that takes the state before the fork and the end of each branch, in the order of
+    /// `starts`.
     #[must_use]
     pub fn join<F, Fut, E>(self, id: &str, join: F) -> Builder<S>
     where
@@ -85,7 +85,7 @@ impl<S: State> Fork<S> {
     }
 }
 
-/// A fan-out over items that lacks its join.
+/// A fan-out over items without its join.
 #[must_use = "the branches need their join"]
 pub struct Each<S, T, R> {
     pub(super) builder: Builder<S>,
@@ -103,55 +103,55 @@ impl<S, T, R> std::fmt::Debug for Each<S, T, R> {
 }
 
 impl<S: State, T: State, R: State> Each<S, T, R> {
-    /// Lets so many items be worked on at once; [`PARALLEL_DEFAULT`](super::PARALLEL_DEFAULT) if nothing is said.
+    /// Limits how many items run in parallel. The default is [`PARALLEL_DEFAULT`](super::PARALLEL_DEFAULT).
     pub fn max_parallel(mut self, count: usize) -> Self {
         self.parallel_max = count.max(1);
         self
     }
 
-    /// Lets the other items go on when one fails: the join sees its error. Otherwise the run fails, and the items under
-    /// way are cancelled.
+    /// Keeps the other items running when an item fails; the join gets the error. By default the run fails and
+    /// the running items are cancelled.
     pub fn collect(mut self) -> Self {
         self.on_failure = OnChildFailure::Collect;
         self
     }
 
-    /// Tries the work on an item again when it fails.
+    /// Retries the work on an item after a failure, within the limits of `retry`.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.inner = self.inner.retry(retry);
         self
     }
 
-    /// Tries again only after errors that `when` says yes to.
+    /// Retries only after errors for which `when` returns true.
     pub fn retry_when(mut self, when: impl Fn(&StepError) -> bool + Send + Sync + 'static) -> Self {
         self.inner = self.inner.retry_when(when);
         self
     }
 
-    /// Fails an attempt on an item that takes longer, as [`Builder::timeout`] does for a step.
+    /// Fails an attempt on an item that takes longer than `timeout`, as [`Builder::timeout`] does for a step.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.inner = self.inner.timeout(timeout);
         self
     }
 
-    /// Marks the work on an item as work that must not be repeated unasked, as [`Builder::not_idempotent`] does for a step.
+    /// Marks the work on an item as not idempotent, as [`Builder::not_idempotent`] does for a step.
     pub fn not_idempotent(mut self) -> Self {
         self.inner = self.inner.not_idempotent();
         self
     }
 
-    /// Says by which evidence the work on an item is believed, as [`Builder::evidence`] does for a step.
+    /// Adds evidence to the work on an item, as [`Builder::evidence`] does for a step.
     pub fn evidence(mut self, evidence: impl Fn(&T, &R) -> Pack + Send + Sync + 'static) -> Self {
         self.inner = self.inner.evidence(move |child| match &child.result {
             Some(result) => evidence(&child.item, result),
-            // Before there is a result, nothing can be said of it.
+            // Without a result there is no claim to make.
             None => Pack::all([]),
         });
         self
     }
 
-    /// Joins the branches: the step is given the state before them, and their ends one after the other, in the order of
-    /// the items, however many there are.
+    /// Adds the join: a step that takes the state before the fan-out and a reader of the item ends. The reader
+    /// yields the ends in item order and holds only the current end in memory.
     #[must_use]
     pub fn join<F, Fut, E>(self, join: F) -> Builder<S>
     where

@@ -1,4 +1,4 @@
-//! What happened in a run and was not undone.
+//! The effective history of a run: every checkpoint that a rollback has not abandoned.
 
 use jiff::Timestamp;
 
@@ -16,33 +16,33 @@ pub struct HistoryEntry {
 }
 
 impl HistoryEntry {
-    /// Names it, as people write it: `RUN@SEQ`.
+    /// Returns the reference of the checkpoint: `RUN@SEQ`.
     pub fn at(&self) -> CheckpointRef {
         self.record.header().reference()
     }
 
-    /// Returns the step that it speaks of, if it speaks of one.
+    /// Returns the step of the checkpoint, if there is a step.
     pub fn step(&self) -> Option<&StepId> {
         self.record.header().step.as_ref()
     }
 
-    /// Returns the attempt of that step, from 1; 0 where no attempt is meant.
+    /// Returns the attempt of the step, from 1; 0 for a checkpoint without an attempt.
     pub fn attempt(&self) -> u32 {
         self.record.header().at.attempt
     }
 
-    /// Returns the place in the loops around the step, outermost first, each from 1.
+    /// Returns the iterations of the loops around the step, outermost first, each from 1.
     pub fn iteration(&self) -> &[u32] {
         &self.record.header().at.iteration
     }
 
-    /// Returns the word for what happened: `started`, `completed`, `failed`, `waiting`, `interrupted`, `progress`,
+    /// Returns the phase as a word: `started`, `completed`, `failed`, `waiting`, `interrupted`, `progress`,
     /// `restored`.
     pub fn status(&self) -> &'static str {
         self.record.header().phase.name()
     }
 
-    /// Returns why the attempt failed, if it did.
+    /// Returns the failure of the attempt, if the attempt failed.
     pub fn failure(&self) -> Option<&Failure> {
         match &self.record.header().phase {
             Phase::Failed(failure) => Some(failure),
@@ -50,22 +50,22 @@ impl HistoryEntry {
         }
     }
 
-    /// Returns the evidence, as it was committed.
+    /// Returns the evidence as committed.
     pub fn evidence(&self) -> Option<&Pack> {
         self.record.header().evidence.as_ref()
     }
 
-    /// Returns when it was made, for people.
+    /// Returns the creation time. For display: `seq` gives the order.
     pub fn created_at(&self) -> Timestamp {
         self.record.header().created_at
     }
 
-    /// Returns the record, for what is not shown here; without its state.
+    /// Returns the full record, without its state.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Reads the state of then; of the main branch only.
+    /// Reads the state at this checkpoint. Supports the main branch only.
     ///
     /// # Errors
     /// As [`Engine::inspect`].
@@ -75,7 +75,7 @@ impl HistoryEntry {
 }
 
 impl std::fmt::Display for HistoryEntry {
-    /// `r@3 completed write`, with the attempt where it is not the first.
+    /// Writes `r@3 completed write`, with the attempt number from the second attempt on.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.at(), self.status())?;
         if let Some(step) = self.step() {
@@ -89,16 +89,16 @@ impl std::fmt::Display for HistoryEntry {
 }
 
 impl Engine {
-    /// Lists what happened on the main branch of a run and was not undone since, oldest first. Takes no lease and changes
-    /// nothing; states are read when they are asked for.
+    /// Lists the effective history of the main branch, oldest first. Takes no lease and changes nothing;
+    /// [`HistoryEntry::state`] reads a state on demand.
     ///
     /// # Errors
-    /// Those of the store; [`RunError::InvalidName`] for an id that no run can have.
+    /// Those of the store; [`RunError::InvalidName`] for an invalid run id.
     pub async fn history(&self, run: &str) -> Result<Vec<HistoryEntry>, RunError> {
         self.history_of(&RunId::new(run)?, &BranchPath::main()).await
     }
 
-    /// As [`history`](Self::history), of one branch.
+    /// As [`history`](Self::history), for any branch.
     ///
     /// # Errors
     /// Those of the store.

@@ -1,19 +1,19 @@
-//! Finds out which branch each step belongs to, and that every step can be reached and left.
+//! Finds the branch of each step, and checks that every step is reachable and can reach an end.
 
 use super::error::GraphError;
 use crate::id::{BRANCH_DEPTH_MAX, StepId};
 use crate::shape::ShapeError;
 
-/// Steps and ways by number.
+/// Steps and edges by index.
 pub(super) struct Outline {
     pub(super) ids: Vec<StepId>,
-    /// The steps that each may be followed by; none stands for the end. Empty: it ends its branch.
+    /// The possible next steps of each step; `None` is the end. Empty: the step ends its branch.
     pub(super) ways: Vec<Vec<Option<usize>>>,
-    /// Of joins of forks: the step before the fork, and the first steps of the branches.
+    /// For the join of a fork: the step before the fork, and the first steps of the branches.
     pub(super) forks: Vec<Option<(usize, Vec<usize>)>>,
 }
 
-/// Returns, for each step, the join of the fork whose branches it belongs to; none on the main branch.
+/// Returns the join of the enclosing fork for each step; `None` on the main branch.
 pub(super) fn find(outline: &Outline, start: &StepId) -> Result<Vec<Option<usize>>, GraphError> {
     let start = outline.ids.iter().position(|id| id == start).unwrap_or(0);
     let mut homes: Vec<Option<Option<usize>>> = vec![None; outline.ids.len()];
@@ -29,7 +29,7 @@ pub(super) fn find(outline: &Outline, start: &StepId) -> Result<Vec<Option<usize
     Ok(homes)
 }
 
-/// Claims all that can be reached from some steps for one home, and the branches of every fork on the way for theirs.
+/// Assigns all steps reachable from `starts` to a home. Recurses into the branches of every fork on the path.
 fn walk(
     outline: &Outline,
     starts: &[usize],
@@ -47,7 +47,7 @@ fn walk(
         if let Some((_, starts)) = &outline.forks[place] {
             forks.push((place, starts.clone()));
         }
-        // The join ends a branch: it is not a step of it.
+        // The join ends a branch and is not a step of the branch.
         rest.extend(outline.ways[place].iter().flatten().filter(|next| Some(**next) != home));
     }
     for (join, starts) in forks {
@@ -67,8 +67,8 @@ fn shared(outline: &Outline, place: usize, one: Option<usize>, other: Option<usi
     GraphError::Shared { step: outline.ids[place].clone(), one: told(one), other: told(other) }
 }
 
-/// Makes sure that only a fork and its branches lead to its join: who came there from elsewhere would run the fork
-/// without the step before it.
+/// Checks that only a fork and its branches lead to the join of the fork. Any other edge would run the fork
+/// without the step before the fork.
 fn check_joins(outline: &Outline, start: usize, homes: &[Option<usize>]) -> Result<(), GraphError> {
     let told = |place: usize| format!("step `{}`", outline.ids[place]);
     let first = |target: usize| (target, usize::MAX, "the start".to_owned());
@@ -77,7 +77,8 @@ fn check_joins(outline: &Outline, start: usize, homes: &[Option<usize>]) -> Resu
         ways.extend(targets.iter().flatten().map(|target| (*target, place, told(place))));
     }
     for (after, starts) in outline.forks.iter().flatten() {
-        // The first step of a branch is reached from none: also not from the step before, whose own fork it may join.
+        // No step may lead to the first step of a branch, not even the step before the fork: that first step may
+        // be a join.
         ways.extend(starts.iter().map(|target| (*target, usize::MAX, told(*after))));
     }
     for (target, from, told) in ways {
@@ -91,7 +92,7 @@ fn check_joins(outline: &Outline, start: usize, homes: &[Option<usize>]) -> Resu
     Ok(())
 }
 
-/// Makes sure that every step can come to the end of its branch.
+/// Checks that every step can reach the end of its branch.
 fn check_ends(outline: &Outline, homes: &[Option<usize>]) -> Result<(), GraphError> {
     let ends = |place: usize| {
         let ways = &outline.ways[place];

@@ -1,4 +1,4 @@
-//! What a join is given: how each branch ended.
+//! Input of a join: the ends of its branches.
 
 use std::marker::PhantomData;
 
@@ -9,12 +9,12 @@ use super::level::{Held, Level, State};
 use crate::engine::{ChildEnd, Outcomes, StateError};
 use crate::record::{End, Failure, Record};
 
-/// How one branch of a fork ended.
+/// The end of a branch of a fork.
 #[derive(Debug, Clone)]
 pub struct BranchEnd<S> {
     /// The branch's first step, which is its key.
     pub key: String,
-    /// Its last state, or why it failed.
+    /// The last state of the branch, or the failure.
     pub result: Result<S, Failure>,
 }
 
@@ -32,17 +32,17 @@ impl<S> BranchEnd<S> {
     }
 }
 
-/// The ends of all branches of a fork, in the order in which they were named.
+/// The ends of all branches of a fork, in the order of their declaration.
 #[derive(Debug, Clone)]
 pub struct Branches<S>(pub Vec<BranchEnd<S>>);
 
 impl<S> Branches<S> {
-    /// Returns the state of the branch of that key, if it ended well.
+    /// Returns the final state of the branch with `key`, if the branch succeeded.
     pub fn state(&self, key: &str) -> Option<&S> {
         self.0.iter().find(|branch| branch.key == key)?.result.as_ref().ok()
     }
 
-    /// Iterates over all of them.
+    /// Iterates over the ends.
     pub fn iter(&self) -> std::slice::Iter<'_, BranchEnd<S>> {
         self.0.iter()
     }
@@ -56,14 +56,14 @@ impl<S> IntoIterator for Branches<S> {
     }
 }
 
-/// The state of a branch over one item.
+/// The state of a branch over an item.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Child<T, R> {
-    /// Its place among the items, from 0.
+    /// The index of the item, from 0.
     pub index: u64,
     /// The item.
     pub item: T,
-    /// The result of the work. The JSON has the field once there is a result, which may be null.
+    /// The result of the work. The JSON field exists only once there is a result; a result may be null.
     #[serde(
         default = "Option::default",
         skip_serializing_if = "Option::is_none",
@@ -74,7 +74,7 @@ pub struct Child<T, R> {
     pub result: Option<R>,
 }
 
-/// Writes the result of an item without a trace of the `Some` around it.
+/// Writes the result of an item, without the `Some` wrapper.
 fn write_result<R: Serialize, S: Serializer>(result: &Option<R>, serializer: S) -> Result<S::Ok, S::Error> {
     match result {
         Some(result) => result.serialize(serializer),
@@ -82,25 +82,25 @@ fn write_result<R: Serialize, S: Serializer>(result: &Option<R>, serializer: S) 
     }
 }
 
-/// Reads the result of an item from a field that is there, null included.
+/// Reads the result of an item from an existing field, null included.
 fn read_result<'de, R: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<R>, D::Error> {
     R::deserialize(deserializer).map(Some)
 }
 
-/// How the work on one item ended.
+/// The end of the work on an item.
 #[derive(Debug, Clone)]
 pub struct ItemEnd<T, R> {
-    /// Its key.
+    /// The key of the item.
     pub key: String,
     /// The item.
     pub item: T,
-    /// What came of it, or why it failed.
+    /// The result of the work, or the failure.
     pub result: Result<R, Failure>,
 }
 
-/// The ends of the work on items, in their order, read one at a time: memory does not grow with their number.
+/// The ends of the items in order, read one at a time: memory use does not grow with the number of items.
 #[derive(Debug)]
 pub struct ItemEnds<T, R> {
     total: u64,
@@ -113,12 +113,12 @@ impl<T: State, R: State> ItemEnds<T, R> {
         Self { total, outcomes, kind: PhantomData }
     }
 
-    /// Returns how many items there are.
+    /// Returns the number of items.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the next one.
+    /// Returns the next end, or `None` after the last item.
     ///
     /// # Errors
     /// The record of its branch is damaged or cannot be read.
@@ -138,7 +138,7 @@ impl<T: State, R: State> ItemEnds<T, R> {
     }
 }
 
-/// Why a branch did not end well.
+/// Returns the failure of a branch that did not succeed.
 fn failure_of(end: &ChildEnd) -> Option<Failure> {
     match (end.failure(), end.end) {
         (Some(failure), End::Failed) => Some(failure.clone()),
@@ -163,7 +163,7 @@ fn schema_of(record: &Record) -> u32 {
     record.header().body.as_ref().map_or(0, |body| body.schema)
 }
 
-/// Reads the state of a branch as its level understands it.
+/// Decodes the state of a branch with its level.
 pub(super) fn state_of(level: &dyn Level, record: &Record) -> Result<Held, StepError> {
     level.decode(bytes_of(record)?, schema_of(record)).map_err(|error| unread(record, &error))
 }

@@ -1,7 +1,7 @@
-//! The functions of one shape of a graph, behind an interface that does not know their state.
+//! The functions of a shape of a graph, behind an interface without the type of the state.
 //!
-//! A graph has a level for its main branch and one for each kind of child branch, each with its own type of state. The
-//! engine holds states as [`Held`], and hands each only to the level it came from.
+//! A graph has a level for the main branch and a level for each kind of child branch, each with a separate state
+//! type. The engine holds states as [`Held`] and passes each state only to its own level.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use crate::engine::{Follow, Item, Joined, StateError};
 use crate::id::StepId;
 use crate::record::{Failure, FailureKind, Flaw, Pack};
 
-/// What a state must be: kept as JSON, copied for each branch, sent between threads.
+/// The bounds of a state: stored as JSON, cloned for each branch, sent between threads.
 pub trait State: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {}
 
 impl<S: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> State for S {}
 
-/// A state of a type that only its level knows.
+/// A state whose type only its level knows.
 pub(super) type Held = Box<dyn Any + Send + Sync>;
 
-/// What a step does.
+/// The function of a step.
 pub(super) type StepFn<S> = Arc<dyn Fn(S, Context) -> BoxFuture<'static, Result<S, StepError>> + Send + Sync>;
-/// What a step does that joins branches.
+/// The function of a step that joins branches.
 pub(super) type JoinFn<S> =
     Arc<dyn Fn(S, Joined, Context) -> BoxFuture<'static, Result<S, StepError>> + Send + Sync>;
-/// Chooses a way by the state.
+/// Chooses the next step from the state.
 pub(super) type RouteFn<S> = Arc<dyn Fn(&S) -> String + Send + Sync>;
-/// Names children by the state.
+/// Lists the items of a fan-out from the state.
 pub(super) type OpenFn<S> = Arc<dyn Fn(&S) -> Result<Vec<Item>, Failure> + Send + Sync>;
-/// Makes the state of a child.
+/// Makes the initial state of a child.
 pub(super) type ChildFn<S> = Arc<dyn Fn(&S, &Item) -> Result<Held, Failure> + Send + Sync>;
-/// Says what can be checked of what a step has done, by the state that it gives.
+/// Makes the claims of a step from its output state.
 pub(super) type EvidenceFn<S> = Arc<dyn Fn(&S) -> Pack + Send + Sync>;
-/// Says whether an error may be mended by another try.
+/// Returns true if a retry may fix an error.
 pub(super) type RetryFn = Arc<dyn Fn(&StepError) -> bool + Send + Sync>;
 
-/// What a step does: alone, or with what became of its children.
+/// The action of a step: a plain function, or a join of its children.
 pub(super) enum Action<S> {
     Step(StepFn<S>),
     Join(JoinFn<S>),
 }
 
-/// The way on from a step.
+/// The outgoing way of a step.
 pub(super) enum Next<S> {
     End,
     To(usize),
@@ -70,12 +70,12 @@ pub(super) struct Node<S> {
     pub(super) evidence: Option<EvidenceFn<S>>,
 }
 
-/// A level, whatever its state.
+/// A level with its state type erased.
 pub(super) trait Level: Send + Sync {
     fn schema(&self) -> u32;
     fn encode(&self, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw>;
     fn decode(&self, bytes: &[u8], schema: u32) -> Result<Held, StateError>;
-    /// Makes sure that a state comes back as it was written.
+    /// Checks that an encoded state round-trips.
     fn check(&self, bytes: &[u8]) -> Result<(), Flaw>;
     fn copy(&self, state: &Held) -> Held;
     fn open(&self, place: usize, state: &Held) -> Result<Vec<Item>, Failure>;
@@ -92,16 +92,16 @@ pub(super) trait Level: Send + Sync {
     fn evidence(&self, place: usize, state: &Held) -> Option<Pack>;
 }
 
-/// Reads a state that was written with a schema version.
+/// Decodes a state of a schema version.
 pub(super) type DecodeFn<S> = Arc<dyn Fn(&[u8], u32) -> Result<S, StateError> + Send + Sync>;
 
-/// How the states of a level are kept.
+/// The schema version and the decoder of the states of a level.
 pub(super) struct Keeping<S> {
     pub(super) schema: u32,
     pub(super) decode: DecodeFn<S>,
 }
 
-/// A level whose state is known.
+/// A level with a known state type.
 pub(super) struct Typed<S> {
     pub(super) nodes: Vec<Node<S>>,
     pub(super) keeping: Keeping<S>,
@@ -196,7 +196,7 @@ impl<S: State> Level for Typed<S> {
     }
 }
 
-/// Reads a value of an item as what it was made of.
+/// Decodes the value of an item.
 pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure> {
     T::deserialize(&item.value).map_err(|error| {
         let text = format!("item `{}` cannot be read as it was frozen: {error}", item.key);
@@ -204,7 +204,7 @@ pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure>
     })
 }
 
-/// Writes an item's value.
+/// Encodes the value of an item.
 pub(super) fn to_value<T: Serialize>(key: &str, item: &T) -> Result<Value, Failure> {
     crate::record::to_value(item).map_err(|flaw| {
         Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept"), flaw.to_string()])

@@ -1,4 +1,4 @@
-//! Runs that begin where another stood, and what stood there.
+//! Runs that begin at a checkpoint of another run, and reads of checkpoints.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -16,27 +16,28 @@ use crate::id::{CheckpointRef, RunId, StepId};
 use crate::portable::Portable;
 use crate::record::{Durability, Position, Record};
 
-/// A checkpoint of a run, as its graph understands it.
+/// A checkpoint of a run, decoded by its graph.
 #[derive(Debug, Clone)]
 pub struct Inspected<S> {
-    /// What happened there.
+    /// The record.
     pub record: Record,
-    /// What was unfinished then.
+    /// The position: the unfinished work.
     pub position: Position,
-    /// The state of then.
+    /// The state at the checkpoint.
     pub state: S,
 }
 
 impl Engine {
-    /// Makes a new run `id` that begins at a checkpoint of another: `RUN@SEQ`.
+    /// Forks a run: makes a new run `id` from a checkpoint of another run, `RUN@SEQ`.
     ///
-    /// It never depends on the other run, which may be deleted. Settings of the run are to be given anew.
+    /// The new run does not depend on its parent, and the parent may be deleted. Session settings are not
+    /// inherited.
     ///
-    /// Amid a fork or items, the branches come along as they stand, and only what they have not finished runs; see
-    /// [`fork_program`](Self::fork_program) for those that are opened anew.
+    /// At a checkpoint inside a fork or a fan-out, the branches are copied with their positions, and only
+    /// unfinished work runs. [`fork_program`](Self::fork_program) describes the branches that restart instead.
     ///
     /// # Errors
-    /// Of the awaited run: as for [`run`](Self::run), and [`RunError::NoState`] for a checkpoint whose state is gone.
+    /// Of the awaited run: as for [`run`](Self::run), and [`RunError::NoState`] for a checkpoint without a state.
     pub fn fork<'a, S: State>(
         &'a self,
         graph: &'a Graph<S>,
@@ -62,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Makes a new run `id` that begins with a checkpoint from a file, and with the branches that it is in the middle of.
+    /// Makes a new run `id` from a checkpoint in a file, with the open branches of the checkpoint.
     ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
@@ -86,18 +87,18 @@ impl Engine {
         }
     }
 
-    /// Takes the evidence of a finished step as it is found now, on a person's word: see
-    /// [`accept_program`](Self::accept_program). Returns how many packs were accepted; 0 if all of them hold.
+    /// Accepts the current evidence of a finished step, by decision of a person: see
+    /// [`accept_program`](Self::accept_program). Returns the number of accepted packs; 0 if all packs hold.
     ///
     /// # Errors
-    /// As there, and [`RunError::InvalidName`] or [`RunError::UnknownStep`] for names that no run or step can have.
+    /// As there, and [`RunError::InvalidName`] or [`RunError::UnknownStep`] for an invalid run id or step id.
     pub async fn accept<S: State>(&self, graph: &Graph<S>, run: &str, step: &str) -> Result<usize, RunError> {
         let run = RunId::new(run)?;
         let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
         self.accept_program(&graph.erased(), &run, &step).await
     }
 
-    /// Reads a checkpoint of the main branch with its state; nothing runs and nothing changes.
+    /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
     /// [`RunError::NoState`]: retention dropped it. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
@@ -112,7 +113,7 @@ impl Engine {
     }
 }
 
-/// A run that is about to begin where another stood.
+/// A new run from an existing checkpoint, not yet begun.
 #[derive(Debug)]
 #[must_use = "a run begins when it is awaited"]
 pub struct Forked<'a, S> {
@@ -129,7 +130,7 @@ pub struct Forked<'a, S> {
     evidence: OriginEvidence,
 }
 
-/// Where a new run takes its begin from.
+/// The source of the first checkpoint.
 #[derive(Debug)]
 enum Origin {
     Run(CheckpointRef),
@@ -139,38 +140,38 @@ enum Origin {
 impl<'a, S: State> Forked<'a, S> {
     session_settings!();
 
-    /// Changes the state before anything runs. Branches that were not joined by then are opened anew with it.
+    /// Edits the state before anything runs. Branches not yet joined restart with the edited state.
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.edit = Some(Edit(Box::new(edit)));
         self
     }
 
-    /// Labels the run, so that it can be found.
+    /// Adds a label to the run, for lookups.
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// Says what to do where the graph is not the one of the checkpoint.
+    /// Sets the reaction to a graph that differs from the graph of the checkpoint.
     pub fn on_change(mut self, on_change: OnChange) -> Self {
         self.on_change = on_change;
         self
     }
 
-    /// Leaves the evidence of what is finished there behind, on your word: where its files are not, for instance. The new
-    /// run does not begin with evidence that does not hold, unless this is said.
+    /// Drops the evidence of the finished steps, by decision of the caller: for example on a host without the
+    /// files. Without this call, evidence that does not hold refuses the fork.
     pub fn without_evidence(mut self) -> Self {
         self.evidence = OriginEvidence::Left;
         self
     }
 
-    /// Acknowledges checkpoints before they are on disk, or after.
+    /// Sets whether a checkpoint is acknowledged before or after the write to disk.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Sets what steps read as configuration; the one in force at the checkpoint if nothing is said.
+    /// Sets the configuration of the run. The default is the configuration in force at the checkpoint.
     pub fn config(mut self, config: Map<String, Value>) -> Self {
         self.config = Some(config);
         self

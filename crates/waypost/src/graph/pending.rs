@@ -1,8 +1,8 @@
-//! The waits that an attempt has open, and the moment at which nothing else of the step is under way.
+//! The open waits of an attempt, and the test whether a step does nothing but wait.
 //!
-//! A future that waits for something has left a waker with it. The step is polled with a waker that counts its clones: if
-//! no clones are left but those of open waits, only the end of a wait can wake the step, and the step is suspended.
-//! Otherwise other work is under way, as in `tokio::join!(question, work)`, and comes to its end first.
+//! A pending future has left a clone of the waker with its event source. The step is polled with a waker that
+//! counts its clones. If only open waits hold clones, only the end of a wait can wake the step, and the step is
+//! suspended. Further clones mean other work, as in `tokio::join!(question, work)`; that work finishes first.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -21,12 +21,12 @@ use crate::record::Wait;
 pub(super) struct Waits {
     pub(super) keys: Keys,
     open: Mutex<Vec<Arc<PendingWait>>>,
-    /// A wait was opened, maybe by another task.
+    /// Signals a new wait, possibly from another task.
     opened: Notify,
 }
 
 impl Waits {
-    /// Waits for the end of a wait; without `wait`, for the stop of the step.
+    /// Waits for the end of `wait`; without `wait`, for the stop of the step.
     pub(super) async fn pause(&self, wait: Option<Wait>, due: Option<Instant>) -> WaitEnd {
         let pending = Arc::new(PendingWait::new(wait, due));
         self.open().push(Arc::clone(&pending));
@@ -37,12 +37,12 @@ impl Waits {
         end
     }
 
-    /// Resolves when a wait was opened.
+    /// Resolves after a wait was opened.
     pub(super) async fn opened(&self) {
         self.opened.notified().await;
     }
 
-    /// Ends the waits that are due, at the time of the earliest.
+    /// Sleeps until the earliest deadline, then ends all waits that are due.
     pub(super) async fn ends_due(&self) {
         let earliest = self.open().iter().filter(|wait| wait.is_open()).filter_map(|wait| wait.due).min();
         match earliest {
@@ -68,7 +68,7 @@ impl Waits {
     }
 }
 
-/// Closes a wait whose future is dropped.
+/// Closes a wait when its future is dropped.
 struct Closing<'a>(&'a PendingWait);
 
 impl Drop for Closing<'_> {
@@ -77,20 +77,20 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The function of a step, one turn at a time.
+/// The future of a step, polled turn by turn.
 pub(super) struct Turns<'a, F> {
     work: Pin<&'a mut F>,
     waits: &'a Waits,
     task: Arc<Task>,
 }
 
-/// What came of a turn.
+/// The result of a turn.
 pub(super) enum Turn<T> {
     /// The function returned.
     Ended(T),
-    /// Nothing of the step is under way but these waits.
+    /// The step only waits: these are its open waits.
     Waits(Vec<Wait>),
-    /// Waits were opened for messages, and other work is under way.
+    /// New waits for messages must be recorded; other work continues.
     Opened(Vec<Arc<PendingWait>>),
 }
 
@@ -99,7 +99,7 @@ impl<'a, F: Future> Turns<'a, F> {
         Self { work, waits, task: Arc::default() }
     }
 
-    /// Polls the function until something is to be told.
+    /// Polls the function until there is a turn to report.
     pub(super) async fn next(&mut self) -> Turn<F::Output> {
         poll_fn(|context| self.poll(context)).await
     }
@@ -122,22 +122,22 @@ impl<'a, F: Future> Turns<'a, F> {
         if opened.is_empty() { Poll::Pending } else { Poll::Ready(Turn::Opened(opened)) }
     }
 
-    /// Says whether only open waits can wake the step. A wait in a task of its own, or in a collection with wakers of its
-    /// own, hides what is beside it: then the step counts as quiet.
+    /// Returns true if only open waits can wake the step. A wait in a separate task, or in a collection with its
+    /// own wakers, hides the work next to the wait; the step then counts as quiet.
     fn is_quiet(&self, open: &[Arc<PendingWait>], waker: &Waker) -> bool {
         let own = open.iter().filter(|wait| wait.wakes(waker)).count();
-        // One is the task's own, and one is `waker`.
+        // The task holds a reference, and so does `waker`.
         let clones = Arc::strong_count(&self.task).saturating_sub(2);
         own < open.len() || clones <= own
     }
 }
 
-/// Says whether a wait is due so soon that the step stays in memory.
+/// Returns true if the deadline of a wait is so near that the step stays in memory.
 fn is_soon(wait: &PendingWait) -> bool {
     wait.due.is_some_and(|due| due.saturating_duration_since(Instant::now()) <= SLEEP_IN_MEMORY_MAX)
 }
 
-/// Wakes the task that polls the step. Each clone of its waker is a reference.
+/// Wakes the task that polls the step. Each clone of the waker is a reference.
 #[derive(Debug, Default)]
 struct Task(Mutex<Option<Waker>>);
 

@@ -32,7 +32,7 @@ pub(crate) struct GraphJob {
     pub(super) place: usize,
     pub(super) state: Held,
     pub(super) joined: Option<Joined>,
-    /// Whether the step may be repeated.
+    /// True if the step may be repeated.
     pub(super) idempotent: bool,
 }
 
@@ -48,7 +48,7 @@ enum FunctionEnd {
     Panicked(String),
     TimedOut(Duration),
     Stopped,
-    /// The function waits under this key, and the step must not be repeated.
+    /// The function waits under this key, and the step is not idempotent.
     Waits(String),
 }
 
@@ -106,7 +106,7 @@ impl Work<'_> {
         Performed::Completed { output: Given { state, follow }, ending, told }
     }
 
-    /// Calls the function of the step, and watches its limits.
+    /// Calls the function of the step, within its timeout and until a stop.
     async fn call(&self, state: Held, joined: Option<Joined>) -> FunctionEnd {
         let (attempt, context) = (self.attempt, &self.context);
         // The function may panic before it returns a future.
@@ -140,7 +140,7 @@ impl Work<'_> {
         }
     }
 
-    /// Polls the function of the step. Suspends the step when nothing of it is under way but waits.
+    /// Polls the function of the step, and suspends the step when only waits are open.
     async fn drive(&self, work: impl Future<Output = FunctionEnd>) -> FunctionEnd {
         let waits = self.context.waits();
         let work = std::pin::pin!(work);
@@ -160,7 +160,7 @@ impl Work<'_> {
                     }
                 }
                 Turn::Waits(waits) if self.idempotent => match self.attempt.suspend(waits).await {},
-                // A start from the top would repeat the step.
+                // A restart from the top would repeat a step that is not idempotent.
                 Turn::Waits(mut waits) => return FunctionEnd::Waits(waits.swap_remove(0).key),
             }
         }
@@ -185,7 +185,8 @@ impl Work<'_> {
         Performed::Failed { failure, told: self.context.take_told() }
     }
 
-    /// Ends an attempt by a failure that the function did not return: cut where the step must not be repeated.
+    /// Ends an attempt with a failure that the function did not return: interrupted if the step is not
+    /// idempotent.
     fn broken(&self, failure: Failure) -> Performed<Given> {
         let text = failure.error.join(": ");
         self.unsettled(failure, || format!("the failure of step {}: {text}", self.attempt.step))
@@ -200,7 +201,8 @@ impl Work<'_> {
     }
 }
 
-/// Calls a function of the user, and returns a panic as a failure of the step. `called` names the function.
+/// Calls a function of the user, and returns a panic as a failure of the step. `called` names the function for
+/// the message.
 pub(super) fn unpanicked<T>(
     called: impl Display,
     ask: impl FnOnce() -> Result<T, Failure>,
@@ -209,12 +211,12 @@ pub(super) fn unpanicked<T>(
     crate::engine::unpanicked(ask).unwrap_or_else(|panic| Err(failure(panic)))
 }
 
-/// Returns the way on from a step, by the state after it.
+/// Returns the next step, chosen from the state after the step.
 pub(super) fn route(level: &dyn Level, place: usize, step: &StepId, state: &Held) -> Result<Follow, Failure> {
     unpanicked(format_args!("the route after step `{step}`"), || level.follow(place, state))
 }
 
-/// Names the function that reads the evidence of a step.
+/// Returns the name of the evidence function, for messages.
 pub(super) fn evidence_of(step: &StepId) -> String {
     format!("the evidence of step `{step}`")
 }

@@ -1,4 +1,4 @@
-//! Runs and resumes of a graph: what can be said before they begin, and their events as a stream.
+//! Builders of runs and resumes of a graph, and their event streams.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -24,10 +24,10 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::record::{Durability, FORMAT, Position, Record, RunRecord};
 use crate::store::{Progress, StoreError};
 
-/// The key under which a run record keeps the settings of its sessions, for resumes that say nothing else.
+/// The key of the session settings in the run record. Later resumes use these as defaults.
 pub(super) const SETTINGS: &str = "session";
 
-/// What a run or a resume says about its session.
+/// Session settings of a run or a resume.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Session {
     pub(super) stop: StopHandle,
@@ -41,7 +41,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// What is kept of it with the run.
+    /// Returns the settings to store in the run record.
     fn kept(&self) -> Map<String, Value> {
         let mut kept = Map::new();
         if let Some(steps) = &self.interrupt_before {
@@ -63,8 +63,8 @@ impl Session {
         kept
     }
 
-    /// Takes from what was kept with the run what is not said anew. Steps that the graph does not have any more need no
-    /// hold: whether the run may go on without them is asked elsewhere.
+    /// Fills unset settings from the run record. Ignores steps that the graph no longer has; the check of the
+    /// changed graph reports these elsewhere.
     fn or_kept(mut self, kept: &Value, has: impl Fn(&StepId) -> bool) -> Self {
         let names = |key: &str| -> Option<Vec<String>> {
             let mut names: Vec<String> = serde_json::from_value(kept.get(key)?.clone()).ok()?;
@@ -111,14 +111,14 @@ impl Session {
     }
 }
 
-/// Hands events on.
+/// Forwards events to a stream.
 #[derive(Debug)]
 struct Sink(mpsc::UnboundedSender<Event>);
 
 impl Observer for Sink {
     fn committed(&self, records: &[Record], _: &Position, _: Progress) {
         for event in records.iter().flat_map(events::of) {
-            // Nobody may be listening any more; the run goes on.
+            // The receiver may be gone; the run continues.
             let _ = self.0.send(event);
         }
     }
@@ -128,43 +128,43 @@ impl Observer for Sink {
 
 macro_rules! session_settings {
     () => {
-        /// Is stopped through `stop`.
+        /// Stops the run through `stop`.
         pub fn stop_handle(mut self, stop: &StopHandle) -> Self {
             self.session.stop = stop.clone();
             self
         }
 
-        /// Holds the run before the first attempt of each of these steps, on whatever branch; a resume goes on.
+        /// Pauses the run before the first attempt of each of these steps, on any branch. A resume continues.
         pub fn interrupt_before<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
             self.session.interrupt_before =
                 Some(steps.into_iter().map(|step| step.as_ref().to_owned()).collect());
             self
         }
 
-        /// Holds the run after each of these steps; a resume goes on with what comes next.
+        /// Pauses the run after each of these steps. A resume continues with the next step.
         pub fn interrupt_after<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
             self.session.interrupt_after =
                 Some(steps.into_iter().map(|step| step.as_ref().to_owned()).collect());
             self
         }
 
-        /// Fails the step beyond so many started on one branch, crashes and resumes included.
+        /// Limits the steps started on a branch, crashes and resumes included. A step above the limit fails.
         pub fn step_limit(mut self, limit: u64) -> Self {
             self.session.step_limit = Some(limit);
             self
         }
 
-        /// Writes a checkpoint each time that a step, on whatever branch, has run for so long: what it
-        /// [said](super::Context::usage) by then is durable, and others see that it is alive. It is what
-        /// [`Context::checkpoint`](super::Context::checkpoint) does, unasked. No less than
+        /// Writes a checkpoint whenever a step, on any branch, has run for `interval`. This makes
+        /// [usage](super::Context::usage) and events durable and shows that the step is alive, as
+        /// [`Context::checkpoint`](super::Context::checkpoint) does. At least
         /// [`INTERVAL_MIN`](crate::engine::INTERVAL_MIN).
         pub fn checkpoint_interval(mut self, interval: std::time::Duration) -> Self {
             self.session.interval = Some(interval);
             self
         }
 
-        /// Goes on although a checkpoint cannot be written: the run is marked, and the checkpoint is written with the
-        /// next one. A crash before that costs the steps since.
+        /// Continues if a checkpoint cannot be written. The run is marked, and the next write includes the
+        /// checkpoint. A crash before that write loses the steps since.
         pub fn tolerate_lost_checkpoints(mut self) -> Self {
             self.session.on_lost_checkpoint = Some(OnLostCheckpoint::Tolerate);
             self
@@ -174,7 +174,7 @@ macro_rules! session_settings {
 
 pub(super) use session_settings;
 
-/// A run of a graph that is about to begin: await it, or take its events as a [`stream`](Run::stream).
+/// A run of a graph, not yet begun: await the run, or read its events as a [`stream`](Run::stream).
 #[derive(Debug)]
 #[must_use = "a run begins when it is awaited"]
 pub struct Run<'a, S> {
@@ -190,16 +190,16 @@ pub struct Run<'a, S> {
 }
 
 impl Engine {
-    /// Runs a graph from its start with `state`, as run `id`.
+    /// Runs a graph from its start with `state`, under the id `id`.
     ///
     /// # Errors
-    /// Of the awaited run: those of [`run_program`](Self::run_program), and [`RunError::InvalidName`] for an id that no
-    /// run can have; then nothing ran.
+    /// Of the awaited run: those of [`run_program`](Self::run_program), and [`RunError::InvalidName`] for an
+    /// invalid run id; then nothing ran.
     pub fn run<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str, state: S) -> Run<'a, S> {
         Run { id: Some(id.to_owned()), ..self.run_unnamed(graph, state) }
     }
 
-    /// Runs a graph as a run whose id is made of the graph's name and a random end; [`Outcome::run`] has it.
+    /// Runs a graph under a generated id: the name of the graph and a random suffix. [`Outcome::run`] has the id.
     pub fn run_unnamed<'a, S: State>(&'a self, graph: &'a Graph<S>, state: S) -> Run<'a, S> {
         Run {
             engine: self,
@@ -214,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Takes a run of a graph up where it stood. The name of the graph does not count, its steps do.
+    /// Resumes a run of a graph. The steps must match; the name of the graph does not matter.
     ///
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
@@ -224,7 +224,7 @@ impl Engine {
     }
 }
 
-/// Makes the frozen record of a run of a graph.
+/// Makes the run record of a run of a graph.
 pub(super) fn record_of<S: State>(
     engine: &Engine,
     graph: &Graph<S>,
@@ -269,42 +269,40 @@ pub(super) fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {
 impl<'a, S: State> Run<'a, S> {
     session_settings!();
 
-    /// Takes the run up where it stood if there is one of this id: for programs that are simply started again. What is
-    /// said of state, durability, retention, labels and configuration is then passed over: the run has its own.
-    ///
-    /// A run of that id which was made by a graph of another name, or of other steps, is refused with
-    /// [`RunError::Changed`]: it is somebody else's. [`Engine::resume`] goes by the steps alone.
+    /// Resumes the run if the id exists, for programs that simply start again. The settings for state,
+    /// durability, retention, labels and configuration are then ignored. An existing run of a graph with another
+    /// name or other steps is refused with [`RunError::Changed`]. [`Engine::resume`] ignores the name.
     pub fn or_resume(mut self) -> Self {
         self.or_resume = true;
         self
     }
 
-    /// Acknowledges checkpoints before they are on disk, or after.
+    /// Sets whether a checkpoint is acknowledged before or after the write to disk.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Keeps the states of the newest `checkpoints` only; of older ones what happened stays. With less than two the run is
-    /// refused before it is made: one is kept in case that the newest is damaged.
+    /// Keeps only the newest `checkpoints` states; the history of older checkpoints stays. Values below two are
+    /// refused before the run is made: the second state is a fallback for a damaged newest state.
     pub fn retention(mut self, checkpoints: u32) -> Self {
         self.session.retention = Some(checkpoints);
         self
     }
 
-    /// Labels the run, so that it can be found.
+    /// Adds a label to the run, for lookups.
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// Sets what steps read with [`Context::config`](super::Context::config).
+    /// Sets the configuration that steps read with [`Context::config`](super::Context::config).
     pub fn config(mut self, config: Map<String, Value>) -> Self {
         self.config = config;
         self
     }
 
-    /// Runs, and gives the events as they are committed, and at last how it ended.
+    /// Runs, and returns a stream of the committed events, followed by the outcome.
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
         let (sink, events) = mpsc::unbounded_channel();
@@ -332,7 +330,7 @@ impl<'a, S: State> Run<'a, S> {
         let program = graph.erased();
         let state: Held = Box::new(state);
         match observed.run_program(&program, record, state, options).await {
-            // Another program has made the run since.
+            // Another program has made the run in the meantime.
             Err(RunError::Store(StoreError::Exists { .. })) if or_resume => resume(session).await,
             outcome => outcome.map(known),
         }
@@ -348,7 +346,7 @@ impl<'a, S: State> IntoFuture for Run<'a, S> {
     }
 }
 
-/// A resume that is about to begin: await it, or take its events as a [`stream`](Resume::stream).
+/// A resume, not yet begun: await the resume, or read its events as a [`stream`](Resume::stream).
 #[must_use = "a resume begins when it is awaited"]
 pub struct Resume<'a, S> {
     engine: &'a Engine,
@@ -369,19 +367,18 @@ impl<S> std::fmt::Debug for Resume<'_, S> {
 impl<'a, S: State> Resume<'a, S> {
     session_settings!();
 
-    /// Goes on from an older checkpoint of the main branch. What came after it stays visible, abandoned; so does what
-    /// branches have done that were not joined by then: they are opened anew, unless the run has come no further than
-    /// them and its state is not edited.
+    /// Resumes from an older checkpoint of the main branch. Later checkpoints stay visible as abandoned. Unjoined
+    /// branches are abandoned and restart, unless no later checkpoint exists and the state is not edited.
     pub fn from_checkpoint(mut self, seq: u64) -> Self {
         self.options.from = Some(ResumeFrom::Checkpoint(seq));
         self
     }
 
-    /// Runs a step again that was started before, with the state of then, and goes on from there; [`END`](super::END)
-    /// ends the run with the state it has. A step over items works on its items again; a join of a fork is given the
-    /// same branches again.
+    /// Reruns an already started step with its original input state, and continues from there.
+    /// [`END`](super::END) ends the run with the current state. A step over items runs its items again; the join
+    /// of a fork gets the same branches again.
     pub fn from_step(mut self, step: &str) -> Self {
-        // A name that no step can have is told when the resume begins, as one that no step has.
+        // The start of the resume rejects an invalid step id as an unknown step.
         self.options.from = Some(if step == super::END {
             ResumeFrom::End
         } else {
@@ -390,9 +387,8 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Runs a step of another branch again, one of a fork or of an item, with the state of then, and goes on from there:
-    /// with what comes after it on that branch, with the join, and with what comes after that. The other branches stay as
-    /// they ended.
+    /// Reruns a step on a branch of a fork or an item, with its original input state. The later steps of the
+    /// branch, the join, and the steps downstream of the join run again. The other branches keep their ends.
     pub fn from_step_on(mut self, branch: &BranchPath, step: &str) -> Self {
         self.options.from = Some(StepId::new(step).map_or_else(
             |_| ResumeFrom::Unknown(step.to_owned()),
@@ -404,22 +400,23 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Goes on with the branches that are changed by [`edit_branch`](Self::edit_branch), also where the steps that waited for
-    /// them have joined them: those join again what comes of it, and what comes after that runs again. Of branches that
-    /// were joined one behind the other only those of the first are gone on with: it is done again what comes after it.
+    /// Resumes the branches edited by [`edit_branch`](Self::edit_branch), even if these are already joined. The
+    /// join and its downstream steps run again. If edited branches belong to several joins in sequence, only
+    /// those of the first join resume; all downstream work reruns.
     pub fn from_branches(mut self) -> Self {
         self.options.from = Some(ResumeFrom::Branches);
         self
     }
 
-    /// Changes the state of the main branch before anything runs. Branches under way keep their own: see
+    /// Edits the state of the main branch before anything runs. Open branches keep their own states: see
     /// [`edit_branch`](Self::edit_branch).
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.options.edit = Some(Edit(Box::new(edit)));
         self
     }
 
-    /// Looks at the state before anything runs, after [`edit_state`](Self::edit_state); a refusal leaves the run as it is.
+    /// Validates the state before anything runs, after [`edit_state`](Self::edit_state). An error leaves the run
+    /// unchanged.
     pub fn validate_state(
         mut self,
         validate: impl FnOnce(&S) -> Result<(), String> + Send + 'static,
@@ -428,55 +425,57 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Lays this over the configuration of the run, map by map; it stays for later resumes. What changes is written down
-    /// also where the run is completed, and no step is left to read it.
+    /// Merges `over` into the configuration of the run, map by map, also for later resumes. A change is recorded
+    /// even if the run is completed and no step will read the value.
     pub fn config(mut self, over: Map<String, Value>) -> Self {
         self.options.config = over;
         self
     }
 
-    /// Says what to do about damaged records.
+    /// Sets the reaction to damaged records.
     pub fn on_damage(mut self, on_damage: OnDamage<S>) -> Self {
         self.options.on_damage = on_damage;
         self
     }
 
-    /// Says what to do where the graph is not the one that the run goes by: that it was made with, or adopted since.
+    /// Sets the reaction to a graph that differs from the graph of the run: the original graph, or the last
+    /// adopted graph.
     pub fn on_change(mut self, on_change: OnChange) -> Self {
         self.options.on_change = on_change;
         self
     }
 
-    /// Runs steps again that are in doubt, on whatever branch: those that were cut, or that lost records may have started,
-    /// and that must not be repeated blindly. For who has seen that they took no effect, or may take it twice. They have
-    /// another [idempotency key](super::Context::idempotency_key) then.
+    /// Reruns all steps in doubt, on any branch: interrupted steps, and steps that lost records may have started.
+    /// For a caller who knows that these steps had no effect, or that a second effect is harmless. The rerun has
+    /// a new [idempotency key](super::Context::idempotency_key).
     pub fn retry_doubtful(mut self) -> Self {
         self.options.on_doubt = OnDoubt::Retry;
         self
     }
 
-    /// Says what to do where the evidence of a finished step cannot be checked; a resume stops there if nothing is said.
+    /// Sets the reaction to evidence of a finished step that cannot be checked. By default the resume stops
+    /// there.
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.options.on_unknown = on_unknown;
         self
     }
 
-    /// Starts over with this state, [edited](Self::edit_state) and [looked at](Self::validate_state) like any other. What was
-    /// recorded stays visible, and the configuration in force stays that, with [what is laid over it](Self::config). There is
-    /// no other place to go on from, and no branch to edit: both are refused.
+    /// Restarts the run with `state`, after [`edit_state`](Self::edit_state) and
+    /// [`validate_state`](Self::validate_state). Old records stay visible. The current configuration stays in
+    /// force, merged with [`config`](Self::config). A start point or a branch edit is refused together with this.
     pub fn restart(mut self, state: S) -> Self {
         self.options.restart = Some(state);
         self
     }
 
-    /// Writes what was asked for, and runs nothing: with [`from_checkpoint`](Self::from_checkpoint) a rollback, with
-    /// [`edit_state`](Self::edit_state) an update by hand.
+    /// Writes the requested changes and runs nothing: a rollback with [`from_checkpoint`](Self::from_checkpoint),
+    /// a manual update with [`edit_state`](Self::edit_state).
     pub fn without_running(mut self) -> Self {
         self.options.then = Then::Stop;
         self
     }
 
-    /// Resumes, and gives the events as they are committed, and at last how it ended.
+    /// Resumes, and returns a stream of the committed events, followed by the outcome.
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
         let (sink, events) = mpsc::unbounded_channel();
@@ -491,7 +490,7 @@ impl<'a, S: State> Resume<'a, S> {
         if let Some(ResumeFrom::Unknown(name)) = &options.from {
             return Err(RunError::UnknownStep(name.clone()));
         }
-        // The settings of the run are kept in its record; where that cannot be read, what is said here must do.
+        // The run record holds the settings. If the record is damaged, the settings of this call must suffice.
         match engine.store().run(&id).await {
             Ok(entry) => {
                 let record = entry.record.record();
@@ -550,21 +549,22 @@ fn of_held<S: State>(held: &mut Held) -> &mut S {
     held.downcast_mut().expect("a graph has one type of state")
 }
 
-/// Tells the type of the state again.
+/// Restores the type of the state in an outcome.
 pub(super) fn known<S: State>(outcome: Outcome<Held>) -> Outcome<S> {
     outcome.map_state(|held| *held.downcast().expect("a graph has one type of state"))
 }
 
-/// What a [`RunStream`] gives.
+/// An element of a [`RunStream`].
 #[derive(Debug)]
 pub enum Update<S> {
-    /// Something was committed.
+    /// A committed event.
     Event(Box<Event>),
-    /// The session has ended; nothing follows.
+    /// The end of the session; the last element.
     Ended(Box<Outcome<S>>),
 }
 
-/// The events of a run under way, and at last how it ended. Dropping it stops the run as a crash would: resume it.
+/// A stream of the events of a run, followed by the outcome. Dropping the stream stops the run like a crash; a
+/// resume continues.
 pub struct RunStream<'a, S> {
     work: Option<BoxFuture<'a, Result<Outcome<S>, RunError>>>,
     events: mpsc::UnboundedReceiver<Event>,

@@ -1,27 +1,27 @@
-//! Which states are read again as soon as they are written.
+//! Selects the states to decode right after their encoding.
 //!
-//! What serde writes it may not be able to read: only reading tells. A state that cannot be read would be noticed by the
-//! first resume, and by then every checkpoint of the run has one. So a session reads some of what it writes, and refuses
-//! a state that does not come back before anything is built on it.
+//! Serde can write values that it cannot read. The first resume would find such a state, too late: every
+//! checkpoint of the run would hold a bad state. So a session decodes some of its states at once, and refuses a
+//! state that does not round-trip before any step builds on it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::level::{Held, Level};
 use crate::engine::unpanicked;
 
-/// Bytes of states that a session reads again before it begins to choose: some hundred small states, in less than a
-/// millisecond. Most types that cannot be read show it in their first few values.
+/// Bytes of states that a session decodes before sampling begins: about a hundred small states, in less than a
+/// millisecond. Most types that cannot be decoded fail within the first few values.
 const TRIED_BYTES_FREE: u64 = 64 << 10;
-/// Afterwards one byte in so many is read again. To read and compare costs about four times as much as to write, so that
-/// this adds an eighth to what encoding costs.
+/// The sampling rate afterwards: one byte in `TRIED_SHARE`. Decoding and comparing cost about four times as much
+/// as encoding, so sampling adds an eighth to the cost of encoding.
 const TRIED_SHARE: u64 = 32;
 
-/// Which states are read back as soon as they are made.
+/// Which states are decoded right after their encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// As many as cost little. What was read is compared, and dropped.
+    /// A sample within a cost limit. The decoded state is compared and dropped.
     Some,
-    /// All of them. What was read goes on.
+    /// All states. The next step gets the decoded state.
     All,
 }
 
@@ -32,8 +32,8 @@ impl Default for Reading {
 }
 
 impl Reading {
-    /// Returns a state as a resume would read it. A state that does not come back as it is stays: the commit refuses it, and
-    /// names the field.
+    /// Returns a state as a resume would decode it. A state that does not round-trip is returned unchanged; the
+    /// commit then refuses the state and names the field.
     pub(super) fn back(self, level: &dyn Level, state: Held) -> Held {
         if self == Self::Some {
             return state;
@@ -48,12 +48,12 @@ impl Reading {
     }
 }
 
-/// Decides which states of a session are read again.
+/// Decides which states of a session are decoded again.
 #[derive(Debug)]
 pub(super) struct Trials {
-    /// By level: one of its states was read again.
+    /// By level: true once a state of the level was decoded again.
     begun: Box<[AtomicBool]>,
-    /// Bytes that may be read again, times [`TRIED_SHARE`].
+    /// The remaining budget in bytes, times [`TRIED_SHARE`].
     credit: AtomicU64,
 }
 
@@ -63,10 +63,10 @@ impl Trials {
         Self { begun, credit: AtomicU64::new(TRIED_BYTES_FREE * TRIED_SHARE) }
     }
 
-    /// Says whether a state that was just written is to be read again: the first of each level always, others as far as
-    /// they are paid for by what was written.
+    /// Returns true if a newly written state is to be decoded again. The first state of each level always is;
+    /// later states while the budget from written bytes suffices.
     pub(super) fn is_due(&self, level: usize, bytes: usize) -> bool {
-        // One session writes one state at a time: no two of these are about each other.
+        // A session writes its states one at a time, so these updates do not race.
         let bytes = bytes as u64;
         let credit = self.credit.load(Ordering::Relaxed).saturating_add(bytes);
         let price = bytes.saturating_mul(TRIED_SHARE);

@@ -1,4 +1,4 @@
-//! Waits of a step: for a time, an answer, a signal, and for the earliest of several.
+//! Waits of a step: for a time, an answer, a signal, or the earliest of several.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -18,18 +18,18 @@ use super::error::StepError;
 use crate::engine::pending_wait::WaitEnd;
 use crate::record::{Wait, WaitKind};
 
-/// A wait with a time up to this long stays in memory. For a longer one the step is suspended, and the run is due again
-/// at that time.
+/// The longest wait that stays in memory. For a longer wait the step is suspended, and the run is due again at
+/// the deadline.
 pub const SLEEP_IN_MEMORY_MAX: Duration = Duration::from_secs(30);
 
 impl Context {
-    /// Sleeps for `time`, crashes and stops included: the end is set when this is first called with `key`.
+    /// Sleeps for `time`. The first call with `key` sets the deadline, and crashes or stops do not move it.
     ///
-    /// Beyond [`SLEEP_IN_MEMORY_MAX`] the step is suspended: if nothing else is to be done, the session ends as waiting,
-    /// and a resume after the end goes on.
+    /// Beyond [`SLEEP_IN_MEMORY_MAX`] the step is suspended. If nothing else can run, the session ends as
+    /// waiting, and a resume after the deadline continues.
     ///
     /// # Errors
-    /// What cannot be kept, and a second call with `key`, as for [`once`](Self::once).
+    /// As for [`once`](Self::once): a value that cannot be stored, and a second call with `key`.
     pub async fn sleep(&self, key: &str, time: Duration) -> Result<(), StepError> {
         let claim = self.claim("sleep", key)?;
         let key = format!("sleep/{key}");
@@ -41,17 +41,19 @@ impl Context {
         Ok(())
     }
 
-    /// Asks a person, and returns the answer once there is one.
+    /// Asks a person, and returns the answer.
     ///
-    /// The step is suspended meanwhile and starts again from its top; this call then returns at once. Other work of the
-    /// step, as in `tokio::join!`, comes to its end before that. A step that
-    /// [must not be repeated](super::Builder::not_idempotent) is in doubt instead. `question` is shown
-    /// as it is; the answer is given with [`Engine::answer`](crate::Engine::answer). An answer counts only for the question
-    /// that was shown: a rerun that asks another question under `key` gets no earlier answer. An answer that is no `T` is
-    /// not taken: the question is asked again, as another one.
+    /// `question` is shown unchanged, and [`Engine::answer`](crate::Engine::answer) provides the answer.
+    /// Meanwhile the step is suspended; on an answer the step runs again from the top, and this call returns at
+    /// once. Other work of the step, as in `tokio::join!`, finishes before the suspension. A
+    /// [`not_idempotent`](super::Builder::not_idempotent) step is in doubt instead.
+    ///
+    /// An answer counts only for the question that was shown. A rerun that asks another question under `key` gets
+    /// no earlier answer. An answer that is not a `T` is rejected, and the question is asked again as a new
+    /// question.
     ///
     /// # Errors
-    /// What cannot be kept, and a second call with `key`, as for [`once`](Self::once).
+    /// As for [`once`](Self::once): a value that cannot be stored, and a second call with `key`.
     pub async fn interrupt<T: DeserializeOwned>(
         &self,
         key: &str,
@@ -63,9 +65,9 @@ impl Context {
         Ok(answer)
     }
 
-    /// As [`interrupt`](Self::interrupt), for at most `time`: then `None`, also if an answer comes later.
+    /// As [`interrupt`](Self::interrupt), for at most `time`: then `None`, even if an answer arrives later.
     ///
-    /// The deadline is set when the question is first asked, and does not move when the process dies.
+    /// The first call sets the deadline; a crash does not move the deadline.
     ///
     /// # Errors
     /// As [`interrupt`](Self::interrupt).
@@ -81,8 +83,8 @@ impl Context {
         Ok(answer)
     }
 
-    /// Asks several questions at once, each under a key of its own, and returns the answers in the order of the questions
-    /// once all are answered.
+    /// Asks several questions in parallel, each under its own key. Returns the answers in the order of the
+    /// questions, once all are answered.
     ///
     /// # Errors
     /// As [`interrupt`](Self::interrupt).
@@ -97,7 +99,7 @@ impl Context {
         }
         let mut calls: Vec<_> =
             asked.iter().map(|call| Box::pin(maybe_done(self.message::<T>(call)))).collect();
-        // Polled in place: with wakers of their own, other work of the step could not be seen.
+        // Polled in place: separate wakers would hide the other work of the step.
         poll_fn(|context| {
             let mut is_ready = true;
             for call in &mut calls {
@@ -112,11 +114,11 @@ impl Context {
         Ok(answers)
     }
 
-    /// Waits for the next signal `name` to this run that nobody has taken, and returns its value. One whose value is no
-    /// `T` is passed over, and the next one waited for.
+    /// Waits for the next unconsumed signal `name` to this run, and returns its value. A signal whose value is
+    /// not a `T` is skipped.
     ///
     /// # Errors
-    /// What was kept cannot be read; a second call with `key`, as for [`once`](Self::once).
+    /// A stored value that cannot be decoded; a second call with `key`, as for [`once`](Self::once).
     pub async fn signal<T: DeserializeOwned>(&self, key: &str, name: &str) -> Result<T, StepError> {
         let claim = self.claim("signal", key)?;
         let value = self.message(&Call::signal(key, name)).await?;
@@ -124,12 +126,13 @@ impl Context {
         Ok(value)
     }
 
-    /// As [`signal`](Self::signal), for at most `time`: then `None`. A signal that is sent later stays for the next wait.
+    /// As [`signal`](Self::signal), for at most `time`: then `None`. A later signal stays queued for the next
+    /// wait.
     ///
-    /// The deadline is set when this is first called with `key`, and does not move when the process dies.
+    /// The first call with `key` sets the deadline; a crash does not move the deadline.
     ///
     /// # Errors
-    /// As [`signal`](Self::signal); what cannot be kept.
+    /// As [`signal`](Self::signal); a value that cannot be stored.
     pub async fn signal_within<T: DeserializeOwned>(
         &self,
         key: &str,
@@ -149,8 +152,8 @@ impl Context {
         }
     }
 
-    /// Waits for a message until a deadline of its own. That the deadline has passed is kept: a message that comes later
-    /// changes nothing for a step that starts again.
+    /// Waits for a message until a deadline. The expiry is stored: a later message changes nothing for a
+    /// restarted step.
     async fn message_within<T: DeserializeOwned>(
         &self,
         call: Call,
@@ -189,7 +192,7 @@ impl Context {
             };
             match decode(&key, value) {
                 Ok(message) => return Ok(Some(message)),
-                // It was given and has been taken in: only another question can have another answer.
+                // The answer is already consumed. Only a new question can get a new answer.
                 Err(_) => {
                     asked += 1;
                     key = format!("{} (asked {asked} times)", call.key);
@@ -198,8 +201,8 @@ impl Context {
         }
     }
 
-    /// Returns the time that was set when this was first called with `key`: at most `time` from now, also if the clock was
-    /// set back since.
+    /// Returns the deadline set by the first call with `key`. The result is at most `time` from now, even if the
+    /// clock was set back.
     async fn deadline(&self, key: &str, time: Duration) -> Result<Timestamp, StepError> {
         let latest = self.attempt_of().clock().now().checked_add(time).unwrap_or(Timestamp::MAX);
         let set: Option<Timestamp> = self.kept(key).await?.map(|value| decode(key, value)).transpose()?;
@@ -223,7 +226,8 @@ impl Context {
     /// Claims a key for a call.
     ///
     /// # Errors
-    /// Another call of this kind has the key, or has returned a result under it: one answer would count for two questions.
+    /// Another call of the same kind holds the key, or has returned a result under the key: a single answer would
+    /// count for two questions.
     pub(super) fn claim(&self, call: &'static str, key: &str) -> Result<Claim<'_>, StepError> {
         let keys = &self.waits().keys;
         let claimed = CallKey { call, key: key.to_owned() };
@@ -237,7 +241,7 @@ impl Context {
     }
 }
 
-/// What a call waits for.
+/// The key, the kind and the question of a wait.
 struct Call {
     key: String,
     on: WaitKind,
@@ -250,13 +254,13 @@ impl Call {
         Ok(Self { key: key.to_owned(), on: WaitKind::Answer, question })
     }
 
-    /// Its keys are not those of questions.
+    /// The prefix separates the keys of signals from those of questions.
     fn signal(key: &str, name: &str) -> Self {
         Self { key: format!("signal/{key}"), on: WaitKind::Signal(name.to_owned()), question: None }
     }
 }
 
-/// The keys that calls of an attempt use, by the name of the call.
+/// The keys in use by the calls of an attempt, by the name of the call.
 #[derive(Debug, Default)]
 pub(super) struct Keys(Mutex<HashSet<CallKey>>);
 
@@ -277,14 +281,14 @@ impl Keys {
     }
 }
 
-/// A key in use by a call. A call that is dropped, or fails, gives the key back.
+/// A key in use by a call. A dropped or failed call releases the key.
 pub(super) struct Claim<'a> {
     keys: &'a Keys,
     claimed: Option<CallKey>,
 }
 
 impl Claim<'_> {
-    /// Keeps the key from other calls: the call has a result.
+    /// Keeps the key claimed after the call has returned a result.
     pub(super) fn keep(mut self) {
         self.claimed = None;
     }

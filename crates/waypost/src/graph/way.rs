@@ -1,4 +1,4 @@
-//! The way on from a step, as it was written, and what is told of it.
+//! The outgoing way of a step as declared, and its wording in errors and fingerprints.
 
 use std::collections::HashSet;
 
@@ -8,10 +8,10 @@ use super::level::RouteFn;
 use crate::id::StepId;
 use crate::shape::{Shape, Step};
 
-/// The way on from a step, by name.
+/// The outgoing way of a step, by step id.
 pub(super) enum Way<S> {
     Edge(StepId),
-    /// Through the branches of a fork to its join.
+    /// Through the branches of a fork to the join.
     Fork(StepId),
     Route {
         targets: Vec<StepId>,
@@ -35,8 +35,9 @@ impl<S> Way<S> {
         }
     }
 
-    /// Where it leads, for the fingerprint of its step: nothing else tells a graph with other edges apart. That a branch
-    /// ends is said in three ways, without any, with an edge to the join, and with one to the end, and means the same.
+    /// Returns the targets, for the fingerprint of the step: only the fingerprint distinguishes graphs with other
+    /// edges. Without a way, with an edge to the join, or with an edge to the end, a branch simply ends; all
+    /// three give an empty list.
     pub(super) fn print(&self, find: &impl Fn(&StepId) -> Option<usize>) -> Vec<Vec<u8>> {
         let name = |id: &StepId| if find(id).is_some() { id.as_str().into() } else { END.into() };
         let mut names: Vec<Vec<u8>> = self.targets().into_iter().map(name).collect();
@@ -58,7 +59,7 @@ pub(super) fn told_fork(after: &str) -> String {
     format!("the fork after `{after}`")
 }
 
-/// Reads the names that a route or a fork was given: there are some, and no two are the same.
+/// Parses the targets of a route or a fork. Refuses an empty list and duplicates.
 pub(super) fn targets_of(
     names: impl IntoIterator<Item = impl AsRef<str>>,
     told: impl Fn() -> String,
@@ -78,8 +79,8 @@ pub(super) fn targets_of(
     }
 }
 
-/// The branches of a fork in its fingerprint: they are known by their place. Nothing is said of the plain case, one for
-/// each step that none leads to, in the order of their names.
+/// Returns the start steps of a fork for the fingerprint, since the index identifies a branch. Empty in the
+/// default case: the start steps are all steps without a predecessor, in name order.
 pub(super) fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> {
     let led_to: HashSet<&StepId> = shape.steps().iter().flat_map(|step| &step.routes).collect();
     let mut plain: Vec<&StepId> = shape.steps().iter().map(|step| &step.id).collect();
@@ -91,12 +92,12 @@ pub(super) fn print_of_starts(shape: &Shape, starts: &[StepId]) -> Vec<Vec<u8>> 
     starts.iter().map(|id| id.as_str().into()).collect()
 }
 
-/// Returns the steps of a shape as parts of a fingerprint.
+/// Returns the steps of a shape for the fingerprint.
 pub(super) fn prints_of(shape: &Shape) -> Vec<Vec<u8>> {
     let print =
         |step: &Step| [step.id.as_str().as_bytes(), b"\0", step.fingerprint.as_bytes().as_slice()].concat();
     let mut prints: Vec<Vec<u8>> = shape.steps().iter().map(print).collect();
-    // The order in which steps were added means nothing.
+    // The order in which steps were added does not matter.
     prints.sort();
     prints
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::rows::Rows;
 use crate::id::{BranchPath, Digest, RunId};
 use crate::lock::Holder;
-use crate::record::{Bytes, Flaw, Header, Reason, Record, SealedRun};
+use crate::record::{Bytes, Flaw, Header, Reason, Record, RunStatus, SealedRun};
 use crate::store::{
     Batch, BatchId, Damage, FIRST_TOKEN, Lease, RunSummary, Scan, ScanOrder, Signal, StoreError, Summary,
 };
@@ -129,7 +129,7 @@ impl Run {
             token: FIRST_TOKEN,
             holder: Some(holder.clone()),
             last: BatchId { token: 0, count: 0 },
-            summary: first.summary.clone(),
+            summary: first.summary.clone().unwrap_or_else(|| Summary::of_status(RunStatus::Running)),
             updated_at: sealed.record().created_at,
             branches: Vec::new(),
             places: HashMap::new(),
@@ -177,7 +177,7 @@ impl Run {
             *consumed |= batch.consumed.contains(&signal.id);
         }
         self.last = batch.id;
-        self.summary = batch.summary;
+        self.summary = batch.summary.unwrap_or_else(|| self.summary.clone());
         if batch.release {
             self.holder = None;
         }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId};
-use crate::record::{Fan, Position, Record};
+use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::record::{Fan, Phase, Position, Record};
 use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
@@ -48,10 +48,11 @@ impl Portable {
                 return Err(ExportError::Amid { reference: reference.clone(), step });
             }
         }
+        let begun_since = begun_since(store, reference).await?;
         let Export { mut history, mut children, blobs, .. } = export;
         history.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
         children.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
-        Ok(Self { run: entry.record, checkpoint, position, history, children, blobs })
+        Ok(Self { run: entry.record, checkpoint, position, history, children, blobs, begun_since })
     }
 }
 
@@ -183,6 +184,30 @@ impl Export<'_> {
             self.blobs.insert(items.blob.clone(), bytes);
         }
         Ok(())
+    }
+}
+
+/// Returns the steps of a branch that were started, opened children or ended after a checkpoint.
+async fn begun_since(store: &dyn Store, after: &CheckpointRef) -> Result<BTreeSet<StepId>, StoreError> {
+    let (branch, order) = (Some(after.branch.clone()), ScanOrder::NewestFirst);
+    let mut scan = Scan { branch, order, ..Scan::of(&after.run) };
+    let mut begun = BTreeSet::new();
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in page.records {
+            let header = record.header();
+            if header.seq <= after.seq {
+                return Ok(begun);
+            }
+            begun.extend(header.started.iter().map(|start| start.step.clone()));
+            let has_begun =
+                matches!(header.phase, Phase::Completed(_) | Phase::Failed(_) | Phase::Waiting(_));
+            begun.extend(header.step.clone().filter(|_| has_begun));
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(begun),
+        }
     }
 }
 

@@ -59,6 +59,10 @@ pub struct Header {
     /// The first record of a resume.
     #[serde(default, skip_serializing_if = "is_default")]
     pub resumed: bool,
+    /// The number of the resume that wrote the record: 0 before the first resume of the run. The main scope counts;
+    /// a child scope has the number of the resume that opened or re-entered the scope last.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub resume: u64,
     /// The status of the run, on a record after which the run stops.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,

@@ -137,7 +137,7 @@ impl Writing {
             id: BatchId { token: next.chain.token, count: self.batches + 1 },
             records: vec![record.clone()],
             consumed: Vec::new(),
-            summary: next.summary(status),
+            summary: Some(next.summary(status)),
             updated_at: None,
             release: status.is_some(),
         };
@@ -149,9 +149,9 @@ impl Writing {
     /// Resolves the outcome of a pending batch, by sending it again if needed.
     pub(super) async fn send(&mut self, store: &dyn Store) -> Result<(), Error> {
         let Some(pending) = &self.pending else { return Ok(()) };
-        let mut answer = store.append(&self.lease, pending.batch.clone()).await;
+        let mut answer = store.append(&[&self.lease], pending.batch.clone()).await;
         if let Err(StoreError::Unknown { .. }) = answer {
-            answer = store.append(&self.lease, pending.batch.clone()).await;
+            answer = store.append(&[&self.lease], pending.batch.clone()).await;
         }
         match answer {
             Ok(_) => {

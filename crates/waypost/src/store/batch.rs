@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::id::{BranchPath, RunId};
 use crate::record::{Record, RunStatus};
 
+use super::Lease;
 use super::error::StoreError;
 use super::query::Progress;
 
@@ -32,12 +33,12 @@ pub struct Batch {
     pub records: Vec<Record>,
     /// Ids of signals consumed by these records.
     pub consumed: Vec<String>,
-    /// The new summary of the run.
-    pub summary: Summary,
+    /// The new summary of the run; `None` keeps the summary. Only the holder of the main scope knows a new one.
+    pub summary: Option<Summary>,
     /// When the run last progressed, for records that make no progress: remarks about a run do not change its
     /// age. By default, the time of the last record.
     pub updated_at: Option<Timestamp>,
-    /// Release the lease with this batch.
+    /// Release the leases of the append with this batch.
     pub release: bool,
 }
 
@@ -45,6 +46,21 @@ impl Batch {
     /// Returns when the run last progressed, after this batch; `None` without records.
     pub fn changed_at(&self) -> Option<Timestamp> {
         self.updated_at.or_else(|| self.records.last().map(|record| record.header().created_at))
+    }
+
+    /// Returns the lease that covers all scopes of the batch, for stores with one lease per run.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] names a scope without a lease.
+    pub fn whole_run_lease<'a>(&self, leases: &[&'a Lease]) -> Result<&'a Lease, StoreError> {
+        let lease = leases.first().ok_or_else(|| StoreError::Invalid("a batch needs a lease".to_owned()))?;
+        match self.records.iter().find(|record| !lease.covers(&record.header().branch)) {
+            None => Ok(lease),
+            Some(record) => {
+                let (run, branch) = (lease.run(), &record.header().branch);
+                Err(StoreError::Invalid(format!("a batch for run {run} needs the lease of scope `{branch}`")))
+            }
+        }
     }
 
     /// Checks the consistency of a batch alone: it has records, all of `run` and under `token`, and the last
@@ -108,6 +124,14 @@ pub struct Summary {
     /// Checkpoints that could not be written, a failure that was tolerated.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u64,
+}
+
+impl Summary {
+    /// Creates the summary of a run of which only the status is known.
+    pub fn of_status(status: RunStatus) -> Self {
+        let progress = Progress::default();
+        Self { status, doubtful: false, step: None, progress, wake_at: None, lost: 0 }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

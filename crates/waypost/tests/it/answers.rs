@@ -1,4 +1,4 @@
-//! An answer counts for the question that was shown, and for no other; a key is used once in an attempt.
+//! An answer counts only for the shown question; a key is used once per attempt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,8 @@ async fn answer(engine: &Engine, outcome: &Outcome<Notes>, value: Value) {
     engine.answer("r", &outcome.waiting[0].wait.id, value).await.unwrap();
 }
 
-/// A step that asks about a tenant, `more` further on in each attempt that has its answer. The first of those fails.
+/// Builds a step that asks about a tenant. Each answered attempt moves `more` tenants further, and the first one
+/// fails.
 fn asks_about(more: u32, stage: &Stage) -> Graph<Notes> {
     let (asked, stage) = (Arc::new(AtomicU32::new(0)), stage.clone());
     stage.fail("delete 0", 1);
@@ -38,7 +39,7 @@ fn asks_about(more: u32, stage: &Stage) -> Graph<Notes> {
         .unwrap()
 }
 
-// The retry asked about another tenant under the same key, and was given the answer about the first one.
+// Bug: the retry asked about another tenant under the same key, and got the answer about the first tenant.
 #[tokio::test]
 async fn a_retry_with_another_question_gets_no_old_answer() {
     for mut world in World::each() {
@@ -85,7 +86,7 @@ async fn a_rerun_by_a_person_asks_again() {
     assert_eq!(end.state.done, ["a:no"]);
 }
 
-/// Runs a step of one function, and returns the error with which it failed.
+/// Runs a step of one function and returns its error.
 async fn failure<F, W>(step: F) -> String
 where
     F: Fn(Context) -> W + Send + Sync + 'static,
@@ -110,7 +111,8 @@ where
     outcome.failed.unwrap().1.error.join(": ")
 }
 
-// One approval counted for every later question with the same key: `acme` was shown, and `evil-corp` deleted.
+// Bug: one approval counted for every later question with the same key: `acme` was shown, and `evil-corp`
+// deleted.
 #[tokio::test]
 async fn a_key_used_twice_in_an_attempt_fails_the_step() {
     let questions = failure(|context| async move {
@@ -139,7 +141,7 @@ async fn a_key_used_twice_in_an_attempt_fails_the_step() {
     for error in [questions.await, same_question.await, at_once.await] {
         assert_eq!(error, expect);
     }
-    // The first of the two has the key, and waits for its answer.
+    // The first of the two uses has the key, and waits for its answer.
     assert_eq!(joined.await, expect);
 }
 

@@ -1,4 +1,4 @@
-//! States of branches that a person changes by hand.
+//! Manual edits of branch states.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn edited(state: &mut Notes) {
     state.done.push("edited".to_owned());
 }
 
-/// How many records of a branch say that a person has changed it, and nothing else.
+/// Returns the number of pure edit records on a branch.
 async fn changes(world: &World, branch: &str) -> usize {
     let scan = Scan { branch: Some(branch.parse().unwrap()), ..Scan::of(&run_id()) };
     let records = world.store.scan(&scan).await.unwrap().records;
@@ -23,9 +23,9 @@ async fn changes(world: &World, branch: &str) -> usize {
     records.iter().filter(|record| by_hand(record.header().reason, &record.header().phase)).count()
 }
 
-// Only the state of the main branch could be changed by hand. Who had a branch that failed for what was in its state had
-// to go back to before the fork, and have the other branches do again what they had finished. Now a branch is changed
-// where it stands.
+// Bug: only the state of the main branch could be edited. To fix the state of a failed branch, a person had to
+// roll back to before the fork, and finished work of other branches was repeated. Fix: a branch is edited at its
+// position.
 #[tokio::test]
 async fn a_branch_that_failed_goes_on_with_what_a_person_put_in_its_state() {
     for mut world in World::each() {
@@ -76,8 +76,8 @@ async fn a_branch_that_waits_for_an_answer_is_changed_and_waits_on() {
     }
 }
 
-// One that has ended is changed as long as nobody has joined it, also where the join was cut; a crash after that leaves it
-// changed once.
+// An ended branch can be edited until its join has run, even if the join was interrupted. A crash after the edit
+// does not repeat the edit.
 #[tokio::test]
 async fn the_join_sees_what_was_changed_on_a_branch_that_had_ended() {
     for at in ["a2", "merge"] {
@@ -128,7 +128,7 @@ async fn a_branch_that_has_not_begun_begins_with_what_was_changed() {
     }
 }
 
-/// Ten times each of three items; those that are 13 fail, and the others go on.
+/// Returns ten times each of three items; items equal to 13 fail, and the others continue.
 fn items(stage: &Stage) -> Graph<Notes> {
     let (work, join) = (stage.clone(), stage.clone());
     let each = Graph::builder("items").each(
@@ -159,8 +159,7 @@ fn items(stage: &Stage) -> Graph<Notes> {
         .unwrap()
 }
 
-// An item that had failed for good, and that its join was about to be told of, is worked on again as it was changed; how
-// many have failed is counted once.
+// A failed item, about to be joined, runs again with its edit; failures are counted once.
 #[tokio::test]
 async fn an_item_that_failed_for_good_is_mended_before_it_is_joined() {
     type Item = Child<(String, u32), u32>;
@@ -186,7 +185,7 @@ async fn an_item_that_failed_for_good_is_mended_before_it_is_joined() {
     }
 }
 
-// After the join, too, if that is asked for: it joins again, and what was finished beside it is not done again.
+// Also after the join, on request: the join runs again, and finished siblings do not.
 #[tokio::test]
 async fn an_item_that_failed_for_good_is_mended_after_it_was_joined() {
     type Item = Child<(String, u32), u32>;
@@ -207,7 +206,7 @@ async fn an_item_that_failed_for_good_is_mended_after_it_was_joined() {
     }
 }
 
-// What nobody will ever read is not changed: the resume says so, and nothing runs.
+// An edit without a reader is refused, and nothing runs.
 #[tokio::test]
 async fn a_branch_that_no_step_waits_for_is_not_changed() {
     for world in World::each() {
@@ -236,7 +235,7 @@ async fn a_branch_that_no_step_waits_for_is_not_changed() {
         let error = restart.edit_branch("plan:a", edited).await.unwrap_err();
         assert!(matches!(error, RunError::NotEdited { .. }), "{error}");
 
-        // Joined, and then left behind by going back, also of a run that is completed.
+        // Joined, and later abandoned by a rollback, even in a completed run.
         let joined = "no step waits for it any more: it was joined, or left behind by what was done again";
         world.engine.resume(&graph, "r").await.unwrap();
         assert_eq!(refused("plan:a").await, joined);
@@ -247,7 +246,8 @@ async fn a_branch_that_no_step_waits_for_is_not_changed() {
     }
 }
 
-/// `plan` opens `a` and `b`, which `merge` joins, however they end; `a` opens `x` and `y`, which `am` joins before `a2`.
+/// `plan` opens `a` and `b`; `merge` joins these in any case. `a` opens `x` and `y`; `am` joins these before
+/// `a2`.
 fn nested(stage: &Stage, collects: bool) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "a", "x", "y", "a2", "b"]);
     let fork = builder.fork("a", ["x", "y"]);
@@ -256,10 +256,9 @@ fn nested(stage: &Stage, collects: bool) -> Graph<Notes> {
     builder.fork("plan", ["a", "b"]).collect().join("merge", stage.merge()).build().unwrap()
 }
 
-// What happened: where a branch of a collecting fork had ended as the join on it failed, changing it was refused: its own
-// branches had failed, too, it said, and they had not.
-// Why: any branch that had ended amid branches of its own was refused.
-// What stops it now: it is only where those have not all ended well enough to be joined.
+// Bug: in a collecting fork, an edit of a branch that ended with its failed join was refused, with a wrong
+// reason: failed children. Cause: every branch that ended with open children was refused. Fix: refused only if
+// the children cannot be joined.
 #[tokio::test]
 async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
     for collects in [false, true] {
@@ -277,7 +276,7 @@ async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
             stage.crash(&mut world, "am", edit).await;
             let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
-            // The join notes what each branch did beyond what it was given itself.
+            // The join notes the steps of each branch after the fork.
             assert_eq!(outcome.state.done, ["plan", "a=a+edited+x=+y=+a2", "b=b"]);
             assert_eq!(
                 (outcome.status, stage.said()),
@@ -287,11 +286,9 @@ async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
     }
 }
 
-// What happened: where a branch had failed and so had the one that opened it, changing it was refused: it had been joined,
-// it said, and the join had never run.
-// Why: only branches whose opener goes on were looked at.
-// What stops it now: those above it that ended with it go on with it, and so do those beside it that were cancelled; all
-// that is written at once.
+// Bug: an edit of a failed branch with a failed opener was refused as already joined, although the join had never
+// run. Cause: only branches of a running opener were searched. Fix: the ancestors that ended with the branch
+// resume too, and so do its cancelled siblings; all of this is recorded at once.
 #[tokio::test]
 async fn a_branch_whose_opener_ended_with_it_is_changed_and_both_go_on() {
     for at in ["x", "y", "am"] {

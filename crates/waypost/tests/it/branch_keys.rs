@@ -1,4 +1,4 @@
-//! Idempotency keys on branches: each deliberate redo has its own, whichever branch it was on.
+//! Idempotency keys on branches: each deliberate redo has its own key on every branch.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use crate::play::{Notes, Stage};
 
 type Keys = Arc<Mutex<Vec<String>>>;
 
-/// `plan`, the branches `a` and `b`, and `merge`. `a` must not be repeated blindly, and tells the key that it works with.
+/// Builds `plan`, the branches `a` and `b`, and `merge`. Step `a` is not idempotent and notes its key.
 fn fork(stage: &Stage, keys: &Keys) -> Graph<Notes> {
     let (work, keys) = (stage.clone(), Arc::clone(keys));
     stage
@@ -32,10 +32,10 @@ fn taken(keys: &Keys) -> Vec<String> {
     std::mem::take(&mut *keys.lock().unwrap())
 }
 
-// A step of a branch was done again deliberately, in an epoch of its branch. The run then went back to before the fork,
-// and the branch was opened anew in the next epoch of the main branch, which was the same number: what was done on
-// purpose a second time had the key of what was done before, so that a service would have taken the one for the other.
-// For the main branch knew only its own epochs. A branch that was there before is opened in an epoch that it never had.
+// Bug: a deliberate redo of a branch step ran in an epoch of its branch. After a rollback to before the fork, the
+// branch reopened in the next epoch of the main branch, with the same number. The second redo then repeated the
+// key of the first, so a service could not distinguish them. Cause: the main branch knew only its own epochs.
+// Fix: a reopened branch gets an epoch that it never had.
 #[tokio::test]
 async fn a_branch_opened_anew_has_keys_that_it_never_had() {
     for mut world in World::each() {
@@ -49,7 +49,7 @@ async fn a_branch_opened_anew_has_keys_that_it_never_had() {
         let mut all = taken(&keys);
         assert_eq!(all.len(), 2, "the one that was cut, and the one that a person wanted");
 
-        // Gone back before the fork, done again as a whole, and started over.
+        // Rollback to before the fork, redo of the whole fork, and restart.
         world.engine.resume(&graph, "r").from_checkpoint(1).await.unwrap();
         world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
         world.engine.resume(&graph, "r").restart(Notes::default()).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_branch_opened_anew_has_keys_that_it_never_had() {
     }
 }
 
-// A crash is no redo: the branch that was opened anew and cut there goes on with the key that it had.
+// A crash is not a redo: a reopened branch that was cut keeps its key.
 #[tokio::test]
 async fn a_branch_opened_anew_keeps_its_keys_over_a_crash() {
     for mut world in World::each() {

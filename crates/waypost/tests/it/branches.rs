@@ -1,4 +1,4 @@
-//! Branches that fail, wait, are damaged or left behind: what of them is recorded, what counts, and what runs again.
+//! Failed, waiting, damaged and abandoned branches: their records, their effect, and their reruns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ mod damage;
 mod names;
 mod room;
 
-/// A fork of `x` and `y` in branch `p` of a fork of `p` and `q`; the outer one collects.
+/// A fork of `x` and `y` in branch `p` of a collecting fork of `p` and `q`.
 fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "x", "y", "q"]);
     let builder = inner(builder.fork("p", ["x", "y"])).join("inner", stage.merge());
@@ -26,8 +26,8 @@ fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<No
     builder.build().unwrap()
 }
 
-// A branch that ended since one below it failed was let go together with that one, which was then looked for: a panic
-// in the middle of a commit that had been acknowledged. What was in flight below was dropped without a word.
+// Bug: a branch that ended with a failed descendant was removed together with it and then looked up: a panic
+// during an acknowledged commit. Running work below was silently dropped.
 #[tokio::test]
 async fn a_failure_in_a_fork_of_a_collecting_fork_ends_only_its_branch() {
     for mut world in World::each() {
@@ -65,13 +65,13 @@ async fn a_question_below_a_branch_that_failed_is_withdrawn() {
     assert!(world.engine.waiting(&run_id()).await.unwrap().is_empty());
 }
 
-/// `plan`, then `a`, which asks, beside `b`; then `merge`.
+/// `plan`, then `a`, which asks, parallel to `b`; then `merge`.
 fn asks_beside(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("ask"), &["plan", "b"]).step("a", stage.ask());
     builder.fork("plan", ["a", "b"]).join("merge", stage.merge()).build().unwrap()
 }
 
-// An answer to a question that was withdrawn was refused as if somebody had answered it before.
+// Bug: an answer to a withdrawn question was refused as already answered.
 #[tokio::test]
 async fn fail_fast_withdraws_a_question_and_a_resume_asks_again() {
     let world = World::memory();
@@ -147,7 +147,7 @@ fn squares(
     })
 }
 
-// Only the main branch was asked about: an item that must not be repeated ran again after a crash in it.
+// Bug: only the main branch was asked about: a non-idempotent item ran again after a crash.
 #[tokio::test]
 async fn an_item_that_was_cut_and_must_not_be_repeated_is_in_doubt() {
     for mut world in World::each() {
@@ -163,7 +163,7 @@ async fn an_item_that_was_cut_and_must_not_be_repeated_is_in_doubt() {
         let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
         assert_eq!((questions[0].branch.to_string(), questions.len()), ("square:n1".to_owned(), 1));
         assert!(stage.said().is_empty());
-        // Whoever goes on from a checkpoint has decided.
+        // A resume from a checkpoint decides.
         let at = world.engine.waiting(&run_id()).await.map(|_| ());
         at.unwrap();
         let newest = world.records().await.iter().filter(|line| line.starts_with("main@")).count() as u64;
@@ -193,7 +193,7 @@ async fn a_join_that_fails_is_tried_again_and_its_branches_are_not() {
     }
 }
 
-// A second pass through a fork has branches that are there already.
+// In a second pass through a fork, the branches already exist.
 #[tokio::test]
 async fn a_fork_in_a_loop_opens_its_branches_anew_in_each_pass() {
     for mut world in World::each() {
@@ -302,7 +302,7 @@ async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
     let stage = Stage::default();
     let graph = stage
         .steps(Graph::builder("panic"), &["plan", "b"])
-        // Before it gives a future, which nothing guarded.
+        // The panic happens before the function returns a future, where nothing caught it.
         .step("a", |state: Notes, _: Context| {
             let first = state.done[7].clone();
             async move { Ok::<_, StepError>(state.and(first)) }
@@ -345,7 +345,7 @@ async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
     }
 }
 
-// Answers to several waiting branches made all of them work at once.
+// Bug: answers to several waiting branches started all of these at once, beyond the parallel limit.
 #[tokio::test]
 async fn branches_that_were_answered_go_on_no_more_at_once_than_allowed() {
     let mut world = World::memory();
@@ -386,7 +386,7 @@ async fn branches_that_were_answered_go_on_no_more_at_once_than_allowed() {
     drop((stage, active));
 }
 
-// Steps that end at once kept the session from its other work: a stop that was asked for in the store was not seen.
+// Bug: steps that end at once starved other work of the session: a stop request in the store was not seen.
 #[tokio::test]
 async fn a_loop_of_steps_that_never_wait_sees_a_request_to_stop() {
     let world = World::memory();
@@ -440,9 +440,9 @@ async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
     assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
 }
 
-// A failure that a fork in a fork, or a step over items in a branch, had collected was forgotten with the branch that it was
-// collected in: the run was said to be completed, and its exit code said so too. Now what ends a branch tells of it, so
-// that it counts although nobody was there when that branch ended.
+// Bug: a failure collected by a nested fork, or by a `foreach` on a branch, was lost with its branch: the run and
+// its exit code reported full success. Fix: the end record of a branch has its failure count, so the failure
+// counts even if the branch ended in an earlier session.
 #[tokio::test]
 async fn a_failure_that_was_collected_within_a_branch_counts() {
     for at in ["", "inner", "q", "outer"] {
@@ -473,7 +473,7 @@ async fn a_failure_that_was_collected_within_a_branch_counts() {
     }
 }
 
-// To write something down by hand after the end of a run in which a branch had failed made it a run that had not.
+// Bug: a manual record after the end of a run with a failed branch cleared its failure.
 #[tokio::test]
 async fn what_is_written_by_hand_hides_no_failure() {
     for world in World::each() {

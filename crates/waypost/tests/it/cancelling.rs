@@ -1,4 +1,4 @@
-//! Cancelled runs: every branch ends, nothing goes on behind it, and what was recorded stays.
+//! Cancelled runs: every branch ends, no step starts later, and records stay.
 
 use std::future::IntoFuture as _;
 

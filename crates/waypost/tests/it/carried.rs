@@ -1,4 +1,4 @@
-//! Runs that begin where another stood amid its branches: what those have finished comes along.
+//! Forks with open branches: their finished work is copied.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::play::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 
-/// The newest checkpoint of the main branch.
+/// Returns the newest checkpoint of the main branch.
 async fn newest(world: &World) -> CheckpointRef {
     world.store.newest(&run_id(), &BranchPath::main()).await.unwrap().header().reference()
 }
 
-/// Ten times each of eight items, two at a time; the one that says `n3` fails as often as the stage says.
+/// Returns ten times each of eight items, two in parallel; the item `n3` fails as often as configured in the
+/// stage.
 fn items(stage: &Stage) -> Graph<Notes> {
     let (work, join) = (stage.clone(), stage.clone());
     let each = Graph::builder("items").each(
@@ -48,8 +49,8 @@ fn items(stage: &Stage) -> Graph<Notes> {
         .unwrap()
 }
 
-// A run that was forked amid a fan-out opened all branches anew, and did again what they had finished. Now each comes
-// along as it stands; the fork has all of its own, and a second crash costs it no more than any other run.
+// Bug: a fork with an open fan-out restarted all branches, and repeated their finished work. Fix: each branch is
+// copied with its position; the fork has its own copies, and a second crash costs no more than in any run.
 #[tokio::test]
 async fn a_fork_amid_its_branches_runs_only_what_they_have_not_finished() {
     for mut world in World::each() {
@@ -76,8 +77,7 @@ async fn a_fork_amid_its_branches_runs_only_what_they_have_not_finished() {
     }
 }
 
-// Items come along with those of them that nobody has begun; how many have failed is counted once, also where the join
-// was about to run.
+// Items are copied together with unstarted items; failures are counted once, even if the join is about to run.
 #[tokio::test]
 async fn a_fork_amid_its_items_works_on_the_others_only() {
     for (at, rest) in [("n5", &["n5", "n6", "n7", "n8", "join"][..]), ("join", &["join"])] {
@@ -99,7 +99,7 @@ async fn a_fork_amid_its_items_works_on_the_others_only() {
             assert_eq!(outcome.state.done, told, "{before:?}");
             assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
             let mut said = stage.said();
-            // What hung was said twice, and what was beside it then may have been finished.
+            // The hanging item was logged twice, and items in parallel may have finished by then.
             said.sort();
             said.dedup();
             let mut expect: Vec<String> = rest.iter().map(ToString::to_string).collect();
@@ -112,7 +112,7 @@ async fn a_fork_amid_its_items_works_on_the_others_only() {
     }
 }
 
-// The same from a file, on a machine that has never heard of the run.
+// The same from a file, on another machine.
 #[tokio::test]
 async fn an_import_amid_its_branches_runs_only_what_they_have_not_finished() {
     for graph in [Stage::fork as fn(&Stage) -> Graph<Notes>, items] {
@@ -142,7 +142,7 @@ async fn an_import_amid_its_branches_runs_only_what_they_have_not_finished() {
     }
 }
 
-/// A fork in a branch of a fork: `a` opens `x` (then `x2`) and `y`, which `am` joins.
+/// A fork on a branch of a fork: `a` opens `x` (then `x2`) and `y`; `am` joins these.
 fn nested(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "a", "x", "x2", "y", "b"]).edge("x", "x2");
     let builder = builder.fork("a", ["x", "y"]).join("am", stage.merge());
@@ -168,7 +168,8 @@ async fn branches_of_branches_come_along() {
     }
 }
 
-// As for who goes back there: with another state they are others, and what was joined since had not been by then.
+// As for a rollback: with an edited state the branches restart, and branches joined later had not been joined
+// then.
 #[tokio::test]
 async fn branches_are_opened_anew_where_they_would_be_by_going_back() {
     for mut world in World::each() {
@@ -191,7 +192,7 @@ async fn branches_are_opened_anew_where_they_would_be_by_going_back() {
     }
 }
 
-// Of a branch that is damaged, the newest sound record comes along; where there is none, it is opened anew.
+// A damaged branch is copied at its newest sound record; without a sound record, it restarts.
 #[tokio::test]
 async fn a_damaged_branch_comes_along_as_far_as_it_is_sound() {
     for (seqs, again) in [(&[3][..], &["a2"][..]), (&[1, 2, 3], &["a", "a2"])] {
@@ -214,8 +215,8 @@ async fn a_damaged_branch_comes_along_as_far_as_it_is_sound() {
     }
 }
 
-// The items of the new run are copied right after it was made. Who dies between the two is told so by the next resume:
-// nothing is worked on again unasked, and the run that was forked is as it was.
+// The items are copied right after the new run is created. After a crash in between, the next resume reports the
+// loss: nothing reruns unasked, and the parent run is unchanged.
 #[tokio::test]
 async fn a_fork_that_died_before_it_had_its_items_says_so() {
     let mut world = World::memory();
@@ -240,7 +241,7 @@ async fn a_fork_that_died_before_it_had_its_items_says_so() {
     assert!(!stage.said().contains(&"n1".to_owned()));
 }
 
-// What comes along is believed by its evidence, as all else is that is finished at the checkpoint.
+// The evidence of copied branches is checked, like all evidence at the checkpoint.
 #[tokio::test]
 async fn evidence_of_what_branches_have_finished_is_checked_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -274,7 +275,7 @@ async fn evidence_of_what_branches_have_finished_is_checked_too() {
     assert_eq!((left.status, stage.said()), (RunStatus::Completed, vec!["a".to_owned()]));
     assert!(engine.resume(&graph, "r3").await.unwrap().idle);
 
-    // Where it holds, it holds on in the new run, which does again what breaks there.
+    // Evidence that holds is copied; the new run reruns steps that break later.
     std::fs::write(&path, "of b").unwrap();
     engine.fork(&graph, &from, "r4").await.unwrap();
     stage.said();

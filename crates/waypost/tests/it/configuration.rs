@@ -1,4 +1,4 @@
-//! Configuration that is laid over that of a run.
+//! Configuration changes by a resume.
 
 use serde_json::{Map, Value, json};
 use waypost::engine::RunError;
@@ -10,7 +10,7 @@ use waypost::{BranchPath, Context, Engine, Graph, StepError};
 use crate::faulty::World;
 use crate::play::Notes;
 
-/// `a`, then `b`; each notes what it is configured with.
+/// `a`, then `b`; each notes its configuration.
 fn told() -> Graph<Notes> {
     let tell = async |state: Notes, context: Context| {
         let told = Value::Object(context.config().clone()).to_string();
@@ -27,8 +27,8 @@ async fn seqs(engine: &Engine) -> usize {
     engine.history("r").await.unwrap().len()
 }
 
-// A configuration that was given to a resume of a completed run was dropped without a word: there was nothing to do, and
-// so nothing was looked at. Now it is written down like an edit by hand, and a run that is forked there has it.
+// Bug: a configuration given to a resume of a completed run was silently dropped: without work, the options were
+// ignored. Fix: the change is recorded like a manual edit, and a fork from there has the change.
 #[tokio::test]
 async fn a_configuration_given_after_the_end_is_written_down() {
     for mut world in World::each() {
@@ -47,7 +47,7 @@ async fn a_configuration_given_after_the_end_is_written_down() {
         assert_eq!(newest.config, Some(map(json!({ "speed": { "slow": 1, "fast": 2 } }))));
         assert_eq!(newest.end, Some(waypost::record::End::Completed));
 
-        // Said once more, it changes nothing; and it is in force after the end of the process.
+        // A repeated call changes nothing, and the change stays in force in a new process.
         world.reopen();
         assert!(world.engine.resume(&graph, "r").config(over()).await.unwrap().idle);
         assert_eq!(seqs(&world.engine).await, before + 1);
@@ -59,7 +59,7 @@ async fn a_configuration_given_after_the_end_is_written_down() {
     }
 }
 
-// Without running anything, too: a program that only sets it before somebody else goes on.
+// Also without an execution: a program that only sets the configuration for another process.
 #[tokio::test]
 async fn a_configuration_is_written_down_without_running() {
     for world in World::each() {
@@ -76,8 +76,8 @@ async fn a_configuration_is_written_down_without_running() {
     }
 }
 
-// What happened: damage of the one record that told of a changed configuration made the run impossible to resume. Why: it
-// stood nowhere else. What stops it now: the record behind it repeats it.
+// Bug: damage of the only record with a changed configuration made the run unresumable. Cause: there was no copy.
+// Fix: the next record repeats the configuration.
 #[tokio::test]
 async fn a_changed_configuration_survives_the_damage_of_its_record() {
     let mut world = World::memory();
@@ -98,9 +98,9 @@ async fn a_changed_configuration_survives_the_damage_of_its_record() {
     assert!(again.idle, "it is in force, so nothing changes");
 }
 
-// What happened: a run that was started over was configured as in its first session: what was laid over that since was
-// gone, and what was said together with `restart` was passed over without a word. Why: only the record of the run was
-// read. What stops it now: starting over keeps the configuration in force, and lays over it what is said.
+// Bug: a restarted run had the configuration of its first session: later changes were lost, and a change given
+// with `restart` was silently ignored. Cause: only the run record was read. Fix: a restart keeps the
+// configuration in force, and merges the given change.
 #[tokio::test]
 async fn starting_over_keeps_the_configuration_and_lays_another_over_it() {
     for mut world in World::each() {
@@ -134,7 +134,7 @@ async fn starting_over_keeps_the_configuration_and_lays_another_over_it() {
     }
 }
 
-// Also where the record of the run is damaged, and only its checkpoints tell of the configuration.
+// Also with a damaged run record, if only checkpoints have the configuration.
 #[tokio::test]
 async fn starting_over_without_the_record_of_the_run_keeps_the_configuration() {
     let mut world = World::memory();
@@ -151,9 +151,8 @@ async fn starting_over_without_the_record_of_the_run_keeps_the_configuration() {
     assert_eq!(restart().await.unwrap().state.done, [r#"a {"k":9}"#, r#"b {"k":9}"#]);
 }
 
-// What happened: a state to start over with was not shown to the caller's own check, and a step to go on from was passed
-// over, both without a word. Why: starting over looked at nothing else that was said. What stops it now: it does, and
-// refuses what it cannot do.
+// Bug: the state of a restart was not validated by the caller's function, and a start point was silently ignored.
+// Cause: a restart ignored all other options. Fix: a restart uses the options, and refuses conflicting options.
 #[tokio::test]
 async fn what_is_said_together_with_starting_over_is_looked_at() {
     for world in World::each() {
@@ -178,8 +177,8 @@ async fn what_is_said_together_with_starting_over_is_looked_at() {
     }
 }
 
-// What happened: going back brought the configuration of then back, although what a resume lays over it is to stay. Why:
-// it went back with the rest. What stops it now: the past is gone back to with the configuration in force.
+// Bug: a rollback restored the old configuration, although a change by a resume is meant to stay. Cause: the
+// configuration was rolled back too. Fix: a rollback keeps the configuration in force.
 #[tokio::test]
 async fn going_back_keeps_the_configuration() {
     for mut world in World::each() {

@@ -16,7 +16,7 @@ use crate::play::{Notes, Stage};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A graph of one step, which notes what its function returns.
+/// Builds a graph of one step, which notes the result of its function.
 fn graph<F, W>(work: F) -> Graph<Notes>
 where
     F: Fn(Context) -> W + Send + Sync + 'static,
@@ -29,7 +29,7 @@ where
     Graph::builder("waits").step("a", step).build().unwrap()
 }
 
-/// A world whose clock is set by hand.
+/// A world with a manual clock.
 struct Timed {
     world: World,
     clock: Arc<TestClock>,
@@ -50,7 +50,7 @@ impl Timed {
         outcome
     }
 
-    /// Crashes, lets time pass, and resumes.
+    /// Crashes, advances the clock, and resumes.
     async fn resume_after(&mut self, time: Duration, graph: &Graph<Notes>) -> Outcome<Notes> {
         self.world.reopen();
         self.clock.pass(time);
@@ -58,7 +58,7 @@ impl Timed {
     }
 }
 
-/// A signal, or else an hour.
+/// Builds a race of a signal and one hour.
 fn race() -> Graph<Notes> {
     graph(|context| async move {
         tokio::select! {
@@ -68,7 +68,7 @@ fn race() -> Graph<Notes> {
     })
 }
 
-// Only one of the two conditions was recorded, and the run waited for ever.
+// Bug: only one of the two conditions was recorded, and the run waited for ever.
 #[tokio::test]
 async fn a_select_of_signal_and_sleep_wakes_by_the_earliest() {
     for mut timed in Timed::each() {
@@ -138,7 +138,7 @@ async fn a_signal_within_its_time_is_taken_and_a_later_one_is_not() {
         assert!(first.waiting[0].wait.until.is_some());
 
         let late = timed.resume_after(2 * HOUR, &graph).await;
-        // That the time has passed is decided: this one stays for another wait.
+        // The timeout is decided: this signal stays for another wait.
         timed.engine().signal("r", "hook", json!("late")).await.unwrap();
         assert_eq!(go_on(&mut timed, late, &graph).await, ["None true"]);
     }
@@ -148,7 +148,7 @@ async fn a_signal_within_its_time_is_taken_and_a_later_one_is_not() {
         timed.clock.pass(HOUR / 2);
         timed.engine().signal("r", "hook", json!("in time")).await.unwrap();
 
-        // Nobody was there at the deadline: what was sent before it counts.
+        // No process ran at the deadline: a signal from before the deadline counts.
         let taken = timed.resume_after(2 * HOUR, &graph).await;
         assert_eq!(go_on(&mut timed, taken, &graph).await, [r#"Some("in time") true"#]);
     }
@@ -213,7 +213,7 @@ async fn a_deadline_does_not_move_with_crashes_and_answers() {
     }
 }
 
-// A clock that was set back made the deadline later by as much.
+// Bug: a clock that was set back delayed the deadline by the same time.
 #[tokio::test]
 async fn no_deadline_is_later_than_its_own_time_from_now() {
     let begin = "2026-01-01T12:00:00Z".parse().unwrap();
@@ -258,7 +258,7 @@ async fn questions_asked_at_once_return_together_in_their_order() {
     }
 }
 
-/// A question beside work that ends when `gate` opens.
+/// Builds a question concurrent with work that ends when `gate` opens.
 fn beside(stage: &Stage, gate: &Arc<tokio::sync::Notify>) -> Graph<Notes> {
     let (stage, gate) = (stage.clone(), Arc::clone(gate));
     graph(move |context| {
@@ -276,7 +276,7 @@ fn beside(stage: &Stage, gate: &Arc<tokio::sync::Notify>) -> Graph<Notes> {
     })
 }
 
-// The question dropped the work beside it in the middle.
+// Bug: the question dropped concurrent work in the middle.
 #[tokio::test]
 async fn work_beside_a_question_ends_before_the_step_is_suspended() {
     for mut world in World::each() {
@@ -286,7 +286,7 @@ async fn work_beside_a_question_ends_before_the_step_is_suspended() {
             while !stage.has_said("begun") {
                 tokio::task::yield_now().await;
             }
-            // The question is shown while the work goes on.
+            // The question is shown while the work runs.
             let asked = loop {
                 match world.engine.waiting(&crate::faulty::run_id()).await.unwrap().pop() {
                     Some(asked) => break asked,
@@ -341,7 +341,7 @@ async fn an_answer_during_work_beside_its_question_needs_no_new_start() {
     }
 }
 
-// The wait of the question never let the timeout of the process fire.
+// Bug: the wait of the question kept the process timeout from firing.
 #[tokio::test]
 async fn a_timeout_in_the_process_fires_beside_a_question() {
     let world = World::memory();

@@ -1,4 +1,4 @@
-//! What differs between two states: all of it, at the right place, in bounded time.
+//! The differences of two states: complete, at the right place, in bounded time.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ fn elements_that_changed_are_looked_into() {
 
 #[test]
 fn what_cannot_be_aligned_in_time_is_compared_place_by_place() {
-    // Two lists without anything in common, and two of few values in many places.
+    // Two lists without a common value, and two with few values in many places.
     let count = 50_000;
     let first: Vec<Value> = (0..count).map(|n| json!(n)).collect();
     let second: Vec<Value> = (0..count).map(|n| json!(n + count)).collect();
@@ -123,11 +123,12 @@ fn what_was_added_and_removed_is_told_to_programs() {
     );
 }
 
-/// Makes the second state of the first, by nothing but the differences.
+/// Rebuilds the second state from the first and the differences alone.
 fn patched(before: &Value, differences: &[Difference<'_>]) -> Value {
     let mut state = before.clone();
     let depth = |difference: &Difference<'_>| difference.path.segments().len();
-    // Removals by the places of the first state, the deepest and last first; then the rest by those of the second.
+    // Removals first, by places of the first state, deepest and last first; then the rest by places of the second
+    // state.
     let removed = differences.iter().filter(|d| matches!(d.change, Change::Removed { .. }));
     let mut removed: Vec<_> = removed.collect();
     removed.sort_by(|a, b| depth(b).cmp(&depth(a)).then(b.path.cmp(&a.path)));
@@ -165,7 +166,7 @@ fn place<'a>(state: &'a mut Value, path: &[Segment]) -> &'a mut Value {
     })
 }
 
-/// Whether indices of the first state and of the second stand in one path, so that `patched` is too simple for it.
+/// Whether one path has indices of both states, a case beyond `patched`.
 fn lists_move(differences: &[Difference<'_>]) -> bool {
     let is_index = |segment: &Segment| matches!(segment, Segment::Index(_));
     differences.iter().any(|difference| {

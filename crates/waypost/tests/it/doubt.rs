@@ -1,4 +1,4 @@
-//! Steps that must not be repeated blindly: cut on any branch they are in doubt, nothing runs, and a person settles it.
+//! Non-idempotent steps: interrupted on any branch, such a step is in doubt, nothing runs, and a person decides.
 
 use std::future::IntoFuture as _;
 
@@ -14,20 +14,20 @@ use crate::toy::{Does, Toy};
 
 mod ends;
 
-/// Adds a step that must not be repeated.
+/// Adds a non-idempotent step.
 fn pays(stage: &Stage, builder: Builder<Notes>, name: &str) -> Builder<Notes> {
     stage.steps(builder, &[name]).not_idempotent()
 }
 
-/// `plan`, then `p` (which pays in `x` beside `y`) beside `q`.
+/// `plan`, then `p` and `q` in parallel; `p` pays in `x`, parallel to `y`.
 fn nested(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "y", "q"]);
     let builder = pays(stage, builder, "x").fork("p", ["x", "y"]).join("inner", stage.merge());
     builder.fork("plan", ["p", "q"]).join("outer", stage.merge()).build().unwrap()
 }
 
-// A child branch two forks down: it is named, nothing of the run runs, and whoever goes on from the newest checkpoint of
-// the run has decided that it is tried again.
+// A child branch two forks deep: the question names the branch, nothing runs, and a resume from the newest
+// checkpoint decides on a rerun.
 #[tokio::test]
 async fn a_cut_in_a_branch_of_a_branch_asks_a_person_before_anything_runs() {
     for mut world in World::each() {
@@ -103,7 +103,7 @@ async fn a_person_says_that_a_cut_step_took_effect_and_what_came_of_it() {
     }
 }
 
-/// `plan`, then `q` beside `p`, which pays for three items and runs a graph that pays.
+/// `plan`, then `q` and `p` in parallel; `p` pays for three items, and runs a sub-graph that pays.
 fn shop(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("inner"), &["inner"]).not_idempotent();
     let inner = builder.build().unwrap();
@@ -135,10 +135,9 @@ fn shop(stage: &Stage) -> Graph<Notes> {
     builder.edge("merge", "after").build().unwrap()
 }
 
-// What happened: of items that were cut while they paid, all or none could be said to have paid, and of those of a
-// branch not even that.
-// Why: only the main branch could be settled, and by one word for all that was in doubt.
-// What stops it now: a function decides about each by branch and step, with the state of its branch.
+// Bug: of items interrupted during a payment, all or none could be declared paid, and on a branch not even that.
+// Cause: only the main branch could be settled, with a single decision for all steps in doubt. Fix: a function
+// decides per branch and step, with the state of the branch.
 #[tokio::test]
 async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
     for mut world in World::each() {
@@ -226,10 +225,9 @@ async fn a_crash_at_any_write_of_settling_branches_is_survived() {
     }
 }
 
-// What happened: the passes of a loop were counted from one again, once a step of it was said to run again; and a join
-// that was said to run again opened all its branches anew.
-// Why: the entry of such a step was made anew, and its place in the loops and its branches were left behind.
-// What stops it now: both are taken over.
+// Bug: after the decision to rerun a step of a loop, the passes were counted from one; after the decision to
+// rerun a join, all its branches restarted. Cause: the new entry of the step lost its iteration and its branches.
+// Fix: both are kept.
 #[tokio::test]
 async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
     for mut world in World::each() {
@@ -272,8 +270,8 @@ async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
     }
 }
 
-// A start that was recorded and not carried out cannot be told from one that was: it is in doubt too. One that was not
-// recorded was never made.
+// A recorded start without an execution cannot be distinguished from an executed start: both are in doubt. An
+// unrecorded start never happened.
 #[tokio::test]
 async fn only_a_recorded_start_is_in_doubt() {
     let mut asked = Vec::new();
@@ -312,7 +310,7 @@ async fn only_a_recorded_start_is_in_doubt() {
     );
 }
 
-// What ran a step is gone, and nobody knows how it ended: the session ends, and it is as if it had crashed there.
+// The runner of a step is gone, and the end of the step is unknown: the session ends as after a crash.
 #[tokio::test]
 async fn a_step_whose_end_nobody_saw_is_cut() {
     for (idempotent, status) in [(true, RunStatus::Interrupted), (false, RunStatus::InDoubt)] {

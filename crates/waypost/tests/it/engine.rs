@@ -1,4 +1,4 @@
-//! The engine over the memory store: sessions, crashes, stops. The histories are read back from the store.
+//! The engine over the memory store: sessions, crashes, stops. Histories are read back from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Rig {
         self.engine.resume_program(toy, &run_id(), ResumeOptions::default()).await
     }
 
-    /// Runs until the steps given hang, then ends as a killed process does: nothing more is said to the store.
+    /// Runs until these steps hang, then ends as a killed process does: without another call of the store.
     async fn crash(&self, toy: &Toy, resume: bool, until: &str) {
         let session = async { if resume { self.resume(toy).await } else { self.run(toy).await } };
         let reached = async {
@@ -53,7 +53,8 @@ impl Rig {
         self.store.drop_holder(&run_id());
     }
 
-    /// One line a record, without the name of the one branch: `@seq phase step(attempt) > started | frontier`.
+    /// Returns one line per record, without the name of the main branch: `@seq phase step(attempt) > started |
+    /// frontier`.
     async fn history(&self) -> String {
         let lines = told(self.store.as_ref(), &run_id()).await;
         lines.iter().map(|line| line.trim_start_matches("main")).collect::<Vec<_>>().join("\n")
@@ -341,7 +342,7 @@ async fn unfinished_is_not_skipped() {
          @2 completed a(1)
          @3 skipped b(0) > c(1) | c started"
     );
-    // The condition would be true now; it was decided, and is not decided again.
+    // The condition would be true now; its earlier decision stays.
     let changed = Toy::new("a; b: a; c: b", 1);
     rig.resume(&changed).await.unwrap();
     assert_eq!(changed.trace(), "c");
@@ -382,9 +383,9 @@ async fn until_starts_nothing_that_is_not_needed() {
     assert_eq!(toy.trace(), "a b x c");
 }
 
-// What happened: `resume --until` of what was done long ago recorded a run that had failed elsewhere as interrupted.
-// Why: the first record of a resume was written whether anything came of it or not.
-// What stops it now: where nothing that is wanted is left, nothing is written, and the run stands as it stood.
+// Bug: `resume --until` of a finished step recorded a run that had failed elsewhere as interrupted. Cause: the
+// first record of a resume was always written. Fix: if no requested step is left, the resume writes no record,
+// and the status stays.
 #[tokio::test]
 async fn until_what_is_done_writes_nothing_and_the_run_stands_as_it_stood() {
     for (x, status) in [(Does::Fail, RunStatus::Failed), (Does::Hang, RunStatus::Interrupted)] {
@@ -434,9 +435,8 @@ async fn one_writer() {
 
 #[tokio::test]
 async fn retention_holds_when_the_session_ends() {
-    // What happened: a run that was to keep two states had kept all eight when it was done.
-    // Why: old states were let go every so many commits, and never after the last.
-    // What stops it now: the last commit keeps the lease until they are.
+    // Bug: a run with a retention of two states had kept all eight at its end. Cause: old states were dropped
+    // every few commits, and never after the last. Fix: the last commit keeps the lease until they are dropped.
     let rig = Rig::new();
     let toy = Toy::new("a; b: a; c: b; d: c; e: d; f: e", 1);
     let options = SessionOptions { retention: Some(2), ..SessionOptions::default() };

@@ -1,4 +1,4 @@
-//! Events: what a record says, line by line.
+//! Events: the content of a record, line by line.
 
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -10,8 +10,8 @@ use waypost::record::{
 use waypost::{BranchPath, Digest};
 use waypost_testing::records::{Links, branch, run_id, step_id};
 
-/// The events of a record of `branch`, one JSON line each, without the members that are the same in all of them, and
-/// without the one that tells that it was written.
+/// Returns the events of a record of `branch`, one JSON line each, without `checkpoint_written` and without the
+/// members common to all events.
 fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
     let path = branch(path);
     let mut links = Links::of(&run_id("r-1"));
@@ -26,7 +26,7 @@ fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
     told.collect::<Vec<_>>().join("\n")
 }
 
-/// The same with that one, but for digest and size.
+/// Returns the same events with `checkpoint_written`, without its digest and size.
 fn lines(record: &Record) -> String {
     let short = |event: Event| {
         let mut line = serde_json::to_value(&event).unwrap();

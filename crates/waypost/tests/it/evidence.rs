@@ -1,4 +1,4 @@
-//! Evidence: verdicts are earned, paths stay beneath their folder, checks keep to their limits.
+//! Evidence: verdicts are earned, paths stay below their folder, checks keep to their limits.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,8 @@ use waypost::record::{Claim, Pack, Verdict};
 
 mod own;
 
-/// A folder with `a.txt` (`alpha`), `empty`, `sub/b.txt` (`beta`), and a file beside it that nothing may reach.
+/// Makes a folder with `a.txt` (`alpha`), `empty`, `sub/b.txt` (`beta`), and a sibling file outside the limit of
+/// every path.
 fn folder() -> TempDir {
     let outer = tempfile::tempdir().unwrap();
     let base = outer.path().join("base");
@@ -32,7 +33,7 @@ fn site(outer: &TempDir) -> Site {
     Site::beneath(outer.path().join("base"))
 }
 
-/// Checks one claim and says what came of it: verdict, what was found, why.
+/// Checks one claim. Returns the verdict, the found value, and the reason.
 async fn judged(claim: Claim, site: &Site) -> (Verdict, Value, String) {
     let mut pack = Verifier::new().verify(&Pack::all([claim]), site).await;
     let claim = pack.claims.remove(0);
@@ -349,7 +350,7 @@ async fn without_a_folder_nothing_is_known_about_files() {
     }
 }
 
-/// A file that the kernel lets nobody read from its begin stands for one that may not be read.
+/// A file whose start the kernel lets no process read represents an unreadable file.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn what_cannot_be_read_is_unknown() {
@@ -422,15 +423,15 @@ async fn verdicts_that_a_caller_wrote_count_for_nothing() {
     assert_eq!((pinned.verdict(), &pinned.claims[0].found), (Verdict::Skipped, &Value::Null));
 }
 
-/// A probe that answers as it is told, and notes what it was asked, in order.
+/// A scripted probe that notes its requests in order.
 #[derive(Debug)]
 struct Told {
     kind: &'static str,
     cost: Cost,
-    /// Answers so often that it cannot say yet.
+    /// The number of first replies that are unknown.
     unknown_first: u32,
     asked: AtomicU32,
-    /// Answers never.
+    /// Never replies.
     hangs: bool,
     trace: Arc<Mutex<Vec<String>>>,
     running: Arc<AtomicU32>,

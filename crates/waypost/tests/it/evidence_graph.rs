@@ -22,14 +22,14 @@ mod hosts;
 mod in_flux;
 mod probes;
 
-/// What was done, and how often.
+/// The state: finished steps and their counts.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Work {
     done: Vec<String>,
     text: String,
 }
 
-/// A folder in which steps leave files, and what they said.
+/// A folder for the files of steps, and a log of the steps.
 #[derive(Debug, Clone)]
 struct Desk {
     folder: Arc<tempfile::TempDir>,
@@ -67,12 +67,12 @@ impl Desk {
         self.said.lock().unwrap().push(text.into());
     }
 
-    /// What was said since this was last asked.
+    /// Returns the log since the last call.
     fn said(&self) -> Vec<String> {
         std::mem::take(&mut self.said.lock().unwrap())
     }
 
-    /// A step that says its name, notes it in the state once, and writes `FILE` with `text`.
+    /// Returns a step that logs its name, notes it in the state once, and writes `FILE` with `text`.
     fn writes(
         &self,
         file: &'static str,
@@ -87,7 +87,7 @@ impl Desk {
         }
     }
 
-    /// A step that says its name and notes it.
+    /// Returns a step that logs and notes its name.
     fn notes(
         &self,
     ) -> impl Fn(Work, Context) -> std::future::Ready<Result<Work, StepError>> + Send + Sync + use<> {
@@ -99,7 +99,7 @@ impl Desk {
         }
     }
 
-    /// `a` pins `a.txt`, `b` pins `b.txt`, `c` only notes.
+    /// Builds `a`, which pins `a.txt`, `b`, which pins `b.txt`, and `c`, which only notes.
     fn line(&self) -> Graph<Work> {
         Graph::<Work>::builder("line")
             .step("a", self.writes("a.txt", "of a"))
@@ -125,7 +125,7 @@ impl Desk {
         self.store.scan(&Scan::of(&RunId::new("r").unwrap())).await.unwrap().records
     }
 
-    /// The records of the main branch, told in a line each.
+    /// Returns the records of the main branch, one line each.
     async fn told(&self) -> Vec<String> {
         let records = self.records().await;
         let main = records.iter().map(Record::header).filter(|header| header.branch.is_main());
@@ -138,7 +138,7 @@ impl Desk {
     }
 }
 
-/// Verdicts of the evidence of a record.
+/// Returns the verdicts of a record's evidence.
 fn verdicts(record: &Record) -> Vec<Verdict> {
     record.header().evidence.iter().flat_map(|pack| &pack.claims).map(|claim| claim.verdict).collect()
 }

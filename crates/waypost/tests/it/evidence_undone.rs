@@ -1,4 +1,4 @@
-//! Steps whose evidence undoes that of others: a resume comes to an end, and says which they are.
+//! Steps that invalidate the evidence of each other: a resume ends, and names these steps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use waypost::{Context, Engine, Graph, RunError, StepError};
 
 use crate::play::{Notes, Stage};
 
-/// How long a resume may take that does three steps again: it must not go on for ever.
+/// The time limit of a resume with three reruns, against an endless loop.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A folder, and steps that write files in it.
+/// A folder, and steps that write files there.
 struct Desk {
     folder: tempfile::TempDir,
     stage: Stage,
@@ -29,7 +29,7 @@ impl Desk {
         Self { folder, stage: Stage::default(), engine }
     }
 
-    /// A step that says its name and writes it into files.
+    /// A step that logs its name and writes the name into files.
     fn writes(
         &self,
         files: &'static [&'static str],
@@ -45,7 +45,7 @@ impl Desk {
         }
     }
 
-    /// Each step writes its own file, which it pins, and all those of the others.
+    /// Each step writes and pins its own file, and writes the files of the others.
     fn rivals(&self) -> Graph<Notes> {
         let files: &[&str] = &["a.txt", "b.txt", "c.txt"];
         let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
@@ -63,9 +63,9 @@ impl Desk {
     }
 }
 
-// Two steps each wrote over what the other had pinned. A resume did one again, found the other broken, did that again,
-// found the first one broken, and so on for ever: what had been done again was remembered only until the run was taken
-// forward. Now all that was done again under one lease is known by its records, and nothing is twice.
+// Bug: two steps overwrote the pinned files of each other. A resume reran a step, found the other broken, reran
+// that step, found the first broken, and so on forever: the memory of reruns ended with a rejoin. Fix: all reruns
+// under a lease are read from the records, and no step reruns twice.
 #[tokio::test]
 async fn steps_that_undo_each_other_are_done_again_once_and_asked_about() {
     let desk = Desk::new();
@@ -87,13 +87,13 @@ async fn steps_that_undo_each_other_are_done_again_once_and_asked_about() {
         let told = refused.to_string() + &question.cause.to_string();
         assert!(told.contains("a.txt") && told.contains("`b` for") && told.contains("b.txt"), "{told}");
     }
-    // A person may take the files as they are.
+    // A person may accept the current files.
     desk.engine.accept(&graph, "r", "a").await.unwrap();
     let outcome = tokio::time::timeout(PATIENCE, desk.engine.resume(&graph, "r").into_future());
     assert_eq!(outcome.await.unwrap().unwrap().status, RunStatus::Completed);
 }
 
-// What breaks once, for whatever reason, is done again once, also if others follow: no question is asked.
+// A step that breaks once is rerun once, for any reason and with any number of others: no question is asked.
 #[tokio::test]
 async fn steps_that_break_one_after_the_other_are_all_done_again() {
     let desk = Desk::new();
@@ -116,7 +116,7 @@ async fn steps_that_break_one_after_the_other_are_all_done_again() {
     assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
 }
 
-/// `a` writes and pins one name, `b` another; `c` comes after them.
+/// `a` writes and pins a name, `b` another name; `c` follows.
 fn two(desk: &Desk, names: [&'static str; 2]) -> Graph<Notes> {
     let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::file(file), Claim::unchanged(file)]);
     let [a, b]: [&'static [&'static str]; 2] = names.map(|name| &*vec![name].leak());
@@ -132,7 +132,7 @@ fn two(desk: &Desk, names: [&'static str; 2]) -> Graph<Notes> {
         .unwrap()
 }
 
-/// Makes one name lead to what the other one names, in a folder.
+/// Links a name to another name, in a folder.
 type Link = fn(&std::path::Path);
 
 const LINKS: [(Link, [&str; 2]); 5] = [
@@ -161,9 +161,9 @@ const LINKS: [(Link, [&str; 2]); 5] = [
     ),
 ];
 
-// Two steps pinned one file under two names, a link and what it leads to, and were taken for steps that pin two files:
-// the newer one had changed what the older one pinned, and a resume of the untouched run did both again. Claims are
-// bound by the file that they were about.
+// Bug: two steps pinned a file under two names, a link and its target, and counted as steps with two files: the
+// newer step had changed the file of the older step, and a resume of the unchanged run reran both. Fix: claims
+// are bound to the file.
 #[tokio::test]
 async fn claims_about_one_file_under_two_names_are_about_one_thing() {
     for (link, names) in LINKS {
@@ -183,8 +183,8 @@ async fn claims_about_one_file_under_two_names_are_about_one_thing() {
     }
 }
 
-// Somebody puts a link in the place of a pinned file: it is not that file any more, and that is seen. What a claim was
-// about is known from when it was made.
+// A pinned file is replaced by a link to another file: the change is detected. A claim records its file when it
+// is made.
 #[tokio::test]
 async fn a_link_that_was_put_in_the_place_of_a_file_is_seen() {
     let links: [Link; 2] = [
@@ -205,7 +205,7 @@ async fn a_link_that_was_put_in_the_place_of_a_file_is_seen() {
         assert_eq!(desk.stage.said(), ["a", "b"], "each writes over what the other one pinned");
         assert!(matches!(refused, RunError::InDoubt { .. }), "{refused}");
     }
-    // And where a link was, there is a file: it is judged as what it is called.
+    // A link is replaced by a file: the claim is verified by its path.
     let desk = Desk::new();
     LINKS[0].0(desk.folder.path());
     let graph = two(&desk, ["x", "y"]);
@@ -219,8 +219,8 @@ async fn a_link_that_was_put_in_the_place_of_a_file_is_seen() {
     assert_eq!(desk.stage.said(), ["a"]);
 }
 
-// A step that must not be repeated blindly and whose evidence failed was asked about, and no answer was an answer: who
-// said that it is to run again was asked again.
+// Bug: a non-idempotent step with failed evidence was asked about, and the answer had no effect: after `retry`
+// the same question was asked.
 #[tokio::test]
 async fn a_person_says_that_a_step_runs_again_whose_evidence_failed() {
     let desk = Desk::new();
@@ -246,8 +246,8 @@ async fn a_person_says_that_a_step_runs_again_whose_evidence_failed() {
     assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
 }
 
-/// `a` and `b` pin a file each, and `b` is the last. From when it is told, `b` writes over what `a` pinned, and `a` over
-/// what `b` did, as far as `rivals` says.
+/// `a` and `b` pin a file each, and `b` is the last step. Once `told` is set, `b` overwrites the file of `a`;
+/// with `rivals`, `a` also overwrites the file of `b`.
 fn last_one_undoes(desk: &Desk, told: &Arc<AtomicBool>, rivals: bool) -> Graph<Notes> {
     let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);
     let writes = |own: &'static str, others: &'static str, undoes: bool| {
@@ -272,8 +272,8 @@ fn last_one_undoes(desk: &Desk, told: &Arc<AtomicBool>, rivals: bool) -> Graph<N
         .unwrap()
 }
 
-// The last step of a run was done again for its evidence, and undid that of another one: the run was completed all the
-// same, since nothing came after it that could wait for another look. Now that look is taken before the run ends.
+// Bug: the last step was rerun for its evidence and invalidated the evidence of another step: the run completed,
+// because no later step waited for another check. Fix: the evidence is verified again before the end of the run.
 #[tokio::test]
 async fn what_the_last_step_undoes_is_seen_before_the_run_ends() {
     let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
@@ -292,7 +292,7 @@ async fn what_the_last_step_undoes_is_seen_before_the_run_ends() {
     assert!(desk.engine.resume(&graph, "r").await.unwrap().idle);
 }
 
-// Each of them once in a resume, and then a person is asked by name, here too.
+// Each step reruns once in a resume, and then a person is asked by name.
 #[tokio::test]
 async fn a_last_step_and_one_that_undo_each_other_are_asked_about() {
     let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
@@ -310,14 +310,14 @@ async fn a_last_step_and_one_that_undo_each_other_are_asked_about() {
     let [question] = &questions[..] else { panic!("{questions:?}") };
     let Cause::EvidenceUndone { others, .. } = &question.cause else { panic!("{:?}", question.cause) };
     assert_eq!((question.step.as_str(), others[0].0.as_str()), ("b", "a"), "{refused}");
-    // A person may take the files as they are, and then all is done.
+    // A person may accept the current files, and then the run is done.
     desk.engine.accept(&graph, "r", "b").await.unwrap();
     let outcome = desk.engine.resume(&graph, "r").await.unwrap();
     assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, Vec::new()));
 }
 
-// A step of a branch is done again and comes out in another way, so that the join, which is the last, runs again as well:
-// what the branch has undone meanwhile is seen before the run ends.
+// A step of a branch is rerun with a changed output, so the last step, a join, runs again too: evidence
+// invalidated by the branch is detected before the end of the run.
 #[tokio::test]
 async fn what_a_branch_undoes_is_seen_before_the_run_ends() {
     let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));

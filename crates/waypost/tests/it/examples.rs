@@ -1,4 +1,4 @@
-//! The examples, run as a user runs them: as programs, killed and started again.
+//! The examples, run as programs, killed, and started again.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use tempfile::TempDir;
 use waypost::Digest;
 
-/// Returns the program of an example. `cargo test` builds it beside this one; asked for this binary only, it does not,
-/// or leaves an old one.
+/// Returns the program of an example. `cargo test` builds the program with this binary; a build of this binary
+/// alone leaves an old program or none.
 fn program(name: &str) -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let folder = here.parent().and_then(Path::parent).unwrap();
@@ -29,7 +29,7 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
-/// When the newest file there was changed.
+/// Returns the newest change time of a file in a folder.
 fn changed(path: &Path) -> SystemTime {
     let metadata = fs::metadata(path).unwrap();
     if metadata.is_file() {
@@ -39,7 +39,7 @@ fn changed(path: &Path) -> SystemTime {
     inside.max().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// A folder to work in, and what programs print there.
+/// A working folder for programs.
 struct Bench {
     dir: TempDir,
 }
@@ -65,7 +65,7 @@ impl Bench {
         command
     }
 
-    /// Runs an example to its end, and returns what it printed.
+    /// Runs an example to its end and returns its output.
     fn run(&self, example: &str, args: &[&str]) -> String {
         let output = self.command(example, args).stderr(Stdio::piped()).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-/// Ends it as `kill -9` does. What it printed and nobody has read is thrown away.
+/// Kills a program as `kill -9` does and discards its unread output.
 fn kill(mut child: Child) {
     child.kill().unwrap();
     child.wait().unwrap();
@@ -88,14 +88,14 @@ fn kill(mut child: Child) {
 
 #[test]
 fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
-    // Given more files than a pipe can hold the names of: until it is killed, the job waits for us to read them.
+    // Given more files than a pipe can hold the names of: until the kill, the job waits for its reader.
     let bench = Bench::new();
     let (count, deep) = (110, "a-folder-with-a-long-name/".repeat(36));
     for n in 0..count {
         bench.write(&format!("files/{deep}{n}.txt"), &format!("file {n}\n"));
     }
 
-    // When it is killed in the middle and run again.
+    // When the job is killed in the middle and run again.
     let mut child = bench.command("kill_and_run_again", &["files", "store"]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut line, mut hashed) = (String::new(), 0);
@@ -110,7 +110,7 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     let last = bench.run("kill_and_run_again", &["files", "store"]);
     let again = bench.run("kill_and_run_again", &["files", "store"]);
 
-    // Then what was recorded before the kill is not done again, and nothing is left out.
+    // Then recorded files are not hashed again, and no file is left out.
     let now: BTreeSet<&str> = last.lines().filter_map(|line| line.strip_prefix("hashed ")).collect();
     assert!(finished.len() > 4, "{finished:?}");
     assert_eq!(now.iter().find(|path| finished.contains(**path)), None);
@@ -127,7 +127,7 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     assert!(again.ends_with(&format!("0 hashed now, {count} skipped\n")), "{again}");
 }
 
-/// The files whose hashing a run has recorded as completed, by the keys of their branches.
+/// Returns the files whose hashing the run has recorded as completed, by branch key.
 fn recorded_as_hashed(events: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(events).unwrap();
     // The kill may have torn the last line.
@@ -203,13 +203,13 @@ fn the_approval_is_asked_for_again_until_it_is_given_and_then_published_once() {
 
 #[test]
 fn a_publishing_that_was_killed_is_in_doubt_and_not_repeated_blindly() {
-    // Given an outbox that cannot be opened before somebody reads from it.
+    // Given an outbox that cannot be opened without a reader.
     let bench = Bench::new();
     bench.run("approval", &["store"]);
     let outbox = bench.path("store/outbox.txt");
     assert!(Command::new("mkfifo").arg(&outbox).status().unwrap().success());
 
-    // When the program is killed while it is at it.
+    // When the program is killed while it publishes.
     let mut child = bench.command("approval", &["store", "yes"]).spawn().unwrap();
     let events = bench.path("store/runs/announcement/events.jsonl");
     let is_publishing = || {
@@ -225,7 +225,7 @@ fn a_publishing_that_was_killed_is_in_doubt_and_not_repeated_blindly() {
     kill(child);
     fs::remove_file(&outbox).unwrap();
 
-    // Then it asks, as often as it is run, until somebody decides.
+    // Then every run of the program asks, until a decision.
     let doubt = bench.run("approval", &["store"]);
     assert!(doubt.starts_with("In doubt: "), "{doubt}");
     assert_eq!(bench.run("approval", &["store"]), doubt);

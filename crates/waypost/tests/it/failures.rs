@@ -1,4 +1,4 @@
-//! What runs after a failure in a graph by needs, and what a resume retries.
+//! Steps that run after a failure in a graph by needs, and steps that a resume retries.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Rig {
     }
 }
 
-/// Says how a run ended: its status, the failed steps, and each step of the state that did not complete.
+/// Returns the end of a run: its status, the failed steps, and each step of the state that did not complete.
 fn ended(outcome: &Ended) -> String {
     let failed: Vec<_> = outcome.failures.iter().map(|failure| failure.step.as_str()).collect();
     let state = outcome.state.iter().filter_map(|(step, value)| Some(format!("{step}={}", value.as_str()?)));
@@ -43,8 +43,8 @@ fn ended(outcome: &Ended) -> String {
 
 #[tokio::test]
 async fn a_failure_leaves_what_does_not_depend_on_it() {
-    // The graph, the steps that fail, those with `always()`, those with `failure()`; then what ran, how it ended, and what
-    // the resume ran once nothing fails any more.
+    // Input: the graph, the failing steps, the steps with `always()`, and those with `failure()`. Output: the
+    // trace, the end, and the trace of the resume without failures.
     let cases = [
         ("a; b: a; c: b", "a", "", "", "a", "failed [a] a=failed b=skipped c=skipped", "a b c"),
         ("a; b: a; c: b", "a", "c", "", "a c", "failed [a] a=failed b=skipped", "a b c"),

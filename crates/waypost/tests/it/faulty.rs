@@ -1,4 +1,4 @@
-//! A store that dies, fails or forgets on demand, with an engine over it: runs are played on it, and crash.
+//! A store that dies, fails or loses data on demand, and an engine over it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use waypost::memory::MemoryStore;
 use waypost::store::{Scan, Store, StoreExt as _};
 pub(crate) use waypost_testing::faulty::{Fault, FaultyStore};
 
-/// Where a world keeps its store.
+/// The place of a world's store.
 #[derive(Debug)]
 enum Home {
     Memory(Arc<MemoryStore>),
     Folder(tempfile::TempDir),
 }
 
-/// A store with an engine over it, which can crash and come back.
+/// A store with an engine over it; both can crash and reopen.
 #[derive(Debug)]
 pub(crate) struct World {
     home: Home,
@@ -37,7 +37,7 @@ impl World {
         Self::over(Home::Folder(folder), store)
     }
 
-    /// One of each kind of store.
+    /// Returns one world of each store kind.
     pub(crate) fn each() -> [Self; 2] {
         [Self::memory(), Self::folder()]
     }
@@ -51,13 +51,13 @@ impl World {
         Arc::new(FileStore::open(folder.join("store")).unwrap().with_retention(None))
     }
 
-    /// Comes back as another process.
+    /// Reopens as another process.
     pub(crate) fn reopen(&mut self) {
         let inner: Arc<dyn Store> = match &self.home {
             Home::Memory(store) => Arc::new(store.reopen()),
             Home::Folder(folder) => {
                 let folder = folder.path().to_owned();
-                // The old one lets go of its locks first.
+                // Drops the old store first, which releases its locks.
                 self.store = FaultyStore::around(Arc::new(MemoryStore::new()));
                 self.engine = Engine::new(self.store.clone());
                 Self::open(&folder)
@@ -67,7 +67,7 @@ impl World {
         self.engine = Engine::new(self.store.clone());
     }
 
-    /// The store in memory below, to damage it.
+    /// Returns the memory store below, to damage it.
     pub(crate) fn below(&self) -> &MemoryStore {
         match &self.home {
             Home::Memory(store) => store,
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// The folder of the store.
+    /// Returns the folder of the store.
     pub(crate) fn path(&self) -> &Path {
         match &self.home {
             Home::Folder(folder) => folder.path(),
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// Works until the planned death; says how it ended if it ended before.
+    /// Runs until the planned death. Returns the result of an earlier end.
     pub(crate) async fn until_death<S>(
         &self,
         session: impl Future<Output = Result<Outcome<S>, RunError>>,
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// The records of run `r`, one a line: `branch@seq phase step`.
+    /// Returns the records of run `r`, one per line: `branch@seq phase step`.
     pub(crate) async fn records(&self) -> Vec<String> {
         let mut scan = Scan::of(&run_id());
         let mut lines = Vec::new();
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// How the newest record of a branch says that it ended.
+    /// Returns the end that the newest record of a branch reports.
     pub(crate) async fn end_of(&self, branch: &str) -> Option<waypost::record::End> {
         let newest = self.store.newest(&run_id(), &branch.parse().unwrap()).await.unwrap();
         newest.header().end

@@ -1,4 +1,4 @@
-//! The file store: what is there after a crash, damage and a full disk, and what a person finds.
+//! The file store after a crash, damage and a full disk, and its files for people.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl Folder {
     }
 
     fn open(&mut self) {
-        // The contract lets nobody but `trim` drop states.
+        // By the contract, only `trim` drops states.
         self.store =
             Some(Arc::new(FileStore::open(self.dir.path().join("store")).unwrap().with_retention(None)));
     }
@@ -36,7 +36,7 @@ impl Folder {
     }
 }
 
-/// Returns the commit file in which a record is, and where its header begins in it.
+/// Returns the commit file of a record and the offset of its header in that file.
 fn find(run: &Path, branch: &BranchPath, seq: u64) -> (PathBuf, usize) {
     let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
     let files = fs::read_dir(run.join("history")).unwrap().map(|entry| entry.unwrap().path());
@@ -54,8 +54,8 @@ fn flip(path: &Path, at: usize) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Changes a byte of a commit file, and of `checkpoint.json` where that is a file of its own with the same commit: who
-/// takes a run up writes the former anew, and the latter would stand in for it.
+/// Changes a byte of a commit file, and of `checkpoint.json` if that is a separate file with the same commit. The
+/// next writer rewrites the first from the second otherwise.
 fn flip_commit(run: &Path, path: &Path, at: usize) {
     let (copy, before) = (run.join("checkpoint.json"), fs::read(path).unwrap());
     flip(path, at);
@@ -111,7 +111,7 @@ impl StoreFixture for Folder {
     }
 }
 
-/// A store on a disk in memory: the same code without waiting for a real disk.
+/// A store on a memory disk: the same code without the wait for a real disk.
 pub(crate) struct Memory {
     disk: SimDisk,
     store: Option<Arc<FileStore>>,
@@ -152,7 +152,7 @@ impl StoreFixture for Memory {
         let (path, before) = files.find(|(_, bytes)| text(bytes).contains(&mark)).unwrap();
         let at = text(&before).find(&mark).unwrap() + 40;
         self.disk.spoil(&path, |bytes| bytes[at] ^= 1).unwrap();
-        // As in a folder: it may be a file of its own.
+        // As in a folder: `checkpoint.json` may be a separate file.
         if self.disk.files().contains(&(copy.clone(), before)) {
             self.disk.spoil(&copy, |bytes| bytes[at] ^= 1).unwrap();
         }

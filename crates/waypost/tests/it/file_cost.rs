@@ -1,4 +1,4 @@
-//! What the file store reads of a run that somebody goes through record by record.
+//! Disk calls of the file store while a caller reads a run record by record.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn store(disk: &SimDisk, retention: Option<u32>) -> FileStore {
     FileStore::on(Arc::new(disk.clone()), "store").with_retention(retention)
 }
 
-/// Goes through a run as `verify` does; returns how many records it has, and the calls of the disk for each.
+/// Reads a run as `verify` does. Returns the number of records and the disk calls per record.
 async fn walk(disk: &SimDisk, retention: Option<u32>) -> (u64, u64) {
     let store = store(disk, retention);
     let mut scan = Scan::of(&run_id(RUN));
@@ -48,9 +48,9 @@ async fn walk(disk: &SimDisk, retention: Option<u32>) -> (u64, u64) {
 
 #[tokio::test]
 async fn a_record_costs_the_same_however_long_its_run_is() {
-    // What happened: `verify` of 4,174 steps took half a minute, and of twice as many four times as long.
-    // Why: a record whose file rotation had removed was found by reading all files and the whole journal.
-    // What stops it now: it is read from its line, whose place is known.
+    // Bug: `verify` of 4,174 steps took half a minute, and of twice as many four times as long. Cause: reading a
+    // record whose file rotation had removed read all files and the whole journal. Fix: the record is read from
+    // its journal line, whose offset is known.
     let mut costs = Vec::new();
     for steps in [40, 400] {
         let disk = SimDisk::with_folder("store");
@@ -58,7 +58,7 @@ async fn a_record_costs_the_same_however_long_its_run_is() {
         let writer = store(&disk, Some(5));
         let lease = make(&writer, &mut links).await;
         for _ in 1..steps {
-            writer.append(&lease, links.step()).await.unwrap();
+            writer.append(&[&lease], links.step()).await.unwrap();
         }
         writer.close().await.unwrap();
 
@@ -73,9 +73,8 @@ async fn a_record_costs_the_same_however_long_its_run_is() {
 
 #[tokio::test]
 async fn a_record_costs_the_same_however_many_branches_its_run_has() {
-    // What happened: nothing yet; found beside the one above.
-    // Why: the number of a commit is near the seq on the main branch only, and the rest was walked for each record.
-    // What stops it now: a store remembers in which commit it has seen a record.
+    // Found with the bug above, before any report. Cause: the number of a commit is near the seq on the main
+    // branch only; on other branches each record cost a walk. Fix: the store caches the commit of each record.
     let mut costs = Vec::new();
     for branches in [20, 200] {
         let disk = SimDisk::with_folder("store");
@@ -87,7 +86,7 @@ async fn a_record_costs_the_same_however_many_branches_its_run_has() {
             for _ in 0..2 {
                 let record = links.record(&child);
                 let batch = links.batch(vec![record]);
-                writer.append(&lease, batch).await.unwrap();
+                writer.append(&[&lease], batch).await.unwrap();
             }
         }
         writer.close().await.unwrap();
@@ -101,7 +100,7 @@ async fn a_record_costs_the_same_however_many_branches_its_run_has() {
     assert!(costs[1] <= costs[0].max(8), "calls for each record with few and with many branches: {costs:?}");
 }
 
-/// Goes through all records in pages; returns their names in order, and the calls of the disk for each.
+/// Scans all records in pages. Returns their names in order and the disk calls per record.
 async fn scan_in_pages(store: &FileStore, disk: &SimDisk, scan: Scan) -> (Vec<String>, u64) {
     let mut scan = Scan { limit: 8, ..scan };
     let mut names = Vec::new();
@@ -121,9 +120,9 @@ async fn scan_in_pages(store: &FileStore, disk: &SimDisk, scan: Scan) -> (Vec<St
 
 #[tokio::test]
 async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is() {
-    // What happened: going through 4,000 steps of a file store in pages read every file of the run again for each page.
-    // Why: a page was cut out of the whole history, and nothing of that was remembered.
-    // What stops it now: the first page remembers where records stand; the others read what they give.
+    // Bug: a scan of 4,000 steps in pages read every file of the run again for each page. Cause: each page was
+    // cut from the whole history, without a cache. Fix: the first page caches the offsets of records; later pages
+    // read only their own records.
     for retention in [None, Some(5)] {
         for order in [ScanOrder::OldestFirst, ScanOrder::NewestFirst] {
             for of_one_branch in [true, false] {
@@ -138,7 +137,7 @@ async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is(
                         let path = if number % 4 == 3 { &child } else { &main };
                         let record = links.record(path);
                         let batch = links.batch(vec![record]);
-                        writer.append(&lease, batch).await.unwrap();
+                        writer.append(&[&lease], batch).await.unwrap();
                     }
                     writer.close().await.unwrap();
                     let scan = Scan {
@@ -173,13 +172,14 @@ async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is(
 
 #[tokio::test]
 async fn what_changes_between_two_pages_is_seen_by_the_second() {
-    // What is remembered says only where to look: damage, rotation, new records and another run of the same name count.
+    // The cache only says where to look: damage, rotation, new records and another run of the same name still
+    // count.
     let disk = SimDisk::with_folder("store");
     let mut links = Links::of(&run_id(RUN));
     let writer = store(&disk, None);
     let lease = make(&writer, &mut links).await;
     for _ in 1..30 {
-        writer.append(&lease, links.step()).await.unwrap();
+        writer.append(&[&lease], links.step()).await.unwrap();
     }
     let reader = store(&disk, None);
     let first = Scan { limit: 8, ..Scan::of(&run_id(RUN)) };
@@ -187,7 +187,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     let second = Scan { limit: 100, cursor, ..first.clone() };
     let seqs = |found: &Scanned| found.records.iter().map(|r| r.header().seq).collect::<Vec<_>>();
 
-    writer.append(&lease, links.step()).await.unwrap();
+    writer.append(&[&lease], links.step()).await.unwrap();
     assert_eq!(seqs(&reader.scan(&second).await.unwrap()), (9..=31).collect::<Vec<_>>());
 
     writer.trim(&lease, 5, TrimMode::Apply).await.unwrap();
@@ -208,7 +208,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     let lease = make(&other, &mut links).await;
     let records = vec![links.record(&BranchPath::main()), links.record(&branch("each:a"))];
     let batch = links.batch(records);
-    other.append(&lease, batch).await.unwrap();
+    other.append(&[&lease], batch).await.unwrap();
     let page = Scan { limit: 1, ..Scan::of(&run_id(RUN)) };
     let cursor = Some("0.1".to_owned());
     let found = reader.scan(&Scan { limit: 10, cursor, ..page }).await.unwrap();
@@ -218,9 +218,9 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
 
 #[tokio::test]
 async fn a_commit_of_many_records_is_looked_at_for_each_of_them() {
-    // What happened: an item of thousands cost the file store 5 ms of processor time.
-    // Why: a thousand branches are opened in one commit, and for each that began all of it was read, parsed and checked.
-    // What stops it now: it is read and compared with what was checked last. So what changes in between must be seen.
+    // Bug: each of several thousand items cost the file store 5 ms of processor time. Cause: one commit opens a
+    // thousand branches, and each branch that began read, parsed and checked the whole commit. Fix: the bytes are
+    // compared with the last checked ones, so the store must notice a change in between.
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::open(folder.path()).unwrap();
     let mut links = Links::of(&run_id(RUN));
@@ -228,7 +228,7 @@ async fn a_commit_of_many_records_is_looked_at_for_each_of_them() {
     let child = |number: u32| branch(&format!("each:{number}"));
     let records = (0..40).map(|number| links.record(&child(number))).collect();
     let batch = links.batch(records);
-    store.append(&lease, batch).await.unwrap();
+    store.append(&[&lease], batch).await.unwrap();
     for number in [3, 39, 0, 20, 3] {
         let record = store.load(&run_id(RUN), &child(number), 1).await.unwrap();
         assert_eq!(record.header().branch, child(number));

@@ -1,7 +1,8 @@
-//! The file store on a disk that dies, refuses and decays.
+//! The file store on a disk that loses power, refuses calls, or decays.
 //!
-//! A program makes a run and says what was acknowledged. Whatever happens to the disk then, a store that is opened on
-//! what is left must have all of that, to the byte, must have nothing that was never written, and must go on.
+//! A program makes a run and notes the acknowledged commits. After any fault, a store opened on the remaining
+//! bytes must have all acknowledged commits, to the byte. It must have no bytes that were never written, and must
+//! accept new commits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
 const DIR: &str = "store";
 
-/// What a program did to a store: all it tried to write, and how much of it was acknowledged.
+/// The commits that a program tried, and the number that the store acknowledged.
 #[derive(Debug, Clone)]
 struct Story {
     links: Links,
@@ -29,7 +30,7 @@ struct Story {
     failed: bool,
 }
 
-/// A call of the file store never waits for anything but the disk.
+/// Completes a call of the file store, which waits only for the disk.
 fn now<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("the file store does not wait")
 }
@@ -43,7 +44,7 @@ impl Story {
         Self { links: Links::of(&run_id("r-1")), tried: Vec::new(), acknowledged: 0, token: 0, failed: false }
     }
 
-    /// Takes in an answer; says whether the program goes on.
+    /// Notes the result of a call. Returns its value on success.
     fn took<T>(&mut self, answer: Result<T, StoreError>) -> Option<T> {
         self.failed |= answer.is_err();
         answer.ok()
@@ -63,10 +64,10 @@ impl Story {
     fn append(&mut self, store: &FileStore, lease: &Lease) -> Option<()> {
         let batch = self.links.step();
         self.tried.extend(batch.records.clone());
-        let mut answer = now(store.append(lease, batch.clone()));
+        let mut answer = now(store.append(&[lease], batch.clone()));
         if answer.is_err() {
             // Once more, as an engine does that tolerates a lost checkpoint.
-            answer = now(store.append(lease, batch));
+            answer = now(store.append(&[lease], batch));
         }
         self.took(answer)?;
         self.acknowledged = self.tried.len();
@@ -86,7 +87,7 @@ impl Story {
     }
 }
 
-/// Makes a run of `steps` checkpoints, of which some are rotated away.
+/// Makes a run of `steps` checkpoints and rotates some of them away.
 fn save(disk: &SimDisk, steps: usize) -> Story {
     let mut story = Story::new();
     let store = open(disk);
@@ -99,7 +100,7 @@ fn save(disk: &SimDisk, steps: usize) -> Story {
     story
 }
 
-/// Opens a store on what is left and says what it found wrong.
+/// Opens a store on the remaining bytes and reports the first violation.
 fn check(story: &Story, disk: &SimDisk) -> Result<(), String> {
     let store = open(disk);
     let (run, main) = (run_id("r-1"), BranchPath::main());
@@ -139,7 +140,7 @@ fn check(story: &Story, disk: &SimDisk) -> Result<(), String> {
     go_on(&store, disk, story)
 }
 
-/// Takes the run up and appends to it; then everything must be as it should.
+/// Acquires the run, appends to it, and checks everything again.
 fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String> {
     let run = run_id("r-1");
     let lease = now(store.acquire(&run, &BranchPath::main(), &holder("check")))
@@ -158,7 +159,7 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
     links.go_on_behind(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
     let batch = links.step();
     let record = batch.records[0].clone();
-    now(store.append(&lease, batch)).map_err(|error| format!("append: {error:?}"))?;
+    now(store.append(&[&lease], batch)).map_err(|error| format!("append: {error:?}"))?;
     let reopened = open(disk);
     let head = now(reopened.heads(&run, &Page::default())).map_err(|error| format!("heads: {error:?}"))?;
     if head.heads.first().is_none_or(|head| head.record != record) {
@@ -172,7 +173,7 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
     }
 }
 
-/// Where no run is, one can be made.
+/// Makes a run in a folder without one.
 fn begin_anew(disk: &SimDisk) -> Result<(), String> {
     let mut story = Story::new();
     let store = open(disk);
@@ -199,7 +200,7 @@ fn acknowledged_is_durable_whenever_the_power_fails_at_create_and_save() {
 
 #[test]
 fn acknowledged_is_durable_whenever_the_power_fails_at_rotation() {
-    // Six files are allowed with two to keep; the seventh commit rotates.
+    // Retention 2 allows six files; the seventh commit rotates.
     let disk = SimDisk::with_folder(DIR);
     let before = save(&disk, 5);
     assert_eq!(before.acknowledged, 5);
@@ -238,7 +239,7 @@ fn acknowledged_is_durable_whenever_the_power_fails_at_acquire() {
 fn a_crash_during_recovery_from_a_crash_loses_nothing() {
     let disk = SimDisk::with_folder(DIR);
     let mut before = save(&disk, 2);
-    // The writer dies when the next commit has its name, and before that is durable.
+    // The writer dies after the next commit has its name, and before the name is durable.
     let calls = {
         let probe = disk.fork();
         let mut story = before.clone();
@@ -295,7 +296,7 @@ fn acknowledged_is_durable_whenever_the_power_fails_at_quarantine() {
             if disk.files().iter().filter(|file| damaged_bytes(file)).count() == 0 {
                 return Err("the damaged bytes are gone".to_owned());
             }
-            // Moved or not, the run goes on behind it.
+            // Whether the damage was moved or not, the run resumes behind it.
             let mut story = story.clone();
             let lease = story.acquire(&store).ok_or("it cannot be acquired")?;
             for damage in &head.damaged {
@@ -308,7 +309,7 @@ fn acknowledged_is_durable_whenever_the_power_fails_at_quarantine() {
     assert!(survey.states > survey.calls);
 }
 
-/// A run of three checkpoints, of which the newest is damaged.
+/// Returns a run of three checkpoints, the newest one damaged.
 fn damaged() -> (SimDisk, Story, Damage) {
     let disk = SimDisk::with_folder(DIR);
     let story = save(&disk, 3);
@@ -324,7 +325,7 @@ fn damaged() -> (SimDisk, Story, Damage) {
     (disk, story, damage)
 }
 
-/// Goes on behind damage, as the engine does.
+/// Continues behind damage, as the engine does.
 fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result<(), String> {
     let main = BranchPath::main();
     let mut links = Links::of(&run_id("r-1"));
@@ -334,7 +335,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
     (header.reason, header.basis) = (Reason::Repair, Some(basis.header().seq));
     let record = links.seal(header, &json!("repaired"));
     let batch = links.batch(vec![record.clone()]);
-    now(store.append(lease, batch)).map_err(|error| format!("repair: {error:?}"))?;
+    now(store.append(&[lease], batch)).map_err(|error| format!("repair: {error:?}"))?;
     let heads = now(store.heads(&run_id("r-1"), &Page::default())).map_err(|error| format!("{error:?}"))?;
     let head = &heads.heads[0];
     if head.record == record && head.damaged.is_empty() {
@@ -401,11 +402,12 @@ fn damage_is_seen_whatever_byte_of_whatever_file_is_changed() {
     let tally = damage_disk(&disk, OneIn(37), is_record, |disk| outcome(&story, disk));
 
     let tally = tally.unwrap_or_else(|wrong| panic!("{wrong}"));
-    // Every record has an older one before it, and the run record a copy: one damage leaves something to go on from.
+    // Every record has an older one before it, and the run record has a copy: after one damage, a resume is
+    // possible.
     assert!(tally.older > 0 && tally.right > 0, "{tally:?}");
 }
 
-/// Reads all of a damaged store: every value is right, or its damage is told.
+/// Reads all of a damaged store: every value is right, or its damage is reported.
 fn outcome(story: &Story, disk: &SimDisk) -> Outcome {
     let store = open(disk);
     let (run, main) = (run_id("r-1"), BranchPath::main());

@@ -1,4 +1,4 @@
-//! The deletion of a run on a disk that dies: the run is whole, or nothing of it is left after the next writer.
+//! Deletion of a run on a disk that loses power: after the next writer, the run is complete or absent.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 const DIR: &str = "store";
 const RUN: &str = "r-1";
 
-/// A call of the file store never waits for anything but the disk.
+/// Completes a call of the file store, which waits only for the disk.
 fn now<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("the file store does not wait")
 }
@@ -21,18 +21,18 @@ fn open(disk: &SimDisk) -> FileStore {
     FileStore::on(Arc::new(disk.clone()), DIR)
 }
 
-/// Makes a run of three checkpoints and gives its lease back.
+/// Makes a run of three checkpoints and releases its lease.
 fn make(disk: &SimDisk, name: &str) -> Result<(), StoreError> {
     let (store, run) = (open(disk), run_id(name));
     let mut links = Links::of(&run);
     let lease = now(store.create(&sealed(run_record(&run)), links.step(), &holder("first")))?;
     for _ in 0..2 {
-        now(store.append(&lease, links.step()))?;
+        now(store.append(&[&lease], links.step()))?;
     }
     now(store.release(lease, None))
 }
 
-/// Looks whether the run is whole, then makes another one, behind which nothing of a deleted one may be left.
+/// Checks whether the run is complete, then makes another run, after which no file of a deleted run may remain.
 fn check(acknowledged: &bool, disk: &SimDisk) -> Result<(), String> {
     let (store, run) = (open(disk), run_id(RUN));
     let is_there = match now(store.run(&run)) {

@@ -1,5 +1,5 @@
-//! A small run in a file store on a simulated disk: programs that write it, and what must hold of it whatever
-//! became of the disk meanwhile.
+//! A small run in a file store on a simulated disk: programs that write the run, and promises that must hold
+//! after any disk fault.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,23 +21,22 @@ mod errors;
 mod liar;
 mod missing;
 
-/// Of all that could be tried, the tests try one in so many, and all of it with `WAYPOST_RIG_SHARE=1`, which takes
-/// some minutes.
+/// The sampling rate of the tests: a case out of so many. `WAYPOST_RIG_SHARE=1` tests all cases, in some minutes.
 fn share(default: usize) -> usize {
     std::env::var("WAYPOST_RIG_SHARE").map_or(default, |text| text.parse().expect("a share is a number"))
 }
 
-/// Where the store is.
+/// The folder of the store.
 const DIR: &str = "disk/store";
-/// Where the commit files of the run are.
+/// The folder of the commit files.
 const HISTORY: &str = "disk/store/runs/r-1/history";
 
-/// How many states the run keeps: the fewest, so that it rotates soon.
+/// The retention of the run: the minimum, for early rotations.
 const RETENTION: u32 = 2;
-/// With so many commits in a row, some are moved to the journal (the limits of `file::write`).
+/// This many commits in a row cause a rotation (the limits of `file::write`).
 const ROTATING_COUNT: usize = 5;
 
-/// The answer of a store that never waits.
+/// Returns the answer of a store that never waits.
 fn now<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().expect("a file store does not wait for anything but the disk")
 }
@@ -52,23 +51,23 @@ fn frozen() -> SealedRun {
     sealed(record)
 }
 
-/// What programs were told until now, and what they tried.
+/// The acknowledgements and attempts of programs so far.
 #[derive(Debug, Clone, Default)]
 struct Told {
-    /// The run was acknowledged.
+    /// True if the run was acknowledged.
     created: bool,
-    /// The records that were acknowledged.
+    /// The acknowledged records.
     acknowledged: Vec<Record>,
-    /// All that a store was ever asked to write.
+    /// All records of write attempts.
     tried: Vec<Record>,
     /// The newest token.
     token: u64,
 }
 
-/// A program: it works on a disk until it is done or the store fails it, and notes what it was told.
+/// A program: works on a disk until done or until an error of the store, and notes the acknowledgements.
 type Program = fn(Arc<dyn Disk>, &mut Told) -> Result<(), StoreError>;
 
-/// Makes the run, with its first record.
+/// Creates the run with its first record.
 fn creates(disk: Arc<dyn Disk>, told: &mut Told) -> Result<(), StoreError> {
     let store = FileStore::on(disk, DIR);
     let mut links = Links::of(&run());
@@ -81,12 +80,12 @@ fn creates(disk: Arc<dyn Disk>, told: &mut Told) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Takes the run up, moves aside what is damaged, and appends two records.
+/// Acquires the lease, quarantines damage, and appends two records.
 fn goes_on(disk: Arc<dyn Disk>, told: &mut Told) -> Result<(), StoreError> {
     append_after_all(disk, told, 2)
 }
 
-/// The same, with so many records that old ones are moved to the journal.
+/// The same, with enough records for a rotation.
 fn rotates(disk: Arc<dyn Disk>, told: &mut Told) -> Result<(), StoreError> {
     append_after_all(disk, told, ROTATING_COUNT)
 }
@@ -101,8 +100,8 @@ fn append_after_all(disk: Arc<dyn Disk>, told: &mut Told, count: usize) -> Resul
     Ok(())
 }
 
-/// Takes the lease, moves aside what is damaged, and goes on behind what is sound. The head is returned if the next
-/// record is one of repair.
+/// Acquires the lease, quarantines damage, and continues after the last sound record. Returns the head if the
+/// next record is a repair.
 fn take_up(store: &FileStore, told: &mut Told) -> Result<(Lease, Links, Option<Head>), StoreError> {
     let main = BranchPath::main();
     let lease = now(store.acquire(&run(), &main, &holder("successor")))?;
@@ -136,12 +135,12 @@ fn append(
     let record = links.seal(header, &state);
     let batch = links.batch(vec![record.clone()]);
     told.tried.push(record.clone());
-    now(Store::append(store, lease, batch))?;
+    now(Store::append(store, &[lease], batch))?;
     told.acknowledged.push(record);
     Ok(())
 }
 
-/// A durable disk after these programs.
+/// Returns a durable disk after these programs.
 fn disk_after(programs: &[Program]) -> (SimDisk, Told) {
     let disk = SimDisk::with_folder("disk");
     let mut told = Told::default();
@@ -152,8 +151,8 @@ fn disk_after(programs: &[Program]) -> (SimDisk, Told) {
     (disk, told)
 }
 
-/// Checks what was promised, on a disk that was just switched on: what was acknowledged is there, sound and the same,
-/// nothing is there that was never written, and the run goes on.
+/// Checks the promises after a power-on: acknowledged records exist and are sound and equal, no unwritten record
+/// exists, and the run can continue.
 fn promises(told: &Told, disk: &SimDisk) -> Result<(), String> {
     let say = |what: &str, error: StoreError| format!("{what}: {error}: {error:?}");
     let store = FileStore::on(Arc::new(disk.clone()), DIR);
@@ -173,7 +172,7 @@ fn promises(told: &Told, disk: &SimDisk) -> Result<(), String> {
     there(&FileStore::on(Arc::new(disk.clone()), DIR), &told)
 }
 
-/// Checks that all that was acknowledged is there, and nothing that was never written.
+/// Checks that all acknowledged records exist, and no unwritten records.
 fn there(store: &FileStore, told: &Told) -> Result<(), String> {
     let say = |what: &str, error: StoreError| format!("{what}: {error}: {error:?}");
     let heads = now(store.heads(&run(), &Page::default())).map_err(|error| say("no heads", error))?;
@@ -211,7 +210,7 @@ fn there(store: &FileStore, told: &Told) -> Result<(), String> {
     }
 }
 
-/// The paths of the commit files, oldest first.
+/// Returns the paths of the commit files, oldest first.
 fn commit_files(disk: &SimDisk) -> Vec<std::path::PathBuf> {
     let files = disk.files().into_iter().map(|(path, _)| path);
     files
@@ -219,7 +218,7 @@ fn commit_files(disk: &SimDisk) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// Says whether a file of that name is on the disk.
+/// Returns whether the disk has a file of this name.
 fn has(disk: &SimDisk, path: &str) -> bool {
     disk.files().iter().any(|(found, _)| found.starts_with(Path::new(path)))
 }

@@ -1,4 +1,4 @@
-//! What a person finds in the folder of a run: every event once, every section once, whatever crashed in between.
+//! The folder of a run: every event once and every section once, after any crash.
 
 use std::convert::Infallible;
 use std::fs;
@@ -34,7 +34,7 @@ impl Place {
         RunFolder::new(Arc::new(RealDisk), self.path(), &run_record(&run_id("r-1")))
     }
 
-    /// Takes the folder up again, as the next writer does, with what the store has.
+    /// Heals the folder from the store's records, as the next writer does.
     fn healed(&self, stored: &[Record]) -> RunFolder {
         let folder = self.folder();
         folder.heal(newest_first(stored)).unwrap();
@@ -51,7 +51,7 @@ impl Place {
     }
 }
 
-/// Records of one run, a step each.
+/// Records of one run, one step each.
 struct Chain {
     links: Links,
 }
@@ -170,7 +170,7 @@ fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
     folder.committed(&[chain.completed("other")]);
     folder.committed(&[chain.failed("early", 2), chain.failed("last", 1), chain.failed("last", 2)]);
     folder.committed(&[chain.failed("last", 3)]);
-    // A new writer knows the sections of the one before.
+    // A new writer finds the sections of the previous one.
     let folder = place.folder();
     folder.committed(&[chain.completed("last"), chain.completed("early")]);
 
@@ -182,8 +182,8 @@ fn a_section_is_replaced_by_the_next_attempt_wherever_it_stands() {
     assert!(order.is_sorted(), "{report}");
 }
 
-// What happened: whoever replaced a section, or took a run up, had all of a report in memory, more than once. What stops it
-// now: it is read and written in pieces, here several, and comes to the same as what the whole text would.
+// Bug: replacing a section, or healing a folder, held a whole report in memory more than once. Fix: the report is
+// read and written in pieces, several of them here, with the same result.
 #[test]
 fn a_report_of_many_pieces_is_what_the_whole_text_would_be() {
     let place = Place::new();
@@ -195,11 +195,11 @@ fn a_report_of_many_pieces_is_what_the_whole_text_would_be() {
     assert!(whole.len() > 1 << 19, "{}", whole.len());
     let sections = |records: &[Record]| -> Vec<Section> { records.iter().filter_map(section).collect() };
 
-    // In one commit and several, by the same writer and another, with a torn line behind them.
+    // In one commit and in several, by the same writer and another, with a torn line at the end.
     let again: Vec<Record> =
         [3_999, 7, 2_000, 0, 3_999, 2_001].map(|count| chain.completed(&format!("s{count}"))).into();
     folder.committed(&again[..4]);
-    // The last one has moved by now.
+    // The last section has moved by now.
     folder.committed(&again[4..5]);
     let torn = fs::OpenOptions::new().append(true).open(place.path().join("report.md"));
     torn.unwrap().write_all(b"<!-- section main s9").unwrap();
@@ -340,7 +340,7 @@ fn a_file_that_cannot_be_written_is_told_and_filled_in_later() {
     let records = four(&mut chain);
     let folder = place.folder();
     folder.committed(&records[..1]);
-    // A folder in the place of the file cannot be opened by anybody, root included.
+    // A folder with the name of the file cannot be opened as a file, not even by root.
     fs::remove_file(place.path().join("events.jsonl")).unwrap();
     fs::create_dir(place.path().join("events.jsonl")).unwrap();
     let folder = place.folder();
@@ -413,7 +413,7 @@ fn a_report_that_is_behind_its_log_catches_up() {
         place.report()
     };
 
-    // A store may write sections later than lines; a kill in between may come after any of them.
+    // A store may write sections later than lines; a kill may come after any of them.
     for reported in 0..=records.len() {
         let place = Place::new();
         let folder = place.folder();
@@ -440,7 +440,7 @@ fn a_head_is_replaced_before_more_sections_than_are_held_in_memory() {
 
     folder.committed(&[chain.ended("s", RunStatus::Interrupted)]);
     let stopped = place.report();
-    // What goes on finds its place behind the head of another length, and the last section in its own.
+    // The next event follows a head of another length, and the last section keeps its place.
     folder.committed(&[chain.failed("last", 1), chain.completed("last")]);
 
     assert!(stopped.contains("interrupted") && !stopped.contains("running"), "{}", &stopped[..300]);

@@ -1,4 +1,5 @@
-//! A step of a branch that runs again by name: with what comes after it there, the join, and what comes after that.
+//! A redo of a branch step by name, with its downstream steps in the branch, the join, and the steps after the
+//! join.
 
 use std::future::IntoFuture as _;
 
@@ -84,7 +85,7 @@ async fn a_branch_that_is_under_way_goes_back_too() {
 
         assert_eq!(again.state.done, WHOLE);
         let mut said = stage.said_sorted();
-        // Whether the other one had ended before the crash, nobody knows.
+        // The other branch may have ended before the crash or not.
         said.retain(|said| said != "b");
         assert_eq!(said, ["a", "a2", "after", "merge"]);
         let refused = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "b").await;

@@ -1,5 +1,5 @@
-//! A run of format 2, that of the first release, kept for ever: whatever becomes of the code, the run is read and resumed.
-//! The files are from the graph below, killed in branch `b` after its memo. A new format gets a folder beside this one.
+//! A run of format 2 (the first release), kept unchanged: every later version must read and resume the run. The
+//! files are from the graph below, killed in branch `b` after its memo. A new format gets a second folder.
 
 use std::fs;
 use std::path::Path;

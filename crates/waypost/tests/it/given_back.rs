@@ -1,9 +1,8 @@
-//! States that serde writes and does not read, or reads as something else.
+//! States that serde writes and cannot read, or reads as another value.
 //!
-//! What happened: a run whose state had a `u128` in a tagged enum wrote a checkpoint after each step, and could read none
-//! of them after a crash.
-//! Why: what a type cannot read only shows when it is read, and that was not before the first resume.
-//! What stops it now: a session reads some of what it writes again at once, and refuses a state that does not come back.
+//! Bug: a run whose state had a `u128` in a tagged enum wrote a checkpoint after each step, and none was readable
+//! after a crash. Cause: an unreadable value shows only in a read, and the first read was the first resume. Fix:
+//! a session reads back some of its states at once, and refuses a state that does not round-trip.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::error::Error as _;
@@ -21,7 +20,7 @@ fn engine() -> Engine {
     Engine::new(Arc::new(MemoryStore::new()))
 }
 
-/// Runs two steps that leave the state as it is; returns what refused it, and its cause.
+/// Runs two steps that keep the state. Returns the error and its cause.
 async fn refused<S: State>(state: S) -> (String, String) {
     let engine = engine();
     let step = |state: S, _: Context| async move { Ok::<_, StepError>(state) };
@@ -165,7 +164,7 @@ async fn the_states_of_branches_and_items_are_read_again_too() {
     assert!(of_item.source().unwrap().to_string().starts_with("result: it would not be read again"));
 }
 
-/// The first states of a session are all read again; later ones as far as a share of what is written goes.
+/// The first states of a session are all read back; later ones up to a share of the written bytes.
 #[tokio::test]
 async fn a_bad_state_late_in_a_long_session_is_found_within_a_bounded_number_of_steps() {
     let engine = engine();

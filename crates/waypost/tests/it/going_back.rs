@@ -1,4 +1,4 @@
-//! Going back to before branches were joined: what they did since is abandoned, like all else that came after.
+//! Rollbacks to before a join: the later work of the branches is abandoned, like all later records.
 
 use serde::{Deserialize, Serialize};
 use waypost::engine::Outcome;
@@ -9,14 +9,14 @@ use waypost::{Context, Graph, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// A state with a number that steps and branches work with.
+/// A state with a number for steps and branches.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Work {
     items: Vec<u32>,
     done: Vec<String>,
 }
 
-/// The items of the state, each said and noted with ten times itself.
+/// The items of the state; each is logged, and noted with ten times its value.
 fn items(stage: &Stage) -> Graph<Work> {
     let work = stage.clone();
     let each = Graph::builder("items").each(
@@ -45,7 +45,7 @@ fn of(items: &[u32]) -> Work {
     Work { items: items.to_vec(), done: Vec::new() }
 }
 
-/// The seq of the first record of the main branch that reads so.
+/// Returns the seq of the first record of the main branch with this text.
 async fn seq_of(world: &World, what: &str) -> u64 {
     let records = world.records().await;
     let line = records.iter().find(|line| line.starts_with("main@") && line.ends_with(what)).unwrap();
@@ -56,9 +56,9 @@ fn told<S>(outcome: &Outcome<S>, of: impl Fn(&S) -> &Vec<String>) -> (RunStatus,
     (outcome.status, of(&outcome.state).join(" "))
 }
 
-// A run was taken back to before a fork, and its state changed: the branches were found as they had ended before, and
-// the join was given what they had made of the old state. For they were taken for those of the fan-out that the record
-// names. Branches that had not been joined in that record are opened anew.
+// Bug: after a rollback to before a fork with a changed state, the branches still had their old ends, and the
+// join got results of the old state. Cause: the branches matched the fan-out named by the record. Fix: branches
+// not joined at that record restart.
 #[tokio::test]
 async fn branches_are_opened_anew_after_going_back_to_before_they_were_joined() {
     for edits in [true, false] {
@@ -93,7 +93,7 @@ async fn branches_are_opened_anew_after_going_back_to_before_they_were_joined() 
     }
 }
 
-// The same with a branch that failed: it was tried again with the state that it had failed with.
+// The same with a failed branch: it was retried with its failed state.
 #[tokio::test]
 async fn branches_are_given_the_state_that_was_mended_before_the_fork() {
     for mut world in World::each() {
@@ -117,7 +117,7 @@ async fn branches_are_given_the_state_that_was_mended_before_the_fork() {
     }
 }
 
-// A resume from the newest checkpoint goes on: nothing has come after it that could be abandoned.
+// A resume from the newest checkpoint continues: there are no later records to abandon.
 #[tokio::test]
 async fn branches_under_way_go_on_from_the_newest_checkpoint() {
     for mut world in World::each() {
@@ -135,7 +135,7 @@ async fn branches_under_way_go_on_from_the_newest_checkpoint() {
     }
 }
 
-// Once they have all ended, only the join is what comes next.
+// Once all branches have ended, only the join is next.
 #[tokio::test]
 async fn going_back_to_a_join_joins_the_same_branches() {
     for world in World::each() {
@@ -153,7 +153,7 @@ async fn going_back_to_a_join_joins_the_same_branches() {
     }
 }
 
-// The branches of a fork that was opened anew since then are no longer what they were: the join is not given those.
+// The branches of a fork reopened later have changed: the join does not get these.
 #[tokio::test]
 async fn going_back_to_a_join_opens_branches_anew_that_have_gone_on_as_others() {
     for mut world in World::each() {
@@ -175,7 +175,7 @@ async fn going_back_to_a_join_opens_branches_anew_that_have_gone_on_as_others() 
     }
 }
 
-// Items were frozen for a state that was changed by hand since, and joined all the same.
+// Bug: items listed for a state that was edited later were still joined.
 #[tokio::test]
 async fn items_are_listed_anew_after_going_back_to_before_they_were_joined() {
     for world in World::each() {
@@ -193,8 +193,9 @@ async fn items_are_listed_anew_after_going_back_to_before_they_were_joined() {
     }
 }
 
-// A step over items that was done again only joined its items again: a failed one stayed failed, and a list that was
-// changed made no difference. For the join has the same name. Its branches are its work: it opens them again.
+// Bug: a rerun of a `foreach` step only joined its items again: a failed item stayed failed, and a changed list
+// had no effect. Cause: the join has the same name. Fix: the branches are the work of the step, so the step opens
+// these again.
 #[tokio::test]
 async fn a_step_over_items_that_is_done_again_works_on_them_again() {
     for mut world in World::each() {
@@ -223,7 +224,7 @@ async fn a_step_over_items_that_is_done_again_works_on_them_again() {
     }
 }
 
-// Its branches had been opened and none joined: it had not been started, it was said.
+// Bug: with open branches before the join, the step was reported as not started.
 #[tokio::test]
 async fn a_step_over_items_can_be_done_again_while_they_are_under_way() {
     for mut world in World::each() {
@@ -239,7 +240,7 @@ async fn a_step_over_items_can_be_done_again_while_they_are_under_way() {
     }
 }
 
-// A graph within a graph is the work of its step, too.
+// A sub-graph is the work of its step too.
 #[tokio::test]
 async fn a_graph_in_a_graph_that_is_done_again_runs_again() {
     for world in World::each() {

@@ -1,4 +1,4 @@
-//! Graphs of Rust functions: their ways, branches, waits, and what is left of them after a crash.
+//! Graphs of Rust functions: routes, branches, waits, and their records after a crash.
 
 use std::future::pending;
 use std::io;
@@ -21,7 +21,7 @@ mod states;
 mod travel;
 mod waits;
 
-/// What steps say that they did, and a place to stop at.
+/// The log of the steps, and the points to hang at.
 #[derive(Debug, Clone, Default)]
 struct Trace {
     said: Arc<Mutex<Vec<String>>>,
@@ -41,7 +41,7 @@ impl Trace {
         self.said.lock().unwrap().clear();
     }
 
-    /// Lets whoever passes there hang for ever, until it is let go.
+    /// Makes the step with this text hang until its release.
     fn hang_at(&self, text: &str) {
         self.hangs.lock().unwrap().push(text.to_owned());
     }
@@ -71,7 +71,7 @@ impl Notes {
     }
 }
 
-/// A step that notes its own name.
+/// Returns a step that notes its own name.
 fn note(
     trace: &Trace,
 ) -> impl Fn(Notes, Context) -> futures_util::future::BoxFuture<'static, Result<Notes, StepError>> + use<> {
@@ -98,14 +98,14 @@ impl Rig {
         Self { engine: Engine::new(store.clone()), store, trace: Trace::default() }
     }
 
-    /// Runs until somebody hangs, and then crashes.
+    /// Runs until a step hangs at `at`, then crashes.
     async fn crash_at(&self, session: impl Future<Output = Result<Outcome<Notes>, RunError>>, at: &str) {
         self.trace.hang_at(at);
         let hanging = async {
             while !self.trace.said.lock().unwrap().iter().any(|said| said == at) {
                 tokio::task::yield_now().await;
             }
-            // What was to be committed by others is.
+            // Lets concurrent steps commit first.
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
@@ -118,7 +118,7 @@ impl Rig {
         self.store.drop_holder(&run_id());
     }
 
-    /// The records of the run, one a line: `branch@seq phase step`.
+    /// Returns the records of the run, one per line: `branch@seq phase step`.
     async fn records(&self) -> String {
         let found = self.store.scan(&Scan::of(&run_id())).await.unwrap();
         let line = |record: &waypost::record::Record| {

@@ -1,10 +1,9 @@
-//! What a builder refuses, and how it says so.
+//! Graphs that a builder refuses, and the error messages.
 //!
-//! What happened: forks nested too deep were built and failed after the first step had run; a way from elsewhere to a
-//! join ran the fork without the step before it; messages named edges that nobody wrote, or other ones each time.
-//! Why: names of branches were checked when a run needed them, a fork was written down as an edge, and edges were looked
-//! at in the order of a hash map.
-//! What stops it now: all of it is checked by `build`, in the order in which it was written, and named as it was.
+//! Bug: forks nested too deep were built, and failed after the first step had run. An edge from another step to a
+//! join ran the fork without the step before it. Messages named edges that nobody wrote, or different edges each
+//! time. Cause: branch names were checked at run time, a fork was stored as an edge, and edges were checked in
+//! hash order. Fix: `build` checks all of this in the order of the calls, and uses the caller's names.
 
 use waypost::graph::{Branches, Builder, Fork};
 use waypost::memory::MemoryStore;
@@ -30,7 +29,7 @@ fn refused(graph: Builder<State>) -> String {
     graph.build().unwrap_err().to_string()
 }
 
-/// Forks in forks, each with one branch.
+/// Builds forks in forks, each with one branch.
 fn nested(deep: usize) -> Builder<State> {
     (0..deep).fold(steps(&["s0"]), |graph, level| {
         let next = format!("s{}", level + 1);
@@ -84,7 +83,8 @@ fn only_a_fork_and_its_branches_lead_to_its_join() {
     let branch = join(steps(&["o", "a", "x"]).fork("a", ["x"]), "j").fork("o", ["j", "a"]);
     assert_eq!(refused(join(branch, "k")), into("step `o`"));
 
-    // Back to the step before the fork, from a branch to its join, and forks in branches are as they were.
+    // An edge back to the step before the fork, an edge from a branch to its join, and forks in branches stay
+    // valid.
     let again = join(steps(&["a", "x", "y"]).fork("a", ["x", "y"]), "j").edge("x", "j").route(
         "j",
         ["a", END],

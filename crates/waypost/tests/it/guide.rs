@@ -1,7 +1,7 @@
-//! The guide: what stands on its pages was compiled and run here.
+//! The guide: all code of its pages is compiled and run here.
 //!
-//! Each page of docs/guide has a module with its code. A page shows parts of it; what it says a program prints is asked
-//! for with [`page_says`].
+//! Each page of docs/guide has a module with its code. A page shows parts of that module. [`page_says`] checks
+//! the printed output of a page.
 
 mod asking;
 mod changing;
@@ -20,14 +20,15 @@ mod time_travel;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Blocks in these languages are no code of ours: manifests, commands and what they print. Everything else is checked.
+/// Blocks in these languages are not code of the guide: manifests, commands and output. Every other block is
+/// checked.
 const NOT_OURS: &[&str] = &["toml", "sh"];
 
 fn pages() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide")
 }
 
-/// The lines that matter, without their indentation: a page shows code without that of the function around it.
+/// Returns the non-empty lines without indentation: a page shows code without its function.
 fn lines(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
 }
@@ -43,7 +44,7 @@ fn page_says(page: &str, text: &str) {
     assert!(said, "docs/guide/{page} does not say:\n{text}");
 }
 
-/// The language and the text of each fenced block.
+/// Returns the language and the text of each fenced block.
 fn blocks(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<(String, String)> = None;
@@ -73,9 +74,9 @@ fn every_block_of_code_on_a_page_is_code_that_ran() {
         for (language, block) in blocks(&fs::read_to_string(&path).unwrap()) {
             checked += 1;
             let ran = sources.iter().any(|source| has(source, &lines(&block)));
-            // What is printed is asked for by its test, with `page_says`.
+            // The test of the page checks its output with `page_says`.
             let printed = matches!(language.as_str(), "mermaid" | "text");
-            // The README is also about the command; its tests are elsewhere.
+            // The README also covers the command, whose tests are elsewhere.
             let other = path == readme && language != "rust";
             if !ran && !printed && !other && !NOT_OURS.contains(&language.as_str()) {
                 strange.push(format!("{}, `{language}`:\n{block}", path.display()));

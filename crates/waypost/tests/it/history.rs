@@ -10,7 +10,7 @@ use waypost::RunId;
 use waypost::record::{FrontierEntry, Header, Phase, Status, Try, WaitKind};
 use waypost::store::{Scan, Store};
 
-/// Tells all records of a run, branch by branch in the order of their opening.
+/// Returns all records of a run, branch by branch in opening order.
 pub(crate) async fn told(store: &dyn Store, run: &RunId) -> Vec<String> {
     let mut scan = Scan::of(run);
     let mut lines = Vec::new();
@@ -60,7 +60,7 @@ fn told_of(header: &Header) -> String {
     line
 }
 
-/// Tells loops and deliberate redos, where there are any.
+/// Returns the iterations and epoch of a step, if any.
 fn place_of(at: &Try) -> String {
     let passes: String = at.iteration.iter().map(|pass| format!(" i{pass}")).collect();
     if at.epoch > 0 { format!("{passes} e{}", at.epoch) } else { passes }
@@ -89,7 +89,7 @@ fn entry_of(entry: &FrontierEntry) -> String {
     text
 }
 
-/// Compares lines with a text that may be indented.
+/// Compares lines with an optionally indented text.
 macro_rules! assert_told {
     ($actual:expr, $expect:expr) => {
         let expect: Vec<&str> = $expect.trim().lines().map(str::trim).collect();

@@ -1,4 +1,4 @@
-//! What comes after a step whose work is branches: in one piece, and with a crash at every commit.
+//! Hooks of a step with branches: in one session, and with a crash at every commit.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,10 +20,10 @@ use crate::toy::{Toy, failure};
 const FAULTS: [Fault; 2] = [Fault::DieBefore, Fault::DieAfter];
 const ITEMS: [&str; 3] = ["a", "b", "c"];
 
-/// `each` works on items and has hooks; `end` comes after it.
+/// `each` runs items and has hooks; `end` follows.
 struct Hooked {
     shape: Shape,
-    /// Items whose work fails.
+    /// Items that fail.
     fails: Mutex<Vec<&'static str>>,
     said: Mutex<Vec<String>>,
 }
@@ -282,7 +282,7 @@ async fn what_fails_together_is_followed_by_one_hook_and_goes_on_after_it() {
     }
 }
 
-/// A session that dies at its nth commit, before or behind it, and those after it.
+/// Runs a session that dies at its nth commit, before or after it, then the sessions after it.
 async fn survives(fails: &[&'static str], nth: u64, fault: Fault) -> bool {
     let mut world = World::memory();
     let program = Hooked::new(OnChildFailure::Stop, fails);
@@ -290,7 +290,7 @@ async fn survives(fails: &[&'static str], nth: u64, fault: Fault) -> bool {
     let ended = world.until_death(run(&world, &program)).await;
     let died = ended.as_ref().is_none_or(|ended| ended.is_err());
     let mut said = program.take_said();
-    // What was planned and did not happen is not to happen later.
+    // A reopened store drops a planned fault that did not happen.
     world.reopen();
     if died {
         let again = match world.store.run(&run_id()).await {

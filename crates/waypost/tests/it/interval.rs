@@ -1,4 +1,4 @@
-//! Checkpoints within a step that runs long.
+//! Checkpoints inside a long step.
 
 use std::future::IntoFuture as _;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use waypost::{Context, Engine, Graph, MemoryStore, RunId, StepError};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Works on two items; the first takes two seconds and a half, and counts its tokens at once.
+/// Builds two items; the first takes two and a half seconds and counts its tokens at its start.
 fn slow(paid: Arc<AtomicU32>) -> Graph<u64> {
     Graph::<u64>::builder("slow")
         .each(
@@ -42,7 +42,7 @@ fn slow(paid: Arc<AtomicU32>) -> Graph<u64> {
         .unwrap()
 }
 
-/// What was told on a branch while its step ran: how far it was, and how many tokens it had used.
+/// Returns the progress reported on a branch while its step ran, and the used tokens.
 async fn told(store: &MemoryStore, branch: &str) -> Vec<(Value, u64)> {
     let scan = Scan { branch: Some(branch.parse().unwrap()), ..Scan::of(&RunId::new("r").unwrap()) };
     let records = store.scan(&scan).await.unwrap().records;

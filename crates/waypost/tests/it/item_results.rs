@@ -1,4 +1,4 @@
-//! Results of items that JSON writes as null, or without content.
+//! Item results that JSON writes as null, or without content.
 
 use std::fmt::Debug;
 
@@ -15,7 +15,7 @@ use crate::play::{Notes, Stage};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Sent;
 
-/// A graph that works on two items, each with this result, and fails its first join.
+/// Builds a graph of two items, each with this result, whose first join fails.
 fn mails<R>(stage: &Stage, result: R) -> Graph<Notes>
 where
     R: Debug + Clone + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -65,9 +65,9 @@ where
     }
 }
 
-// What happened: items with the result `()` were worked on at every resume, and the run never completed.
-// Why: the result was kept as an `Option`, and a `Some` that is null reads as `None`: it was refused, after the effect.
-// What stops it now: a result is there where its field is, null or not.
+// Bug: items with the result `()` ran at every resume, and the run never completed. Cause: the result was stored
+// as an `Option`, and a null `Some` reads as `None`. The result was refused after its effect. Fix: a result
+// exists if its field exists, null or not.
 #[tokio::test]
 async fn items_without_a_result_complete() {
     completes(()).await;

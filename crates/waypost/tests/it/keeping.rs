@@ -1,4 +1,4 @@
-//! What a step keeps and says comes back as it went in, or is refused by name while the step can still be mended.
+//! Values that a step keeps or emits: read back unchanged, or refused by name while the step can still be fixed.
 
 use std::fmt::Debug;
 use std::future::{Future, pending};
@@ -24,14 +24,14 @@ where
     Graph::builder("only").step("only", step).build().unwrap()
 }
 
-/// Why the only step failed for good, in one line.
+/// Returns the fatal error of the only step, in one line.
 fn fatal(outcome: Outcome<Notes>) -> String {
     let (_, failure) = outcome.failed.unwrap();
     assert_eq!(failure.kind, FailureKind::Fatal, "{failure:?}");
     failure.error.join(": ")
 }
 
-/// What the step says that keeps `value`, first and after it was cut.
+/// Returns the notes of a step that keeps `value`, from the first attempt and from the one after a cut.
 async fn kept_twice<T>(value: T) -> Vec<String>
 where
     T: Debug + Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -56,7 +56,7 @@ where
     stage.said().into_iter().filter(|said| said != "cut").collect()
 }
 
-/// Why a step fails that keeps `value`.
+/// Returns the error of a step that keeps `value`.
 async fn refused<T>(value: T) -> String
 where
     T: Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -77,7 +77,7 @@ struct Price {
     net: f64,
 }
 
-/// Has a field that is not written.
+/// A type with a field that is skipped in serialization.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Half {
     whole: u8,
@@ -85,8 +85,8 @@ struct Half {
     half: u8,
 }
 
-// `once` gave the step `Some(NaN)` and kept `null`, so that after a crash the step was given `None` and went on with
-// that; other values could not be read again at all. For it was written as plain JSON. It is written as states are.
+// Bug: `once` returned `Some(NaN)` at first and `None` after a crash, and some values could not be read back.
+// Cause: values were written as plain JSON. Fix: values use the encoding of states.
 #[tokio::test]
 async fn once_keeps_a_value_as_it_is_or_refuses_it_by_field() {
     let price = |net| Price { name: "tea".to_owned(), net };
@@ -104,7 +104,7 @@ async fn once_keeps_a_value_as_it_is_or_refuses_it_by_field() {
     assert_eq!(kept_twice(5i128).await, ["5", "5"]);
 }
 
-// A field that is not written was there the first time, and not after a crash.
+// Bug: a skipped field was present on the first call and missing after a crash.
 #[tokio::test]
 async fn once_gives_the_same_the_first_time_as_after_a_crash() {
     let said = kept_twice(Half { whole: 2, half: 1 }).await;
@@ -147,8 +147,8 @@ async fn an_item_that_would_come_back_as_another_one_is_refused() {
     assert!(told.starts_with("item `nNaN` cannot be kept") && told.contains("NaN cannot"), "{told}");
 }
 
-// A cost that is no number, or more events than a header takes, could not be written at all: the run ended without a
-// word about it in its records, and each resume did the step again and ended so again. The step fails for it.
+// Bug: a cost that is not a number, or too many events for a header, ended the run without a record of the error,
+// and each resume repeated both. Fix: the step fails.
 #[tokio::test]
 async fn what_a_step_says_and_cannot_be_written_fails_the_step() {
     type Say = fn(&Context);
@@ -175,13 +175,14 @@ async fn what_a_step_says_and_cannot_be_written_fails_the_step() {
     }
 }
 
-// What happened: a step kept a result and had said something, each within its limit, and the run ended with "the header
-// has 2101000 bytes, 2097152 are allowed"; each resume did the step again and ended so again. Likewise many small events.
-// Why: both limits were half of a header's, which left nothing for the rest, and of an event only its own text was counted.
-// What stops it now: what is said is counted as it is written, and both limits and a rest fit into a header.
+// Bug: a kept result and emitted events, each within its limit, ended the run with "the header has 2101000 bytes,
+// 2097152 are allowed", and each resume repeated both. Many small events did the same. Cause: each limit was half
+// of a header, without room for other fields, and only the text of an event was counted. Fix: the encoded size is
+// counted, and both limits leave room for the rest of the header.
 #[tokio::test]
 async fn what_a_step_may_say_and_keep_fits_into_one_checkpoint() {
-    // Each takes `{"event":{"name":"n","data":...}},` in the header, a quote in the data one more.
+    // Each event takes `{"event":{"name":"n","data":...}},` in the header; a quote in the data takes one byte
+    // more.
     let of_one = |data: usize| r#"{"event":{"name":"n","data":""}},"#.len() + data;
     let one_large = |beyond: usize| vec![SAID_BYTES_MAX - of_one(0) + beyond];
     let many_small = |beyond: usize| {
@@ -198,7 +199,7 @@ async fn what_a_step_may_say_and_keep_fits_into_one_checkpoint() {
             let events = events.clone();
             async move {
                 events.iter().for_each(|bytes| context.emit("n", "x".repeat(*bytes)));
-                // With its quotes it is as large as may be.
+                // With its quotes, the result has the maximum size.
                 let result = "y".repeat(MEMO_BYTES_MAX - 2);
                 context.once("result", async { Ok::<_, StepError>(result) }).await?;
                 context.emit("n", "x".repeat(SAID_BYTES_MAX - of_one(0)));
@@ -218,7 +219,7 @@ async fn what_a_step_may_say_and_keep_fits_into_one_checkpoint() {
     }
 }
 
-// What is written meanwhile does not count: only a single checkpoint is limited.
+// The limit is per checkpoint, so an intermediate checkpoint resets the count.
 #[tokio::test]
 async fn a_step_may_say_as_much_as_it_likes_in_several_checkpoints() {
     let graph = only(|state: Notes, context: Context| async move {
@@ -234,8 +235,8 @@ async fn a_step_may_say_as_much_as_it_likes_in_several_checkpoints() {
     assert_eq!(outcome.status, RunStatus::Completed);
 }
 
-// An answer of the wrong type was taken in, the step failed for good, and so did each resume: the question was answered,
-// and nobody could answer it again. Now it is asked again, as another question.
+// Bug: an answer of the wrong type was accepted, the step failed for good, and so did each resume. The question
+// was answered, so it could not be answered again. Fix: the step asks again, as a new question.
 #[tokio::test]
 async fn a_question_whose_answer_is_of_the_wrong_type_is_asked_again() {
     for mut world in World::each() {

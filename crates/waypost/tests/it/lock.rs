@@ -1,6 +1,6 @@
 //! The run's lock between real processes.
 //!
-//! A second process is this test binary again, told by an environment variable to hold a lock until it is killed.
+//! The second process is this test binary. An environment variable makes the process hold a lock until a kill.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use waypost::lock::{Holder, LockError, RunLock, forget_note};
 
 const HOLD: &str = "WAYPOST_TEST_HOLD_LOCK";
 
-/// A process that holds a lock until it is killed or this is dropped.
+/// A process that holds a lock until a kill or the drop of this value.
 struct Other(Child);
 
 impl Other {
@@ -39,7 +39,7 @@ impl Other {
         Self(child)
     }
 
-    /// A process that only has the descriptor open.
+    /// Starts a process that only has the descriptor open.
     fn keeping(lock: OwnedFd) -> Self {
         Self(Command::new("sleep").arg("1000").stdin(lock).spawn().unwrap())
     }
@@ -56,7 +56,7 @@ impl Drop for Other {
     }
 }
 
-/// Not a test of its own: what the other process does.
+/// Not a separate test: the code of the other process.
 #[test]
 fn other_process() {
     let Some(path) = std::env::var_os(HOLD) else { return };
@@ -155,10 +155,9 @@ fn a_holder_that_forgets_its_note_leaves_none() {
     assert_eq!(take(&path).unwrap().previous(), None);
 }
 
-// What happened: a resume right after `kill -9` was refused on a busy machine: the run was held by a process that had not
-// named itself yet.
-// Why: a supervisor forgets the note before the kernel takes the lock away with it, and what had no note was taken for a
-// holder that is about to write one. What stops it now: a note that was forgotten can be told from none.
+// Bug: on a busy machine a resume right after `kill -9` was refused, because the holder of the run had no name
+// yet. Cause: a supervisor clears its note before the kernel releases the lock. A missing note was read as a
+// holder that is about to write one. Fix: a cleared note differs from a missing one.
 #[test]
 fn who_has_forgotten_its_note_is_about_to_let_go() {
     let folder = tempfile::tempdir().unwrap();

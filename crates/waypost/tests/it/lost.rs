@@ -1,5 +1,5 @@
-//! Checkpoints that could not be written, and that was tolerated: on branches of branches too, what is lost is written
-//! with what comes next, and a crash before that costs the steps since and no more.
+//! Tolerated failures to write a checkpoint, also on branches of branches. Lost records are written with the next
+//! ones, and a crash before that repeats only the steps since.
 
 use waypost::Graph;
 use waypost::StepError;
@@ -10,7 +10,7 @@ use waypost::record::RunStatus;
 use crate::faulty::{Fault, World};
 use crate::play::{Notes, Stage};
 
-/// A fork in a fork, and items in one of its branches.
+/// Builds a fork in a fork, and items in one of its branches.
 fn nested(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "x", "x2", "y", "q", "after"]);
     let builder = builder.edge("x", "x2").fork("p", ["x", "y"]).join("inner", stage.merge());
@@ -58,8 +58,8 @@ async fn any_lost_checkpoint_of_branches_of_branches_is_made_up_for() {
                 break;
             }
             world.reopen();
-            // A join reads from the store: it does not start while what it reads cannot be written. Nor is the last
-            // checkpoint of a run one that can be lost.
+            // A join reads from the store, so it does not start while its input cannot be written. The last
+            // checkpoint of a run cannot be lost either.
             let outcome = match first {
                 Err(RunError::Checkpoint { .. }) => world.engine.resume(&graph, "r").await.unwrap(),
                 first => first.unwrap(),
@@ -88,7 +88,7 @@ async fn a_crash_right_after_a_lost_checkpoint_costs_the_steps_since() {
             let graph = nested(&stage);
             world.store.plan(nth, 1, Fault::Refuse);
             let refused = nth;
-            // The write after the one that is refused.
+            // The write after the refused one.
             world.store.plan_where(
                 {
                     let mut left = refused + 1;

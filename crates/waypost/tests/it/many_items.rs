@@ -1,4 +1,5 @@
-//! What a run of many items, or of a long history, costs where nothing of that matters; and where too many are refused.
+//! The cost of a run with many items or a long history in operations that do not need these, and the refusal of
+//! too many items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +14,10 @@ use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, END, FileStore, Graph, MemoryStore, RunId, StepError};
 use waypost_testing::faulty::{Call, Fault, FaultyStore};
 
-/// The numbers from the first up to and without the second; once they were added up, their sum and 0.
+/// A range from the first number up to and excluding the second; after the sum, the sum and 0.
 type Range = (u64, u64);
 
-/// Adds up a range, number by number, and counts those that were worked on.
+/// Sums a range item by item, and counts the executed items.
 fn sum_up(worked: &Arc<AtomicU64>) -> Graph<Range> {
     let worked = Arc::clone(worked);
     let work = move |item: u64, _| {
@@ -42,10 +43,8 @@ fn file_engine(dir: &tempfile::TempDir) -> Engine {
     Engine::new(Arc::new(FileStore::open(dir.path().join("store")).unwrap()))
 }
 
-// What happened: a fan-out that a file store cannot keep failed when thousands of its items had been worked on, and could
-// never end.
-// Why: the store counted branches as they were opened, page by page.
-// What stops it now: the engine asks the store for room for all of them before the first.
+// Bug: a fan-out too large for a file store failed after thousands of items, and could never end. Cause: the
+// store counted branches page by page. Fix: the engine checks the quota for all branches before the first.
 #[tokio::test]
 async fn too_many_items_for_a_store_are_refused_before_any_is_worked_on() {
     let (dir, worked) = (tempfile::tempdir().unwrap(), Arc::default());
@@ -67,9 +66,8 @@ async fn too_many_items_for_a_store_are_refused_before_any_is_worked_on() {
     assert_eq!((mended.status, mended.state.0), (RunStatus::Completed, 3));
 }
 
-// What happened: exactly as many items as a file store says that it keeps were too many.
-// Why: the main branch was counted with them.
-// What stops it now: it is not.
+// Bug: exactly as many items as the limit of a file store were refused. Cause: the main branch was counted too.
+// Fix: the main branch is excluded.
 #[tokio::test]
 async fn as_many_items_as_a_store_keeps_are_worked_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -81,13 +79,13 @@ async fn as_many_items_as_a_store_keeps_are_worked_on() {
         .build()
         .unwrap();
 
-    // All of them take long on a disk. The first says enough: there was room for it and all others.
+    // A full run takes long on a disk. The first item is sufficient: the quota sufficed for all.
     let outcome = file_engine(&dir).run(&graph, "r", 0).await.unwrap();
 
     assert_eq!(outcome.failed.unwrap().1.error, ["spoilt"]);
 }
 
-// Items of an earlier pass, or of one before a crash, are branches that are there already.
+// Items of an earlier pass, or from before a crash, are existing branches.
 #[tokio::test]
 async fn branches_that_are_there_need_no_more_room() {
     let (dir, worked) = (tempfile::tempdir().unwrap(), Arc::default());
@@ -104,9 +102,9 @@ async fn branches_that_are_there_need_no_more_room() {
     assert!(failure.error[0].contains("the run would have 10010 then"), "{failure:?}");
 }
 
-// What happened: a resume of a completed run took the longer the more items it had had, although nothing was to be done.
-// Why: it looked for the head of the main branch, which had none any more, among those of all branches; twice.
-// What stops it now: it looks at the newest record of the main branch first.
+// Bug: the time of a resume of a completed run grew with the number of items, without any work. Cause: the resume
+// searched the head of the main branch among all branches, twice, and an ended branch has no head. Fix: the
+// newest record of the main branch is read first.
 #[tokio::test]
 async fn a_resume_of_a_completed_run_looks_at_no_branch_of_it() {
     let (faulty, worked) = (FaultyStore::around(Arc::new(MemoryStore::new())), Arc::default());
@@ -126,7 +124,7 @@ async fn a_resume_of_a_completed_run_looks_at_no_branch_of_it() {
     assert!(faulty.calls() - before < 10, "{} calls", faulty.calls() - before);
 }
 
-/// Counts up to a number, a step each.
+/// Counts up to a number, with a step per number.
 fn count_to(end: u64) -> Graph<u64> {
     let next = |count: u64, _| async move { Ok::<_, StepError>(count + 1) };
     Graph::<u64>::builder("count")
@@ -136,9 +134,9 @@ fn count_to(end: u64) -> Graph<u64> {
         .unwrap()
 }
 
-// What happened: doing the newest step again took the longer the more had been done before: seconds after 20,000 steps.
-// Why: the whole history was read, once for the start of the step and once for the highest epoch.
-// What stops it now: the start is looked for from the end on, and the highest epoch stands in the newest position.
+// Bug: the time of a rerun of the newest step grew with the history: seconds after 20,000 steps. Cause: the whole
+// history was read, for the start of the step and for the highest epoch. Fix: the start is searched backwards,
+// and the newest position has the highest epoch.
 #[tokio::test]
 async fn going_back_to_the_newest_step_reads_no_more_of_a_long_history() {
     let mut counts = Vec::new();
@@ -157,8 +155,7 @@ async fn going_back_to_the_newest_step_reads_no_more_of_a_long_history() {
     assert_eq!(counts[0], counts[1]);
 }
 
-// What is done again has an epoch of its own each time, also where the run went back behind an earlier redo, and where
-// another session does so.
+// Each rerun has a new epoch, also after a rollback past an earlier rerun, and in another session.
 #[tokio::test]
 async fn no_epoch_is_given_twice() {
     let store = Arc::new(MemoryStore::new());
@@ -181,7 +178,7 @@ async fn no_epoch_is_given_twice() {
     assert_eq!(epochs, [1, 2, 3, 4]);
 }
 
-// The same, walked and looked for: what a rollback left behind is on neither.
+// The same by a full walk and by a search: neither includes abandoned records.
 #[tokio::test]
 async fn what_is_looked_for_from_the_end_is_what_the_walk_of_the_history_gives() {
     let store = Arc::new(MemoryStore::new());
@@ -204,9 +201,8 @@ async fn what_is_looked_for_from_the_end_is_what_the_walk_of_the_history_gives()
     }
 }
 
-// What happened: a retention of 0 or 1 was taken, and 2 states were kept.
-// Why: only the stores knew that fewer than two are never kept.
-// What stops it now: the record of such a run cannot be sealed.
+// Bug: a retention of 0 or 1 was accepted, and 2 states were kept. Cause: only the stores had the minimum of two.
+// Fix: the record of such a run cannot be sealed.
 #[tokio::test]
 async fn a_retention_that_no_store_would_keep_to_is_refused() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
@@ -220,9 +216,9 @@ async fn a_retention_that_no_store_would_keep_to_is_refused() {
     engine.run(&count_to(3), "r", 0).retention(2).await.unwrap();
 }
 
-// What happened: a run that a recorder had finished was held until the recorder was gone, on disk; in memory it was not.
-// Why: the kernel's lock stood behind a lease that was kept after it had been given back.
-// What stops it now: the recorder lets go of it with its last record.
+// Bug: a run finished by a recorder stayed locked until the drop of the recorder on disk, but not in memory.
+// Cause: the kernel lock belonged to a lease that was kept after its release. Fix: the recorder drops the lease
+// with its last record.
 #[tokio::test]
 async fn a_run_that_a_recorder_finished_is_free_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -241,9 +237,8 @@ async fn a_run_that_a_recorder_finished_is_free_at_once() {
     }
 }
 
-// What happened: one store spoke of `checkpoint 9`, another of `checkpoint @9`.
-// Why: each had the sentence written out.
-// What stops it now: there is one of it.
+// Bug: a store printed `checkpoint 9`, another store `checkpoint @9`. Cause: each store had its own message. Fix:
+// a single message.
 #[tokio::test]
 async fn stores_say_alike_that_there_is_no_such_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints that a person asks for: the run does next what it would have done.
+//! Checkpoints requested by a person do not change the next step of the run.
 
 use std::future::IntoFuture as _;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ async fn labels_that_are_no_names_are_refused() {
     assert!(world.engine.checkpoint(&run_id(), Some(&"x".repeat(64))).await.is_ok());
 }
 
-// Time that stands still but for what waits for it: the minute passes at once.
+// With paused time, the minute passes at once.
 #[tokio::test(start_paused = true)]
 async fn a_wish_that_nobody_takes_in_is_given_up_and_kept() {
     let world = World::memory();

@@ -1,4 +1,4 @@
-//! What a newer program left in a file store: it is refused, and stays as it is.
+//! Files of a newer program in a file store are refused and stay unchanged.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn store(disk: &SimDisk) -> FileStore {
     FileStore::on(Arc::new(disk.clone()), "store")
 }
 
-/// Makes of a file one of the next format, as sound as it was.
+/// Turns a valid file into a valid file of the next format.
 fn make_newer(text: &mut [u8]) {
     const MEMBER: &[u8] = b"\"format\":2";
     let at = text.windows(MEMBER.len()).position(|window| window == MEMBER).unwrap();
@@ -25,9 +25,9 @@ fn make_newer(text: &mut [u8]) {
 
 #[tokio::test]
 async fn a_newer_run_record_is_refused_and_not_written_over() {
-    // What happened: a `run.json` of a newer format counted as damaged, and was replaced by its older copy.
-    // Why: of the two files, the one that could be read was taken for the truth.
-    // What stops it now: newer is no damage; the run is refused, whichever of the two it is.
+    // Bug: a `run.json` of a newer format counted as damaged and was replaced by its older copy. Cause: the
+    // readable file of the two won. Fix: a newer format is not damage; the run is refused if either file is
+    // newer.
     for name in ["run.json", "run.copy.json"] {
         let disk = SimDisk::with_folder("store");
         let run = run_id("r");
@@ -59,9 +59,9 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
     }
 }
 
-// What happened: a run whose newest checkpoint a newer program had written was deleted, with all that this program knows
-// nothing of. Why: whatever is wrong with a run, it can be deleted, and newer counted as wrong. What stops it now: it is
-// asked before, and a damaged one still goes.
+// Bug: a run whose newest checkpoint came from a newer program was deleted, with data unknown to this program.
+// Cause: a run with any error can be deleted, and a newer format counted as an error. Fix: `delete` checks the
+// format first; a damaged run can still be deleted.
 #[tokio::test]
 async fn a_run_with_a_newer_checkpoint_is_not_deleted_and_a_damaged_one_is() {
     for is_newer in [true, false] {

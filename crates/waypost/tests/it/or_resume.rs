@@ -1,4 +1,4 @@
-//! One id for a program that is simply started, also several times at once; and names that may change.
+//! One run id for a program that is simply started, also concurrently, and renames of graphs.
 
 use std::future::IntoFuture as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use waypost_testing::faulty::Call;
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// Says who has the run.
+/// Returns the holder of the run.
 fn holder(refused: &RunError) -> String {
     match refused {
         RunError::Store(StoreError::Held { holder: Some(holder), .. }) => holder.to_string(),
@@ -24,7 +24,7 @@ fn holder(refused: &RunError) -> String {
     }
 }
 
-/// `a`, `b` and `c`, of which `b` takes a while.
+/// Builds `a`, `b` and `c`; step `b` is slow.
 fn slow_line(stage: &Stage) -> Graph<Notes> {
     let slow = stage.clone();
     let builder = stage.steps(Graph::builder("line"), &["a"]).step("b", move |state: Notes, _| {
@@ -38,7 +38,7 @@ fn slow_line(stage: &Stage) -> Graph<Notes> {
     stage.steps(builder, &["c"]).edge("a", "b").edge("b", "c").build().unwrap()
 }
 
-// The second one was told that the run exists, and not who works on it.
+// Bug: the second start was told that the run exists, and not the holder of the run.
 #[tokio::test]
 async fn a_start_that_looked_before_the_run_was_made_is_told_who_has_it() {
     for world in World::each() {
@@ -102,7 +102,7 @@ struct Count {
     steps: u32,
 }
 
-/// A graph that appends a line to a file in each of its steps.
+/// Builds a graph that appends a line to a file in each of its steps.
 fn counting(file: PathBuf) -> Graph<Count> {
     let mut builder = Graph::<Count>::builder("counting");
     for name in ["a", "b", "c", "d"] {
@@ -124,7 +124,7 @@ fn counting(file: PathBuf) -> Graph<Count> {
 
 const FOLDER: &str = "WAYPOST_TEST_OR_RESUME";
 
-/// Runs the graph once, and leaves what came of it in a file named by the process.
+/// Runs the graph once and writes the result to a file named by the process.
 async fn start_once(folder: &Path) {
     let engine = Engine::new(Arc::new(FileStore::open(folder.join("store")).unwrap()) as Arc<dyn Store>);
     let graph = counting(folder.join("lines"));
@@ -161,13 +161,13 @@ async fn one_of_three_processes_does_the_work() {
     let winner = said.iter().position(|said| said.contains("ended Completed 4")).expect("one does the work");
     for (place, said) in said.iter().enumerate().filter(|(place, _)| *place != winner) {
         let told = format!("held by process {}", ids[winner]);
-        // One that comes when the work is done finds it done.
+        // A start after the end finds the run completed.
         assert!(said.contains(&told) || said.contains("ended Completed 4"), "{place}: {said}");
     }
     assert!(said.iter().any(|said| said.contains("refused")), "{said:?}");
 }
 
-// The branch of an inner graph was named by its graph: renamed, all that was done in it was done again.
+// Bug: the branch of an inner graph was named after its graph, so a rename repeated all its work.
 #[tokio::test]
 async fn an_inner_graph_may_be_renamed_amid_its_work() {
     for mut world in World::each() {

@@ -1,12 +1,9 @@
-//! Resumes with a graph that is not the one of the run.
+//! Resumes with a graph that differs from the graph of the run.
 //!
-//! What happened: a completed run was resumed with the graph of another program, which was told `Completed` and took its
-//! state for its own; a changed edge was told as a step that "does something else"; holds at steps that there are not
-//! were accepted.
-//! Why: whether a graph fits was asked after it was found that nothing was left to do, and a fingerprint does not say what
-//! went into it.
-//! What stops it now: the graph is compared, and what is named is looked for, before anything else; where a step leads
-//! stands in the definition.
+//! Bug: a completed run was resumed with the graph of another program, and reported `Completed` with the foreign
+//! state; a changed edge was reported as a changed step; holds at unknown steps were accepted.
+//! Cause: the graph was compared only if there was work to do, and a fingerprint does not show its parts.
+//! Fix: the graph is compared and names are resolved first; the definition includes the edges.
 
 use std::sync::Arc;
 
@@ -60,7 +57,7 @@ async fn a_completed_run_of_another_graph_is_refused() {
     assert_eq!(why(engine.resume(&other, "r").await), expect);
     assert_eq!(why(engine.run(&other, "r", State::new()).or_resume().await), expect);
 
-    // Not even its state is read: that of another type is no better told as damage.
+    // Even the state is not read: a state of another type must not be reported as damage.
     let number = Graph::<u32>::builder("g").step("q", |n: u32, _| async move { Ok::<_, StepError>(n) });
     let refused = engine.resume(&number.build().unwrap(), "r").await.unwrap_err();
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
@@ -109,7 +106,7 @@ async fn the_order_of_steps_and_the_ways_to_say_that_a_branch_ends_are_no_change
     assert_eq!(outcome.status, RunStatus::Completed);
 }
 
-/// Branches are known by their place: other branches of a fork are another fork, even of the same steps.
+/// Branches are identified by place: other branches of a fork are a changed fork, even with the same steps.
 #[tokio::test]
 async fn other_branches_of_the_same_steps_are_a_change() {
     let engine = engine();
@@ -146,7 +143,7 @@ async fn a_step_that_leads_elsewhere_is_told_as_that() {
     );
 }
 
-/// A run that was started over with another graph was taken as one of the old graph by the next resume.
+/// Bug: after a restart with another graph, the next resume treated the run as a run of the old graph.
 #[tokio::test]
 async fn starting_over_with_another_graph_needs_a_word_and_is_remembered() {
     let engine = engine();
@@ -162,7 +159,7 @@ async fn starting_over_with_another_graph_needs_a_word_and_is_remembered() {
     let outcome = engine.resume(&other, "r").interrupt_before([""; 0]).await.unwrap();
     assert_eq!((outcome.status, outcome.state.join(" ").as_str()), (RunStatus::Completed, "q r"));
 
-    // Back to the graph that the run was made with, and again to the other.
+    // Back to the original graph, and again to the other graph.
     let first = a_to_b();
     let back = engine.resume(&first, "r").restart(State::new()).on_change(OnChange::Adopt);
     assert_eq!(back.await.unwrap().state, ["a", "b"]);
@@ -186,7 +183,8 @@ async fn what_is_said_of_a_completed_run_is_looked_at_although_nothing_runs() {
     assert!(engine.resume(&a_to_b(), "r").interrupt_before(["b"]).await.unwrap().idle);
 }
 
-/// A hold was kept with the run, and its step is gone: the resume was refused for a name that nobody had said.
+/// Bug: a hold was stored with the run, and its step was removed: the resume refused a name that the caller had
+/// not given.
 #[tokio::test]
 async fn a_hold_that_was_kept_goes_with_its_step() {
     let engine = engine();
@@ -200,8 +198,8 @@ async fn a_hold_that_was_kept_goes_with_its_step() {
     assert_eq!((outcome.status, outcome.state.join(" ").as_str()), (RunStatus::Completed, "a"));
 }
 
-// What happened: a step that the new graph has upstream of the position was passed over, without a word. Why: a step that is
-// neither in the frontier nor downstream of it counts as finished. What stops it now: added steps are put into the frontier.
+// Bug: an added step upstream of the position was silently skipped. Cause: a step neither in the frontier nor
+// downstream of the frontier counts as finished. Fix: added steps are put into the frontier.
 #[tokio::test]
 async fn an_added_step_upstream_of_the_position_runs() {
     for (before, held, after, expect) in [
@@ -233,7 +231,7 @@ async fn an_added_step_upstream_of_the_position_runs() {
 
         match (outcome, expect) {
             (Ok(held), Ok(expect)) => {
-                // The run is held before `c` once more: `c` has not started.
+                // The run is held before `c` again: `c` has not started.
                 assert_eq!(held.status, RunStatus::Interrupted);
                 let outcome = engine.resume(&line(after), "r").await.unwrap();
                 assert_eq!(outcome.status, RunStatus::Completed);
@@ -246,7 +244,7 @@ async fn an_added_step_upstream_of_the_position_runs() {
     }
 }
 
-/// `a`, `b`, `c`, and the same with `d` behind.
+/// `a`, `b`, `c`, and the same with a downstream `d`.
 fn short_and_long(stage: &Stage) -> (Graph<Notes>, Graph<Notes>) {
     let builder = stage.steps(Graph::builder("line"), &["a", "b", "c", "d"]);
     (stage.line(), builder.edge("a", "b").edge("b", "c").edge("c", "d").build().unwrap())
@@ -262,9 +260,9 @@ async fn crash_in(
     stage.crash(world, step, async |world| resume(world.engine.resume(graph, "r")).await).await;
 }
 
-// What happened: a run that had gone on with another graph, and then back to a checkpoint of before, was taken for one of
-// the old graph: the program that had taken it there was refused, and the one from before was not. Why: the definition in
-// force went back with the rest. What stops it now: the past is gone back to with the graph in force.
+// Bug: after the adoption of another graph and a rollback to an earlier checkpoint, the run counted as a run of
+// the old graph: the new program was refused, the old program accepted. Cause: the definition in force was rolled
+// back too. Fix: a rollback keeps the definition in force.
 #[tokio::test]
 async fn going_back_does_not_bring_the_old_graph_back() {
     for mut world in World::each() {
@@ -293,7 +291,7 @@ async fn going_back_does_not_bring_the_old_graph_back() {
         assert_eq!(back.state.done, ["a"]);
         world.reopen();
         refused(world.engine.resume(&short, "r").await);
-        // The checkpoint itself is one of the old graph, the one that goes back to it is not.
+        // The checkpoint itself has the old graph; the rollback record has the new graph.
         refused(world.engine.fork(&long, &"r@2".parse().unwrap(), "r2").await);
         let at = CheckpointRef { run: back.run, branch: BranchPath::main(), seq: back.at };
         assert_eq!(world.engine.fork(&long, &at, "r3").await.unwrap().state.done, ["a", "b", "c", "d"]);
@@ -302,8 +300,8 @@ async fn going_back_does_not_bring_the_old_graph_back() {
     }
 }
 
-// What happened: a graph that was adopted by a rollback, or without running anything, was not remembered. Why: it was
-// written down only when steps ran. What stops it now: it is written with whatever is first written.
+// Bug: a graph adopted by a rollback, or without an execution, was not recorded. Cause: the adoption was recorded
+// only with a step. Fix: the adoption is recorded with the first record.
 #[tokio::test]
 async fn a_graph_is_adopted_without_running_too() {
     for back in [None, Some(2), Some(4)] {
@@ -337,7 +335,7 @@ async fn a_graph_is_adopted_without_running_too() {
     }
 }
 
-// Also where all of that is said at once, and the run crashes in the first step that runs.
+// Also with all options in a single call, and a crash in the first step.
 #[tokio::test]
 async fn adopting_a_graph_and_going_back_at_once_is_remembered() {
     for mut world in World::each() {
@@ -359,9 +357,9 @@ async fn adopting_a_graph_and_going_back_at_once_is_remembered() {
     }
 }
 
-// What happened: a graph was refused for a step that the run stood at, although it was to go back to before that; and one
-// that has not the step that was gone back to was taken. Why: only where the run stood was looked at. What stops it now:
-// the graph must have the steps that the run goes on with.
+// Bug: a graph without a step of the current position was refused, although the rollback led to before that step;
+// a graph without the target step was accepted. Cause: only the current position was compared. Fix: the graph
+// must have the steps of the start point.
 #[tokio::test]
 async fn a_graph_must_have_the_steps_that_are_gone_back_to() {
     let world = World::memory();
@@ -390,9 +388,8 @@ async fn a_graph_must_have_the_steps_that_are_gone_back_to() {
     assert!(world.engine.resume(&short, "r").await.unwrap().idle);
 }
 
-// What happened: a completed run that was told to go on with another graph was refused by the next resume of the same
-// program. Why: there was nothing to do, and so nothing was written. What stops it now: what is adopted is written down,
-// as a configuration or an edit by hand is.
+// Bug: after a completed run adopted another graph, the next resume of the same program was refused. Cause:
+// without work, nothing was recorded. Fix: an adoption is recorded like a configuration or a manual edit.
 #[tokio::test]
 async fn a_graph_that_is_adopted_after_the_end_is_remembered() {
     for stops in [false, true] {
@@ -420,7 +417,7 @@ async fn a_graph_that_is_adopted_after_the_end_is_remembered() {
     }
 }
 
-/// `plan`, then the branches `a` and `b`, of which `b` may have `b2` behind, then `merge`.
+/// `plan`, then the branches `a` and `b`, possibly with `b2` after `b`, then `merge`.
 fn forked(stage: &Stage, more: bool) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("forked"), &["plan", "a", "b", "after"]);
     let builder = if more { stage.steps(builder, &["b2"]).edge("b", "b2") } else { builder };
@@ -428,10 +425,9 @@ fn forked(stage: &Stage, more: bool) -> Graph<Notes> {
     builder.edge("merge", "after").build().unwrap()
 }
 
-// What happened: a run that went on with another graph amid its branches, and crashed there once more, fitted no program
-// any more: the branch stood at a step of the new graph, the run was one of the old. Why: that the graph was adopted was
-// written with the next record of the main branch, which came after the branches. What stops it now: it is written before
-// any step runs.
+// Bug: a run that adopted another graph with open branches and crashed there fitted no program: the branch was at
+// a step of the new graph, the run had the old graph. Cause: the adoption was recorded with the next record of
+// the main branch, after the branches. Fix: the adoption is recorded before any step runs.
 #[tokio::test]
 async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
     for edits in [false, true] {
@@ -459,16 +455,16 @@ async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
     }
 }
 
-/// `plan`, then branches that begin with these steps, then `merge`.
+/// `plan`, then branches with these start steps, then `merge`.
 fn fork_of(stage: &Stage, names: &[&'static str]) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("forked"), &["plan"]);
     let builder = stage.steps(builder, names);
     builder.fork("plan", names.iter().copied()).join("merge", stage.merge()).build().unwrap()
 }
 
-// What happened: a run forked amid branches, with a graph in which one of them has another name, opened that anew and
-// dropped the old one with all that it had done; a resume with such a graph was refused.
-// Why: only how many there are was compared. What stops it now: a branch that the graph does not have is no part of it.
+// Bug: a fork with open branches and a graph with a renamed branch opened the new branch and dropped the finished
+// work of the old branch; a resume with this graph was refused. Cause: only the number of branches was compared.
+// Fix: a branch unknown to the graph is a mismatch.
 #[tokio::test]
 async fn branches_under_way_that_a_graph_does_not_have_are_not_dropped() {
     let (before, others) = (["a", "b"], [["a", "c"].as_slice(), &["a", "b", "c"], &["a"], &["c", "d"]]);

@@ -1,4 +1,4 @@
-//! Branches by the thousand: how many are opened at once, what is told of them, and which of their ends a join takes.
+//! Thousands of branches: the number opened at once, their events, and the ends that a join reads.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ struct Sum {
 
 type Then = Box<dyn Fn(&Record) + Send + Sync>;
 
-/// What each commit opened, by key; and what is done when a record is committed.
+/// The branches opened by each commit, by key, and an action per committed record.
 #[derive(Default)]
 struct Watch {
     opened: Mutex<Vec<Vec<String>>>,
@@ -41,7 +41,7 @@ impl Observer for Watch {
     fn warned(&self, _: &str) {}
 }
 
-/// Items `n0`, `n1` and so on, each of which gives its number.
+/// Builds items `n0`, `n1` and so on; each returns its number.
 fn items(count: u32) -> Each<Sum, u32, u32> {
     let work = |item: u32, _: Context| async move { Ok::<_, StepError>(item) };
     Graph::<Sum>::builder("items").each("items", move |_| (0..count).collect(), |n| format!("n{n}"), work)
@@ -55,8 +55,8 @@ async fn listed(mut sum: Sum, mut ends: ItemEnds<u32, u32>, _: Context) -> Resul
     Ok(sum)
 }
 
-/// Those that ended while the last of a page was begun each had a page of their own opened for them: thousands of
-/// branches were in memory at once.
+/// Bug: each item that ended while the last item of a page began opened another page. Thousands of branches were
+/// in memory at once.
 #[tokio::test]
 async fn no_commit_opens_more_than_a_page_of_branches() {
     let count = 3 * CHILD_PAGE as u32 + 500;

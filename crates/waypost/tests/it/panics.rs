@@ -1,4 +1,4 @@
-//! Functions of the caller that panic: the step or the call fails, and the run outlives it.
+//! Panics in functions of the caller: the step or the call fails, and the run survives.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use waypost::engine::{Doubtful, RunError, TreatAs};
@@ -9,7 +9,7 @@ use waypost::{Context, END, Graph, Retry, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// Where a graph panics, as long as it is not mended.
+/// The place of a panic, until it is fixed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum At {
     Nowhere,
@@ -32,7 +32,7 @@ impl At {
     }
 }
 
-/// Steps, items, a fork and a sub-graph, with a function of each kind.
+/// Builds steps, items, a fork and a sub-graph, with a function of each kind.
 fn graph(at: At) -> Graph<Notes> {
     let step = move |notes: Notes, context: Context| {
         at.pass(At::Body);
@@ -89,8 +89,8 @@ fn graph(at: At) -> Graph<Notes> {
     builder.fork("sub", ["a", "b"]).join("merge", merge).build().unwrap()
 }
 
-// What happened: a panic in some functions of a graph took the process of the run with it.
-// What stops it now: every function of the caller is called where its panic is caught.
+// Bug: a panic in some functions of a graph killed the process of the run. Fix: the engine catches the panic of
+// every function of the caller.
 #[tokio::test]
 async fn a_panic_of_any_function_fails_its_step() {
     let expect = [
@@ -147,7 +147,7 @@ async fn a_panic_is_retried_as_an_error() {
     assert_eq!((outcome.status, stage.said().len()), (RunStatus::Completed, 3));
 }
 
-/// A run that failed at `b` of `a`, `b`, `c`.
+/// Makes a run of `a`, `b`, `c` that failed at `b`.
 async fn failed_at_b(world: &World, stage: &Stage) -> Graph<Notes> {
     let graph = stage.line();
     stage.fail("b", 1);

@@ -1,8 +1,8 @@
-//! The pure plan, played through on the cases that break naive designs.
+//! The pure plan, on the cases that break naive designs.
 //!
-//! A case is text in, text out; only [`plan_of`] calls the API. A graph is a line a step, `id: need need`, with marks:
-//! `!` not idempotent, `>target` a route, `~path` a subject of its evidence, `[a b]` the steps of its children. A
-//! position is a line a branch, `BRANCH@SEQ | frontier | ledger`; evidence is a line a claim,
+//! A case is text in, text out; only [`plan_of`] calls the API. A graph has a line per step, `id: need need`,
+//! with marks: `!` not idempotent, `>target` a route, `~path` a subject of its evidence, `[a b]` the steps of its
+//! children. A position has a line per branch, `BRANCH@SEQ | frontier | ledger`. Evidence has a line per claim,
 //! `BRANCH step path verdict-at-commit verdict-now [pinned] [live]`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -190,7 +190,7 @@ fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Ver
     (packs, verdicts)
 }
 
-/// Shows a text as a block, so that a case reads like what a person would see.
+/// Formats a text as a block, so that a case reads like the output for a person.
 macro_rules! expect {
     ($actual:expr, $expect:expr) => {
         let expect: String = $expect.trim().lines().map(|line| format!("{}\n", line.trim())).collect();
@@ -293,8 +293,9 @@ fn cut_is_known() {
     );
 }
 
-// What happened: the record of its start was damaged, the one before was gone on with, and a step ran twice that must not.
-// Why: there it was ready, as if it had never been started. What stops it now: what lost records may have held is asked.
+// Bug: the record of a start was damaged, the run resumed from the record before, and a non-idempotent step ran
+// twice. Cause: in the older record the step was ready. Fix: the plan considers the possible content of lost
+// records.
 #[test]
 fn a_step_that_lost_records_may_have_started_is_in_doubt() {
     let shape = "a\nb!: a\nc: b\nd!: c";
@@ -387,7 +388,7 @@ fn in_a_loop_only_what_lies_before_it_is_finished() {
 
 #[test]
 fn a_rollback_is_planned_from_the_restored_position_alone() {
-    // @34 restored @12: iteration 3 again, in a new epoch. Nothing of iterations 4 to 7 is looked at.
+    // @34 restored @12: iteration 3 again, in a new epoch. Iterations 4 to 7 are ignored.
     expect!(
         plan_of("start\nx: start\ny: x >x >end\nend", "main@34 | x ready 0 i4 e1 | start=2 y=12", ""),
         "reuse start: completed at @2

@@ -1,4 +1,4 @@
-//! Graphs for tests: states that say what happened, steps that say that they ran and hang or fail where told.
+//! Graphs for tests: states that note their history, and steps that log their names and hang or fail on request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -13,7 +13,7 @@ use waypost::{Context, Graph, StepError};
 
 use crate::faulty::World;
 
-/// A state that lists what was done to it.
+/// A state that lists the steps applied to it.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Notes {
     pub(crate) done: Vec<String>,
@@ -26,7 +26,7 @@ impl Notes {
     }
 }
 
-/// What steps said, and what they are told to do.
+/// The log of the steps, and their instructions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stage(Arc<Mutex<Told>>);
 
@@ -42,12 +42,12 @@ impl Stage {
         self.0.lock().unwrap().said.push(text.into());
     }
 
-    /// What was said since this was last asked, in order.
+    /// Returns the log since the last call, in order.
     pub(crate) fn said(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().said)
     }
 
-    /// The same, sorted: for what runs at once.
+    /// The same, sorted, for parallel steps.
     pub(crate) fn said_sorted(&self) -> Vec<String> {
         let mut said = self.said();
         said.sort();
@@ -58,12 +58,12 @@ impl Stage {
         self.0.lock().unwrap().said.iter().any(|said| said == text)
     }
 
-    /// Whoever says that hangs, until it is let go.
+    /// Makes the step with this log text hang until `let_go`.
     pub(crate) fn hang(&self, text: &str) {
         self.0.lock().unwrap().hangs.insert(text.to_owned());
     }
 
-    /// Whoever says that fails, so many times.
+    /// Makes the step with this log text fail this many times.
     pub(crate) fn fail(&self, text: &str, times: u32) {
         self.0.lock().unwrap().fails.insert(text.to_owned(), times);
     }
@@ -74,7 +74,7 @@ impl Stage {
         told.fails.clear();
     }
 
-    /// Says `text`, and does what it was told to do there.
+    /// Logs `text`, and follows its instruction.
     pub(crate) async fn pass(&self, text: &str) -> Result<(), StepError> {
         self.say(text);
         let hangs = self.0.lock().unwrap().hangs.contains(text);
@@ -91,7 +91,7 @@ impl Stage {
         }
     }
 
-    /// A step that says its name and notes it.
+    /// A step that logs and notes its name.
     pub(crate) fn note(
         &self,
     ) -> impl Fn(Notes, Context) -> BoxFuture<'static, Result<Notes, StepError>> + Send + Sync + use<> {
@@ -122,7 +122,7 @@ impl Stage {
         }
     }
 
-    /// A join that says its name and notes what became of each branch.
+    /// A join that logs its name and notes the end of each branch.
     pub(crate) fn merge(
         &self,
     ) -> impl Fn(Notes, Branches<Notes>, Context) -> BoxFuture<'static, Result<Notes, StepError>>
@@ -147,7 +147,7 @@ impl Stage {
         }
     }
 
-    /// Adds steps that say and note their names.
+    /// Adds steps that log and note their names.
     pub(crate) fn steps(&self, mut builder: Builder<Notes>, names: &[&str]) -> Builder<Notes> {
         for name in names {
             builder = builder.step(name, self.note());
@@ -168,7 +168,7 @@ impl Stage {
         builder.step("after", self.note()).edge("merge", "after").build().unwrap()
     }
 
-    /// Works until somebody says `at`, who hangs there, and everybody else has done what can be done; then crashes.
+    /// Runs until a step logs `at` and hangs there, and all other possible work is done; then crashes.
     pub(crate) async fn crash<S: std::fmt::Debug>(
         &self,
         world: &mut World,

@@ -1,4 +1,4 @@
-//! A portable checkpoint: what it holds, that every damage of it is seen, and that saving is all or nothing.
+//! Portable checkpoints: content, detection of every damage, and atomic saving.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ mod overtaken;
 mod saved;
 mod seen;
 
-/// A run under way in a store.
+/// A running run in a store.
 struct Story<S> {
     store: S,
     links: Links,
@@ -61,7 +61,7 @@ impl<S: Store> Story<S> {
         CheckpointRef { run: run_id("r-1"), branch: branch.clone(), seq }
     }
 
-    /// Appends one record; its state names its place.
+    /// Appends one record whose state is its position.
     async fn add(
         &mut self,
         branch: &BranchPath,
@@ -79,7 +79,7 @@ impl<S: Store> Story<S> {
         self.links.go_on_behind(&header.branch, header.seq, Some(record.digest()));
         let batch = self.links.batch(vec![record.clone()]);
         match &self.lease {
-            Some(lease) => drop(self.store.append(lease, batch).await.unwrap()),
+            Some(lease) => drop(self.store.append(&[lease], batch).await.unwrap()),
             None => {
                 let lease = self.store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
                 self.lease = Some(lease);
@@ -110,7 +110,7 @@ fn frontier(entries: Vec<FrontierEntry>) -> Position {
     Position { frontier: entries, ..Position::default() }
 }
 
-/// A position in which `step` waits for its children since record `since`.
+/// Returns a position in which `step` waits for its children since record `since`.
 fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
     let items = items.map(|(blob, bytes)| FrozenItems {
         blob: blob.to_owned(),
@@ -121,12 +121,12 @@ fn fans_out(step: &str, since: u64, items: Option<(&str, &[u8])>) -> Position {
     frontier(vec![FrontierEntry { fan, ..entry(step, Status::Waiting, since) }])
 }
 
-/// The position of a child that was opened by record `origin`.
+/// Returns the position of a child that record `origin` opened.
 fn opened_by(origin: u64) -> Position {
     Position { origin: Some(origin), ..Position::default() }
 }
 
-/// Another sound one than `small`.
+/// Returns a valid checkpoint other than `small`.
 async fn other() -> Portable {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
@@ -137,7 +137,7 @@ fn seqs(records: &[Record]) -> Vec<u64> {
     records.iter().map(|record| record.header().seq).collect()
 }
 
-/// A small sound one.
+/// Returns a small valid checkpoint.
 async fn small() -> Portable {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), frontier(vec![entry("plan", Status::Started, 1)]), |_| ()).await;
@@ -153,7 +153,7 @@ fn text_of(portable: &Portable) -> String {
 
 #[tokio::test]
 async fn it_holds_what_a_new_run_needs() {
-    // Given a run whose definition was changed at @2, with a memo of the step under way.
+    // Given a run whose definition changed at @2, with a memo of the running step.
     let mut story = Story::new(MemoryStore::new());
     let step = |name: &'static str| move |header: &mut Header| header.step = Some(step_id(name));
     story.add(&main_branch(), Position::default(), step("other")).await;
@@ -173,14 +173,14 @@ async fn it_holds_what_a_new_run_needs() {
     };
     let newest = story.add(&main_branch(), position.clone(), step("other")).await;
 
-    // When it is exported, saved, and loaded elsewhere.
+    // When the run is exported, saved, and loaded elsewhere.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("review.json");
     let exported = story.export(&main_branch(), 6).await.unwrap();
     exported.save(&path, SaveMode::New).unwrap();
     let loaded = Portable::load(&path).unwrap();
 
-    // Then all of it is there: the headers @2 and @3 that the position names, and the memo @5.
+    // Then the loaded file has the headers @2 and @3 that the position names, and the memo @5.
     assert_eq!(loaded, exported);
     assert_eq!(loaded.checkpoint(), &newest);
     assert_eq!(loaded.position(), &position);
@@ -215,7 +215,8 @@ async fn it_is_plain_json_that_a_person_can_read() {
             "checkpoint",
             "history",
             "children",
-            "blobs"
+            "blobs",
+            "begun_since"
         ]
     );
     assert_eq!(value["portable_checkpoint"], "r-1@2");
@@ -237,7 +238,7 @@ async fn every_store_gives_the_same_file() {
         let mut links = Links::of(&run_id("r-1"));
         let batch = links.step();
         let lease = store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
-        store.append(&lease, links.step()).await.unwrap();
+        store.append(&[&lease], links.step()).await.unwrap();
         let at = CheckpointRef { run: run_id("r-1"), branch: main_branch(), seq: 2 };
         texts.push(Portable::of(store.as_ref(), &at).await.unwrap().to_text());
     }
@@ -268,19 +269,19 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
         Err(ExportError::Store(StoreError::NotFound { .. }))
     ));
     assert!(story.export(&main_branch(), 2).await.is_ok());
-    // The header that the ledger names: the walk of the history would pass over it.
+    // The ledger names this header, and the walk of the history would skip it.
     store.damage(&run, &main_branch(), 1, Part::Header);
     assert_eq!(damaged(story.export(&main_branch(), 2).await), ("main".to_owned(), 1));
-    // The newest of a child: the one before would be taken for it.
+    // This is the newest header of a child; the export must not use the older one instead.
     store.damage(&run, &branch("each:a"), 2, Part::Header);
     assert_eq!(damaged(story.export(&main_branch(), 3).await), ("each:a".to_owned(), 2));
     store.damage(&run, &main_branch(), 3, Part::Body);
     assert_eq!(damaged(story.export(&main_branch(), 3).await), ("main".to_owned(), 3));
 }
 
-// What happened: nothing was exported of a run that had gone on with another definition once the record was damaged that
-// said so, although the run itself goes on: the one behind it says it again.
-// Why: a header that a position names was wanted by its number. What stops it now: that one is taken in its place.
+// Bug: a run resumed with another definition could not be exported once the record of that change was damaged,
+// although the run itself could resume. Cause: the export required the header by its number. Fix: the record
+// behind the damage repeats the definition, and the export uses that record.
 #[tokio::test]
 async fn a_definition_whose_record_is_damaged_is_exported_from_the_one_behind_it() {
     let store = MemoryStore::new();

@@ -1,4 +1,4 @@
-//! The recorder: what a program that drives its own loop is promised, also when it dies at any point of it.
+//! The guarantees of the recorder for a program with its own loop, also after a crash at any point.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ mod rollback;
 mod steps;
 mod verify;
 
-/// A store in memory, and a folder where steps leave their files.
+/// A memory store, and a folder for the files of steps.
 struct Rig {
     store: Arc<MemoryStore>,
     folder: TempDir,
@@ -49,12 +49,12 @@ impl Rig {
         Recorder::create(self.shared(), run_record(run(), "loop"), &json!({ "n": 0 }), options).await.unwrap()
     }
 
-    /// Takes the run up after its recorder was closed or died.
+    /// Reopens the run after its recorder was closed or died.
     async fn open(&self) -> Recorder {
         Recorder::open(self.shared(), &run(), self.options()).await.unwrap()
     }
 
-    /// Lets the program die, as `kill -9` does: nothing more is said to the store. Then takes the run up.
+    /// Crashes as `kill -9` does, without another call of the store. Then reopens the run.
     async fn crash(&self, recorder: Recorder) -> Recorder {
         drop(recorder);
         self.store.drop_holder(&run());
@@ -73,12 +73,12 @@ impl Rig {
         fs::remove_file(self.path(name)).unwrap();
     }
 
-    /// How many records the run has.
+    /// Returns the number of records of the run.
     async fn count(&self) -> usize {
         self.store.scan(&Scan::of(&run())).await.unwrap().records.len()
     }
 
-    /// One line a record: `@seq phase step(attempt.iteration.epoch) < basis, about = verdict`.
+    /// Returns one line per record: `@seq phase step(attempt.iteration.epoch) < basis, about = verdict`.
     async fn history(&self) -> String {
         let mut lines = Vec::new();
         for record in self.store.scan(&Scan::of(&run())).await.unwrap().records {
@@ -118,12 +118,12 @@ fn begin(step: &str) -> Begin {
     Begin::new(step_id(step), Label::ToolExecuted)
 }
 
-/// Claims that a file is there, unchanged from now on.
+/// Claims that a file exists and stays unchanged from now on.
 fn keeps(name: &str) -> Pack {
     Pack::all([Claim::unchanged(name)])
 }
 
-/// Does a whole step: begins it, writes its file, and commits it with a state that counts.
+/// Runs a whole step: begins it, writes its file, and commits it with `n` in its state.
 async fn step(rig: &Rig, recorder: &Recorder, name: &str, n: u64) -> Checkpoint {
     let begun = recorder.begin_step(begin(name)).await.unwrap();
     rig.write(&format!("{name}.txt"), &n.to_string());
@@ -135,7 +135,7 @@ async fn state(recorder: &Recorder, at: &CheckpointRef) -> Value {
     recorder.get(at).await.unwrap().unwrap().state().unwrap()
 }
 
-/// The steps that are cut, as `step(attempt)`.
+/// Returns the cut steps, as `step(attempt)`.
 async fn cut(recorder: &Recorder) -> Vec<String> {
     let cut = recorder.cut().await.unwrap();
     cut.iter().map(|begun| format!("{}({})", begun.step(), begun.at().attempt)).collect()
@@ -149,7 +149,7 @@ macro_rules! expect_lines {
 }
 use expect_lines;
 
-/// Checks without pauses, for stores of tests that break on purpose.
+/// Returns limits without pauses, for tests with broken stores.
 fn hasty() -> Limits {
     Limits { claim: std::time::Duration::from_secs(2), ..Limits::default() }
 }

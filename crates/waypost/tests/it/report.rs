@@ -1,4 +1,4 @@
-//! The report: Markdown that stays whole, whatever steps put into it.
+//! The report: its Markdown stays valid with any Markdown of steps.
 
 use insta::assert_snapshot;
 use serde_json::json;
@@ -295,7 +295,7 @@ fn a_child_branch_has_sections_of_its_own() {
     assert!(report.contains("`each:a--b%3E/work`"));
 }
 
-/// What a step says in its own Markdown, as it stands in the report, with a section behind it.
+/// Returns the Markdown of a step as shown in the report, followed by another section.
 fn told(markdown: &str) -> String {
     let first = section_of(|header| header.notes = vec![Note::Report(markdown.to_owned())]).unwrap();
     let (_, told) = first.text.split_once("Z |\n\n").unwrap();

@@ -1,4 +1,4 @@
-//! What retention must not take: the state that a run is to go on from, or back to.
+//! States that retention must keep: each state that a resume or a rollback needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,12 +15,12 @@ use waypost::{BranchPath, Context, Engine, Graph, StepError};
 use waypost_testing::random::Random;
 use waypost_testing::records::{Links, evidence, failed, run_id, step_id};
 
-/// A branch as it grows and is trimmed.
+/// A simulated branch that grows and is trimmed.
 struct History {
     random: Random,
     links: Links,
     headers: Vec<Header>,
-    /// Those that have their state.
+    /// Seqs with their state.
     whole: BTreeSet<u64>,
     ahead: Option<(u64, u64)>,
 }
@@ -39,12 +39,12 @@ impl History {
         &self.headers[seq as usize - 1]
     }
 
-    /// The walk of `basis`, over everything that ever was.
+    /// Returns the walk of `basis` over all records, dropped ones included.
     fn effective(&self) -> Vec<u64> {
         std::iter::successors(Some(self.newest()), |seq| self.header(*seq).basis()).collect()
     }
 
-    /// What the newest look at a committed step's claims said, over everything that ever was.
+    /// Whether the newest check of a committed step's claims held, over all records.
     fn holds(&self, seq: u64) -> bool {
         let looks = self.headers.iter().rev().filter(|header| {
             let is_check = matches!(header.phase, Phase::Progress { .. } | Phase::Restored);
@@ -64,7 +64,7 @@ impl History {
         seq == 1 || matches!(header.phase, Phase::Completed(_) | Phase::Skipped(_))
     }
 
-    /// One of those that a rollback may go to.
+    /// Returns a random valid target of a rollback.
     fn place(&mut self) -> u64 {
         let places: Vec<u64> = self.effective().into_iter().filter(|seq| self.whole.contains(seq)).collect();
         places[self.random.below(places.len() as u64) as usize]
@@ -96,7 +96,7 @@ impl History {
                 self.ahead = None;
             }
             _ => {
-                // Steps are done again: where it stood may be used again.
+                // A redo: the position before the rollback may be reused.
                 self.ahead = Some((self.newest(), header.seq));
                 (header.phase, header.basis) = (Phase::Restored, Some(self.place()));
             }
@@ -106,7 +106,7 @@ impl History {
         self.headers.push(record.header().clone());
     }
 
-    /// One line a record, for messages.
+    /// Returns one line per record, for messages.
     fn picture(&self) -> String {
         let line = |header: &Header| {
             let verdict = header.evidence.as_ref().map(Pack::verdict);
@@ -153,7 +153,7 @@ impl History {
         let boundaries = effective.iter().copied().filter(had).filter(|seq| self.finishes(*seq));
         let boundaries: Vec<u64> = boundaries.take(keep as usize).collect();
         assert!(boundaries.iter().all(|seq| self.whole.contains(seq)), "boundaries {boundaries:?}");
-        // Boundaries, others, checks that speak of one that stays, and a handful by name.
+        // The kept states are boundaries, other checkpoints, checks of a kept boundary, and a few by name.
         assert!(self.whole.len() <= 3 * keep as usize + 6, "{} are kept", self.whole.len());
     }
 }
@@ -161,9 +161,9 @@ impl History {
 #[test]
 #[expect(clippy::print_stdout, reason = "a failure is shown with its seed")]
 fn no_history_loses_what_it_goes_on_from() {
-    // What happened: with a small retention, a few failed tries in a row took the place of the last state that was good.
-    // Why: every checkpoint counted, and what a checkpoint is was not looked at.
-    // What stops it now: step boundaries count, the rest for itself, and what is needed by name is never dropped.
+    // Bug: with a small retention, a few failed attempts in a row displaced the last good state. Cause: every
+    // checkpoint counted, whatever its kind. Fix: step boundaries and other checkpoints count separately, and
+    // states needed by name are never dropped.
     for seed in 0..400 {
         let mut history = History::new(seed);
         for step in 0..120 {
@@ -204,10 +204,8 @@ fn the_verified_state_stays_through_any_number_of_failures() {
 
 #[tokio::test]
 async fn a_recorder_goes_back_to_the_verified_state_after_many_failed_tries() {
-    // What happened: on a file store, which keeps five states, a step whose evidence failed five times left nothing to go
-    // back to.
-    // Why: each of the tries that failed took the place of a state.
-    // What stops it now: the newest verified state stays, whatever else goes.
+    // Bug: on a file store, which keeps five states, a step whose evidence failed five times left no state for a
+    // rollback. Cause: each failed attempt displaced a state. Fix: the newest verified state is always kept.
     let folder = tempfile::tempdir().unwrap();
     let store = Arc::new(FileStore::open(folder.path().join("store")).unwrap().with_retention(Some(2)));
     let options = Options::new().with_base(folder.path());
@@ -236,7 +234,8 @@ async fn a_recorder_goes_back_to_the_verified_state_after_many_failed_tries() {
 
 #[tokio::test]
 async fn a_step_can_be_done_again_after_many_failed_tries_of_the_next() {
-    // The engine's view of the same: `second` fails at every resume, and `first` is then wanted again.
+    // The engine's view of the same case: `second` fails at every resume, and then the test rolls back to
+    // `first`.
     let folder = tempfile::tempdir().unwrap();
     let store = Arc::new(FileStore::open(folder.path()).unwrap().with_retention(Some(2)));
     let graph = Graph::<u64>::builder("two")

@@ -1,4 +1,4 @@
-//! Tries again: which errors are worth one, on every kind of branch, and how many there are.
+//! Retries: retryable errors, on every kind of branch, and the number of attempts.
 
 use std::io;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use waypost_testing::TestClock;
 use crate::faulty::{World, run_id};
 use crate::play::{Notes, Stage};
 
-/// Only a service that is busy is worth another try.
+/// Whether the error is retryable: only a busy service is.
 fn is_busy(error: &StepError) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
 }
 
-/// A step whose first attempts fail, each in the way given; the next one does well.
+/// Returns a step whose first attempts fail in these ways; the next attempt completes.
 fn fails(
     stage: &Stage,
     builder: Builder<Notes>,
@@ -48,7 +48,7 @@ async fn only_errors_that_are_worth_it_are_tried_again() {
         (&[BUSY, BUSY], "a1 a2 a3", RunStatus::Completed),
         (&[DENIED], "a1", RunStatus::Failed),
         (&[BUSY, DENIED], "a1 a2", RunStatus::Failed),
-        // The budget is used up before it does well.
+        // The budget is used up before the step completes.
         (&[BUSY, BUSY, BUSY], "a1 a2 a3", RunStatus::Failed),
     ];
     for (kinds, said, status) in table {
@@ -118,7 +118,7 @@ async fn branches_and_items_try_again_by_their_own_rule() {
 const BUSY_ITEM: u32 = 0;
 const DENIED_ITEM: u32 = 1;
 
-// The budget counts failures: a crash is none, and does not give any back; a person who resumes begins it anew.
+// The budget counts failures: a crash neither uses nor restores it; a resume by a person resets it.
 #[tokio::test]
 async fn a_crash_neither_uses_the_budget_nor_gives_it_back() {
     for mut world in World::each() {
@@ -139,7 +139,7 @@ async fn a_crash_neither_uses_the_budget_nor_gives_it_back() {
     }
 }
 
-// The clock was 30 days ahead when the delay began, and is set right before the resume, or during the delay.
+// The clock was 30 days ahead at the start of the delay. It is corrected before the resume, or during the delay.
 #[tokio::test(start_paused = true)]
 async fn a_delay_is_not_longer_after_the_clock_was_set_back() {
     let ahead = waypost_testing::records::time(30 * 86_400);

@@ -1,4 +1,4 @@
-//! The events of whole runs: what can be told of a run from its records alone.
+//! The events of whole runs, derived from records alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ async fn events(store: &dyn Store) -> Vec<Event> {
     records(store).await.iter().flat_map(events::of).collect()
 }
 
-/// The step that a run failed at, its branch where that is another than that of the event, and the error.
+/// Returns the failed step of a run, its branch if different from the branch of the event, and the error.
 fn failure_of(events: &[Event]) -> (Option<&str>, Option<&str>, &[String]) {
     let failed = events.iter().filter_map(|event| match &event.what {
         EventKind::RunFailed { step_branch, error } => {
@@ -45,9 +45,9 @@ async fn run(toy: &Toy) -> (Arc<MemoryStore>, RunStatus) {
     (store, ran.unwrap().status)
 }
 
-// What happened: `run_failed` named no step and no error where another step ended after the one that failed.
-// Why: the event is made of the record with the status alone, and that one speaks of the step that ended last.
-// What stops it now: that record names the failure that the run stopped at (`failed` in its header).
+// Bug: `run_failed` named no step and no error if another step ended after the failed one. Cause: the event came
+// from the record with the status alone, and that record is about the last ended step. Fix: that record names the
+// failure that stopped the run (`failed` in its header).
 #[tokio::test]
 async fn run_failed_names_the_step_that_failed_though_others_ended_later() {
     for steps in ["bad; good", "good; bad"] {
@@ -91,10 +91,9 @@ async fn run_failed_names_a_step_of_another_branch_and_that_branch() {
     assert_eq!(error, ["a is broken"]);
 }
 
-// What happened: a record whose body a later one of its batch carries was in no `checkpoint_written`, and the digest and
-// the size in that event were those of the body, which no other command shows.
-// Why: the event was taken from what the header says of its body.
-// What stops it now: events are made of the record, which knows its own digest and size.
+// Bug: a record whose body is in a later record of its batch was in no `checkpoint_written`. The digest and size
+// in that event were those of the body, which no other command shows. Cause: the event used the header's
+// description of the body. Fix: events use the record's own digest and size.
 #[tokio::test]
 async fn every_record_is_told_once_with_its_own_digest_and_size() {
     let world = World::memory();

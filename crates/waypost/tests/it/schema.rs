@@ -1,4 +1,4 @@
-//! States of older programs: brought up to date when read, additive by default, newer ones refused.
+//! States of older programs: migrated on read, additive by default; newer states are refused.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct State {
     budget: u32,
 }
 
-/// Version 0 had only `topic`, 1 had `queries` too, 2 has `budget`.
+/// Version 0 had only `topic`, version 1 added `queries`, and version 2 `budget`.
 fn migrations() -> Migrations {
     Migrations::builder()
         .add(1, |state| {
@@ -58,7 +58,7 @@ fn a_state_of_any_older_version_is_read_as_the_current_one() {
 
 #[test]
 fn a_state_that_was_written_without_a_version_is_version_0() {
-    // Given a record as one writes them that knows no schema.
+    // Given a record as written by a program without a schema.
     let mut links = Links::of(&run_id("r"));
     let record = links.seal(links.header(&BranchPath::main()), &json!({"topic": "tea"}));
     assert!(!String::from_utf8_lossy(record.header_bytes()).contains("schema"));
@@ -78,7 +78,7 @@ fn a_newer_state_is_refused_with_both_versions_and_never_relabelled() {
 
     assert!(matches!(refused, SchemaError::Newer { found: 99, supported: 2 }));
     assert_eq!(refused.to_string(), "the state has schema version 99, this program reads up to 2");
-    // Even where nothing is ever migrated, and where it would fit.
+    // Even without migrations, and for a compatible state.
     assert!(Migrations::default().read::<Value>(1, b"{}").is_err());
     assert!(migrations().migrate(3, json!({})).is_err());
 }
@@ -91,7 +91,7 @@ fn the_current_version_is_read_without_a_detour() {
         counter.fetch_add(1, Ordering::Relaxed);
     });
 
-    // A value that a detour by way of `Value` would change.
+    // A value that a conversion through `Value` would change.
     let wide: i128 = migrations.read(1, b"123456789012345678901234567890").unwrap();
 
     assert_eq!(wide, 123_456_789_012_345_678_901_234_567_890);
@@ -100,7 +100,7 @@ fn the_current_version_is_read_without_a_detour() {
 
 #[test]
 fn a_migrated_state_reads_like_one_that_was_not() {
-    // A field of 128 bits is read from text, but not from a `Value`.
+    // A 128-bit field can be read from text, but not from a `Value`.
     let wide: (i128, f32) = one(|_| ()).read(0, b"[5,0.1]").unwrap();
 
     assert_eq!(wide, (5, 0.1));

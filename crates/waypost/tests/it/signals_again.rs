@@ -1,4 +1,4 @@
-//! A signal that was taken by work that was undone since is there again; a run that has ended takes none.
+//! A signal read by work that was later undone is available again; an ended run accepts no signals.
 
 use serde_json::json;
 use waypost::engine::{Outcome, RunError};
@@ -8,19 +8,19 @@ use waypost::{Context, END, Engine, Graph, RunId, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// `a`, then `ship`, which takes signal `packed`, then `c`.
+/// Builds `a`, then `ship`, which reads signal `packed`, then `c`.
 fn ships(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("ships"), &["a", "c"]);
     builder.step("ship", takes(stage)).edge("a", "ship").edge("ship", "c").build().unwrap()
 }
 
-/// `ship`, then `c`, then `more`: two of them take a signal.
+/// Builds `ship`, `c` and `more`; two of them read a signal.
 fn ships_twice(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("ships").step("ship", takes(stage)), &["c"]);
     builder.step("more", takes(stage)).edge("ship", "c").edge("c", "more").build().unwrap()
 }
 
-/// A step that takes signal `packed` and notes it.
+/// Returns a step that reads signal `packed` and notes it.
 fn takes(
     stage: &Stage,
 ) -> impl Fn(Notes, Context) -> futures_util::future::BoxFuture<'static, Result<Notes, StepError>>
@@ -42,7 +42,7 @@ async fn send(engine: &Engine, value: &str) {
     engine.signal("r", "packed", json!(value)).await.unwrap();
 }
 
-/// Runs until the signal is taken and the run has ended.
+/// Runs until the signal is read and the run has ended.
 async fn shipped(world: &mut World, graph: &Graph<Notes>) -> Outcome<Notes> {
     let waiting = world.engine.run(graph, "r", Notes::default()).await.unwrap();
     assert_eq!(waiting.status, RunStatus::Waiting);
@@ -54,7 +54,7 @@ async fn shipped(world: &mut World, graph: &Graph<Notes>) -> Outcome<Notes> {
     end
 }
 
-// The step waited for ever: its signal was consumed, and nobody sends it a second time.
+// Bug: the step waited for ever, because its signal was consumed and is sent only once.
 #[tokio::test]
 async fn a_rollback_to_before_a_signal_was_taken_gives_it_again() {
     for mut world in World::each() {
@@ -229,7 +229,7 @@ async fn passes_of_a_loop_over_branches_keep_the_signals_they_took() {
         send(&world.engine, "1").await;
         let second = world.engine.resume(&graph, "r").await.unwrap();
 
-        // The signal of the first pass is not given to the second one.
+        // The second pass does not get the signal of the first.
         assert_eq!(second.status, RunStatus::Waiting);
         world.reopen();
         assert!(world.engine.resume(&graph, "r").await.unwrap().idle);

@@ -1,4 +1,4 @@
-//! A state comes back as it went in, or is refused and the field named.
+//! A state reads back unchanged, or is refused with the name of its field.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -110,7 +110,7 @@ fn a_number_that_json_lacks_is_found_through_flatten_and_tags() {
     assert_eq!(refused(&Bare::Price(priced(f64::NAN))), format!("price: {NAN}"));
 }
 
-/// A float that may be a key.
+/// A float used as a key.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Rate(f64);
 
@@ -174,7 +174,7 @@ fn a_key_is_text_or_what_can_be_read_back_from_text() {
 
 #[test]
 fn keys_that_become_the_same_text_are_refused() {
-    /// Different values, the same text.
+    /// Different values with the same text.
     #[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
     struct Folded(u8);
     impl Serialize for Folded {
@@ -249,7 +249,7 @@ fn numbers_of_128_bits_are_kept_where_any_reader_would_read_them() {
 
     assert_eq!(serde_json::from_str::<Wide>(&written(&edges)).unwrap(), edges);
     assert_eq!(refused(&beyond), "signed: -9223372036854775809 needs more than 64 bits: keep it as text");
-    // Why: a reader that buffers makes a float of it, and says nothing.
+    // Why: a buffering reader silently turns the number into a float.
     assert_eq!(serde_json::from_str::<Value>("-9223372036854775809").unwrap(), json!(-9223372036854775809.0));
 }
 
@@ -264,14 +264,14 @@ fn what_is_nested_too_deep_to_be_read_is_refused() {
 
     assert_eq!(serde_json::from_str::<Value>(&written(&deepest)).unwrap(), deepest);
     assert!(refused(&deeper).ends_with("it is nested deeper than 127 levels, and would not be read again"));
-    // Why: this is what a resume would meet.
+    // Why: a resume would fail the same way.
     let text = serde_json::to_string(&deeper).unwrap();
     assert!(serde_json::from_str::<Value>(&text).unwrap_err().to_string().starts_with("recursion limit"));
 }
 
-/// What happened: a step gave an output of 125 arrays in each other, small enough to stand in the header. Why: headers
-/// were written without a look at their depth, and none was read again that had more than 127 levels: the checkpoint was
-/// damaged from the begin. What stops it now: headers, positions and run records are written as strictly as states.
+/// Bug: a step returned an output of 125 nested arrays, small enough for the header. Cause: headers were written
+/// without a depth check, and a header of more than 127 levels cannot be read back. The checkpoint was damaged
+/// from its start. Fix: headers, positions and run records get the same checks as states.
 #[test]
 fn a_header_that_could_not_be_read_again_is_refused() {
     let links = Links::of(&run_id("r"));
@@ -311,7 +311,7 @@ fn a_variant_counts_as_the_levels_that_it_is_written_with() {
 
 #[test]
 fn a_state_without_end_is_stopped_while_it_is_written() {
-    /// Gives elements for as long as it is asked.
+    /// Yields elements without end, and counts them.
     struct Endless<'a>(&'a Cell<usize>);
     impl Serialize for Endless<'_> {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -322,7 +322,7 @@ fn a_state_without_end_is_stopped_while_it_is_written() {
             }
         }
     }
-    /// Prints for as long as it is asked.
+    /// Prints without end.
     struct Chatter;
     impl fmt::Display for Chatter {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -476,7 +476,7 @@ struct Flat {
     rest: BTreeMap<String, f64>,
 }
 
-/// Every place at which a shape cannot be kept, as a JSON pointer.
+/// Collects every place at which a shape cannot be kept, as a JSON pointer.
 fn flaws(shape: &Shape, path: &str, found: &mut Vec<String>) {
     let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
     let note = |wrong: bool, at: String, found: &mut Vec<String>| {
@@ -587,7 +587,7 @@ proptest! {
                 prop_assert!(expect.is_empty(), "kept although {expect:?}");
                 let read: Shape = serde_json::from_slice(&bytes).unwrap();
                 prop_assert_eq!(&read, &shape);
-                // Equal is not enough: the two zeros are.
+                // Equality is too weak: the two zeros are equal.
                 let mut again = Vec::new();
                 encode(&read, &mut again).unwrap();
                 prop_assert_eq!(&again, &bytes);

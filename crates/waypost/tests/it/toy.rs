@@ -1,4 +1,4 @@
-//! A program whose steps do as they are told, for tests of the engine.
+//! A program with scripted steps, for tests of the engine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -17,22 +17,22 @@ use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
 use waypost::{Digest, RunId, StepId};
 
-/// What a step does on an attempt.
+/// The action of a step on an attempt.
 #[derive(Debug, Clone)]
 pub(crate) enum Does {
     /// Completes with outputs.
     Ok(Value),
     /// Fails.
     Fail,
-    /// Hangs until it is told to stop.
+    /// Hangs until a stop.
     Hang,
-    /// Is gone, and nobody saw how it ended.
+    /// Ends without a result, as after a kill.
     Cut,
     /// Is skipped.
     Skip,
 }
 
-/// The condition of a step that is decided after a failure too.
+/// The condition of a step that is also decided after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterFailure {
     /// `always()`.
@@ -41,7 +41,7 @@ pub(crate) enum AfterFailure {
     Only,
 }
 
-/// Steps and what they do, by step and attempt; a step without an entry completes.
+/// Steps and their actions, by step and attempt; a step without an entry completes.
 #[derive(Debug)]
 pub(crate) struct Toy {
     shape: Shape,
@@ -53,7 +53,7 @@ pub(crate) struct Toy {
 }
 
 impl Toy {
-    /// `a; b: a; c!: a b` — steps with their needs; `!` marks one that is not idempotent.
+    /// Parses `a; b: a; c!: a b`: steps with their needs. `!` marks a step as not idempotent.
     pub(crate) fn new(text: &str, parallel_max: usize) -> Self {
         let step = |line: &str| {
             let (id, needs) = line.trim().split_once(':').unwrap_or((line.trim(), ""));
@@ -94,7 +94,7 @@ impl Toy {
         self
     }
 
-    /// Makes a step do something else.
+    /// Changes the fingerprint of a step.
     pub(crate) fn meaning(mut self, step: &str, what: &str) -> Self {
         let mut steps = self.shape.steps().to_vec();
         steps.iter_mut().find(|s| s.id.as_str() == step).unwrap().fingerprint = Digest::of(what.as_bytes());
@@ -107,25 +107,25 @@ impl Toy {
         self
     }
 
-    /// Decides a step by this condition.
+    /// Gives a step this condition.
     pub(crate) fn decides(mut self, step: &str, condition: AfterFailure) -> Self {
         self.after_failure.insert(step.to_owned(), condition);
         self
     }
 
-    /// One failure keeps all other steps from starting.
+    /// Makes one failure keep all other steps from starting.
     pub(crate) fn failing_fast(mut self) -> Self {
         self.shape = self.shape.failing_fast(true);
         self
     }
 
-    /// Cannot prepare to run any step.
+    /// Makes the preparation of every step fail.
     pub(crate) fn unable_to_begin(mut self) -> Self {
         self.is_unable = true;
         self
     }
 
-    /// The same steps for another session, with one trace for both.
+    /// Returns the same steps for another session, with a shared trace.
     pub(crate) fn again(&self) -> Self {
         Self {
             shape: self.shape.clone(),
@@ -137,7 +137,7 @@ impl Toy {
         }
     }
 
-    /// The same, but every step completes.
+    /// Returns the same steps, all completing.
     pub(crate) fn healed(&self) -> Self {
         Self { does: HashMap::new(), ..self.again() }
     }

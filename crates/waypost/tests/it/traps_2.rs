@@ -1,5 +1,5 @@
-//! Source 2: what it demands of a graph that stops and goes on, and the traps in its design. What it demands of the file
-//! that carries a checkpoint is in [`files`].
+//! Source 2: requirements for a graph that stops and resumes, and the traps in its design. The requirements for
+//! its checkpoint files are in [`files`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ async fn fifty_saves_in_one_instant_are_fifty_records() {
         .build()
         .unwrap();
     for world in World::each() {
-        // The clock stands still.
+        // The clock does not advance.
         let engine = world.engine.clone().with_clock(Arc::new(TestClock::default()));
 
         engine.run(&graph, "r", Notes::default()).await.unwrap();
@@ -80,7 +80,7 @@ fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-// Trap: a step in both lists was skipped by the resume after the hold before it.
+// Trap: after a hold before a step in both lists, the resume skipped the step.
 #[tokio::test]
 async fn a_step_in_both_interrupt_lists_runs_exactly_once() {
     for name in ["plan", "a", "a2", "b", "merge", "after"] {
@@ -104,11 +104,10 @@ async fn a_step_in_both_interrupt_lists_runs_exactly_once() {
     }
 }
 
-// Trap: who resumes a run that is held before a step is held there again, for ever. A crash on the way is no reason
-// either.
+// Trap: a resume of a run held before a step is held there again, forever; also after a crash on the way.
 #[tokio::test]
 async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_crashes() {
-    // A resume that changes the state writes that before it starts a step that must not be repeated.
+    // A resume with a changed state records the change before the start of a non-idempotent step.
     for (repeats, edited) in [(true, false), (false, false), (true, true), (false, true)] {
         for nth in 1.. {
             let mut deaths = 0;
@@ -152,7 +151,7 @@ async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_cras
     }
 }
 
-// Trap: saved only at interrupts, so that a crash or a failing step leaves nothing.
+// Trap: saves only at interrupts, so that a crash or a failed step leaves no checkpoint.
 #[tokio::test]
 async fn a_crash_or_a_failing_step_leaves_a_checkpoint_without_any_interrupt() {
     for fails in [false, true] {
@@ -178,14 +177,14 @@ async fn a_crash_or_a_failing_step_leaves_a_checkpoint_without_any_interrupt() {
     }
 }
 
-/// A state that is deep.
+/// A deeply nested state.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Deep {
     tree: BTreeMap<String, Vec<BTreeMap<String, u32>>>,
 }
 
 impl Deep {
-    /// Counts at a place that every branch has in common.
+    /// Counts at a place shared by all branches.
     fn count(mut self) -> Self {
         let place = self.tree.entry("leaf".to_owned()).or_insert_with(|| vec![BTreeMap::new()]);
         *place[0].entry("count".to_owned()).or_default() += 1;
@@ -197,7 +196,7 @@ impl Deep {
     }
 }
 
-// Trap: shallow copies, so that branches change what their siblings and the step before them see.
+// Trap: shallow copies, so that branches change the state of their siblings and of the previous step.
 #[tokio::test]
 async fn branches_share_no_nested_data_with_each_other_or_with_their_join() {
     for crashes in [false, true] {
@@ -209,7 +208,7 @@ async fn branches_share_no_nested_data_with_each_other_or_with_their_join() {
                     let stage = stage.clone();
                     async move {
                         stage.pass(context.step().as_str()).await?;
-                        // The siblings count between these two.
+                        // The siblings count in between.
                         let state = state.count();
                         tokio::task::yield_now().await;
                         Ok::<_, StepError>(state.count())
@@ -239,7 +238,7 @@ async fn branches_share_no_nested_data_with_each_other_or_with_their_join() {
     }
 }
 
-// A step that fails leaves nothing of what it did to its copy of the state.
+// A failed step leaves no changes of its copy of the state.
 #[tokio::test]
 async fn a_failed_attempt_leaves_the_state_as_it_was() {
     let world = World::memory();
@@ -301,7 +300,7 @@ async fn a_failed_save_is_an_error_or_a_mark_if_that_is_tolerated() {
     }
 }
 
-// A start that shared a lost checkpoint with one that must not be repeated was recorded twice.
+// Bug: a start that shared a lost checkpoint with the start of a non-idempotent step was recorded twice.
 #[tokio::test]
 async fn what_started_with_a_lost_checkpoint_is_recorded_once() {
     let world = World::memory();
@@ -321,7 +320,8 @@ async fn what_started_with_a_lost_checkpoint_is_recorded_once() {
     assert_eq!(starts, ["a", "b", "merge", "plan"]);
 }
 
-// Trap: what branches did was in no checkpoint, so that all parallel work was repeated; at a fan-in it is there.
+// Trap: the work of branches was in no checkpoint, so all parallel work was repeated; at a fan-in the checkpoint
+// exists.
 #[tokio::test]
 async fn finished_parallel_work_is_on_disk_and_is_not_repeated() {
     for at in ["a2", "merge", "after"] {
@@ -346,7 +346,7 @@ async fn finished_parallel_work_is_on_disk_and_is_not_repeated() {
     }
 }
 
-// The same for items, of which many are at work at once.
+// The same for items, with many in parallel.
 #[tokio::test]
 async fn finished_items_are_on_disk_and_are_not_repeated() {
     for mut world in World::each() {
@@ -387,7 +387,7 @@ fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-// Trap: the config given at a resume replaces whole branches of the saved one.
+// Trap: the configuration of a resume replaces whole sub-trees of the saved configuration.
 #[tokio::test]
 async fn config_given_at_a_resume_is_merged_into_the_saved_one_at_every_depth() {
     for mut world in World::each() {
@@ -407,7 +407,7 @@ async fn config_given_at_a_resume_is_merged_into_the_saved_one_at_every_depth() 
         let run = world.engine.run(&graph, "r", Notes::default()).config(map(saved));
         run.interrupt_before(["a"]).await.unwrap();
 
-        // Merged, and kept for the resume after a crash.
+        // Merged, and kept for a resume after a crash.
         let over = json!({ "model": { "limits": { "cost": 3 } }, "new": null });
         let merged = async |world: &World| {
             world.engine.resume(&graph, "r").config(map(over.clone())).into_future().await

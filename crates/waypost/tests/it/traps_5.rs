@@ -1,4 +1,4 @@
-//! Source 5: its contract and its cases of resuming, and the traps in its design, played through the engine.
+//! Source 5: its contract, its resume cases, and the traps of its design, run through the engine.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ async fn each_resume_is_checkpointed_as_a_run_is() {
     }
 }
 
-// Trap: the run id is missed only after the first step ran.
+// Trap: a missing run id is found only after the first step ran.
 #[tokio::test]
 async fn a_run_id_that_cannot_be_is_refused_before_anything_runs() {
     let world = World::memory();
@@ -144,7 +144,8 @@ async fn a_step_that_must_not_be_repeated_does_not_start_unrecorded() {
     assert!(stage.said().is_empty());
 }
 
-// A batch whose answer was lost twice was sent again with more in it under the same id, and taken for written.
+// Bug: a batch whose reply was lost twice was sent again with more records under the same id, and counted as
+// written.
 #[tokio::test]
 async fn a_lost_answer_loses_nothing() {
     for (count, tolerate) in [(1, false), (1, true), (2, false), (2, true)] {
@@ -169,7 +170,7 @@ async fn a_lost_answer_loses_nothing() {
     }
 }
 
-// Traps: "resume from b" goes on after b; abandoned checkpoints stay the newest; sequence numbers are given again.
+// Traps: "resume from b" continues after b; abandoned checkpoints stay the newest; sequence numbers repeat.
 #[tokio::test]
 async fn from_b_runs_b_again_and_what_came_after_counts_no_more() {
     for mut world in World::each() {
@@ -234,7 +235,7 @@ async fn the_end_is_a_step_to_resume_from() {
         assert!(world.engine.waiting(&run_id()).await.unwrap().is_empty());
         world.reopen();
         assert!(world.engine.resume(&graph, "r").await.unwrap().idle);
-        // A redo after that has an epoch of its own.
+        // A later redo has its own epoch.
         let again = world.engine.resume(&graph, "r").from_step("plan").await.unwrap();
         assert_eq!(again.state.done, ["plan", "a=a+a2", "b=b", "after"]);
     }
@@ -273,7 +274,7 @@ async fn a_state_of_a_newer_version_or_of_another_kind_is_refused() {
     assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
 }
 
-// Edges were not part of what a step is: a run went on in a graph that was wired otherwise.
+// Bug: edges were not part of a step's identity, so a run resumed in a graph with other edges.
 #[tokio::test]
 async fn a_checkpoint_of_another_graph_is_refused_also_where_only_its_edges_differ() {
     let world = World::memory();
@@ -313,7 +314,7 @@ async fn of_two_resumes_one_is_refused_and_names_the_holder() {
     }
 }
 
-// Trap: the guard against endless loops starts over on resume.
+// Trap: the limit against endless loops restarts on resume.
 #[tokio::test]
 async fn the_step_limit_goes_on_counting_through_crashes() {
     for mut world in World::each() {
@@ -378,7 +379,7 @@ async fn a_state_that_cannot_be_kept_ends_the_session_and_the_run_goes_on_from_b
         assert!(matches!(refused, RunError::Serialize { .. }), "{refused}");
         let source = std::error::Error::source(&refused).unwrap().to_string();
         assert!(source.contains(why), "{source}");
-        // The lease was given back, and the step before stands.
+        // The lease was released, and the step before still counts.
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
         assert_eq!(outcome.status, RunStatus::Completed);
         assert_eq!(stage.said(), ["b", "b"]);
@@ -386,7 +387,7 @@ async fn a_state_that_cannot_be_kept_ends_the_session_and_the_run_goes_on_from_b
     }
 }
 
-// Dropping a run is a crash, wherever it waits.
+// Dropping a run is a crash, at any await.
 #[tokio::test]
 async fn a_run_dropped_at_any_await_goes_on_without_doing_anything_twice() {
     for polls in 1.. {

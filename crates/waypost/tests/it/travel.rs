@@ -1,4 +1,4 @@
-//! Going back, going on from elsewhere, going on as another run; and a second crash after each of them.
+//! Rollback, resume from another checkpoint, and fork, each followed by a second crash.
 
 use serde_json::{Value, json};
 use waypost::engine::RunError;
@@ -13,8 +13,8 @@ use crate::play::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 
-// A rollback to before a fan-out whose branches are open leaves them behind: they count no more, are not planned, and
-// do not run.
+// A rollback to before a fan-out with open branches invalidates the branches: they do not count, are not planned,
+// and do not run.
 #[tokio::test]
 async fn branches_left_behind_by_a_rollback_do_not_count() {
     for mut world in World::each() {
@@ -99,7 +99,7 @@ async fn a_second_crash_after_a_fork_in_time_or_an_edit_loses_nothing() {
     }
 }
 
-// The highest epoch was forgotten where the newest record did not name it: keys were given out twice.
+// Bug: the highest epoch was lost if the newest record did not name it, so keys repeated.
 #[tokio::test]
 async fn every_redo_has_an_epoch_of_its_own() {
     let world = World::memory();
@@ -148,15 +148,15 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
         .crash(&mut world, "n1200", async |world| world.engine.run(&graph, "r", Notes::default()).await)
         .await;
 
-    // The record of the first page: what is known of the second one is found by looking.
+    // This record is from the first page; the items of the second page are found by a lookup.
     let outcome = world.engine.resume(&graph, "r").from_checkpoint(2).await.unwrap();
 
     assert_eq!(outcome.state.done.len(), 1_500);
     assert!(stage.said().len() <= 1_508);
 }
 
-// A fan-out that was redone, and damage to all that a branch has of it: what is left of that branch is of the first
-// fan-out, with the state of then. It does not count; the branch is opened again.
+// After a redo of a fan-out, all records of a branch in that redo are damaged. The remaining records of that
+// branch are from the first fan-out, with its state. They do not count, and the branch opens again.
 #[tokio::test]
 async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
     for part in [Part::Header, Part::Body] {
@@ -183,7 +183,7 @@ async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
     }
 }
 
-// A fork in time from the middle of a fan-out: its branches belong to the other run, and this one has copies of them.
+// A fork from the middle of a fan-out: the source run keeps its branches, and the fork has copies.
 #[tokio::test]
 async fn a_fork_in_time_amid_a_fan_out_has_its_own_copies_of_the_branches() {
     for mut world in World::each() {
@@ -219,7 +219,7 @@ fn said(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-// A fork in time took the configuration that the run was made with, not the one it was at.
+// Bug: a fork had the configuration that the run started with, and not the configuration at its checkpoint.
 #[tokio::test]
 async fn a_fork_in_time_has_the_configuration_in_force_there() {
     let world = World::memory();
@@ -257,9 +257,9 @@ async fn a_checkpoint_that_is_not_there_changes_nothing() {
     assert_eq!(world.records().await, before);
 }
 
-// What happened: a run that had ended with failures counted as completed once somebody had gone to its end, or had
-// changed its state, without running. Why: whether anything had failed was not asked there. What stops it now: how a run
-// has ended is said in one place.
+// Bug: a run that ended with failures counted as completed after a rollback to its end, or an edit of its state,
+// without running. Cause: that path did not check for failures. Fix: one function returns the end status of a
+// run.
 #[tokio::test]
 async fn a_run_with_failures_stays_one_without_running() {
     for world in World::each() {

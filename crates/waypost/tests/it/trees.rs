@@ -1,4 +1,4 @@
-//! Folders and patterns as evidence: one digest of all that is beneath, and what is not read again.
+//! Folders and patterns as evidence: one digest of the whole tree, and the files that are not read again.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -12,7 +12,7 @@ use waypost::evidence::{Sha256Probe, Site, find_all};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 use waypost::{Digest, Verifier};
 
-/// A folder `out` with two files, one of them in a folder, an empty folder, a link and a hidden file.
+/// Makes a folder `out` with two files, one of them in a subfolder, an empty folder, a link and a hidden file.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
@@ -71,7 +71,7 @@ async fn whatever_changes_in_a_folder_changes_its_digest() {
         Box::new(|| fs::remove_file(out.join("link")).unwrap()),
         Box::new(|| symlink("b.csv", out.join("link")).unwrap()),
         Box::new(|| fs::remove_file(out.join(".hidden")).unwrap()),
-        // The same bytes in all, cut elsewhere.
+        // The same bytes in total, split elsewhere.
         Box::new(|| {
             fs::rename(out.join("a.csv"), out.join("a")).unwrap();
             fs::write(out.join("a"), ".csvalphA").unwrap();
@@ -169,7 +169,7 @@ async fn what_is_trusted_by_its_times_is_not_read_again_until_they_change() {
         assert!(pinned.claims[0].stamp.is_some(), "{pinned:?}");
         assert_eq!(probe.files_read() - before, files);
 
-        // As a record keeps it, and for a program that was started anew.
+        // In the form of a record, and for a restarted program.
         let kept: Pack = serde_json::from_value(serde_json::to_value(&pinned).unwrap()).unwrap();
         assert_eq!(verifier.verify(&kept, &site).await.verdict(), Verdict::Ok);
         assert_eq!(probe.files_read() - before, files, "{subject} is not read again");
@@ -196,7 +196,7 @@ async fn of_many_that_are_trusted_by_their_times_only_those_that_changed_are_rea
     for file in 0..FILES {
         fs::write(path(file), file.to_string()).unwrap();
     }
-    // Until a further change would show in their times.
+    // Waits until a further change would show in the modification times.
     tokio::time::sleep(Duration::from_millis(3_100)).await;
     let site = Site::beneath(folder.path()).on_host("here");
     let probe = Sha256Probe::new();

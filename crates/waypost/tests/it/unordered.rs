@@ -1,4 +1,4 @@
-//! Hash sets and hash maps in states: equal states are equal bytes, and nothing is done again for their order.
+//! Hash sets and hash maps in states: equal states have equal bytes, and their order causes no rerun.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use waypost::memory::MemoryStore;
 use waypost::record::{Claim, Pack, RunStatus, encode};
 use waypost::{Context, Engine, Graph, StepError};
 
-/// A state in which nothing has an order.
+/// A state of unordered collections.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Crawl {
     seen: HashSet<String>,
@@ -75,7 +75,7 @@ fn a_bad_value_in_a_set_or_map_is_still_named() {
     assert!(refused.to_string().contains("two of its keys are"), "{refused}");
 }
 
-/// Keys that may be the same text.
+/// Keys that may have the same text.
 #[derive(PartialEq, Eq, Hash, Serialize)]
 #[serde(untagged)]
 enum Key {
@@ -83,7 +83,8 @@ enum Key {
     Text(&'static str),
 }
 
-// Evidence made one step run again. It made the same set in another order, and all after it was done again.
+// Bug: a step reran for its evidence and returned the same set in another order, so all downstream steps ran
+// again.
 #[tokio::test]
 async fn a_set_made_again_in_another_order_reruns_nothing() {
     let folder = tempfile::tempdir().unwrap();

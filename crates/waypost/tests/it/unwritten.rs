@@ -1,10 +1,9 @@
-//! Errors about what is written and read, told as what they are about.
+//! Errors about reading and writing values name the right value.
 //!
-//! What happened: an error of 5 MB, or an event of 70, was told as a state that cannot be written, by every resume again;
-//! a state that could not be read was told three times over, and in a join without saying whose it was.
-//! Why: the state and what stands beside it had one error; errors were put into the text of errors whose cause they are.
-//! What stops it now: chains of causes are cut to what a header holds, the two errors are apart, and each text says what it
-//! alone knows.
+//! Bug: every resume reported an error of 5 MB, or an event of 70 MB, as a state that cannot be written. An
+//! unreadable state was reported three times over, and in a join without its branch. Cause: the state and other
+//! values shared one error, and errors included the text of their cause. Fix: error chains are cut to the size of
+//! a header, the two errors are separate, and each text has only its own facts.
 
 use std::sync::Arc;
 
@@ -109,7 +108,7 @@ async fn a_join_says_whose_state_it_cannot_read() {
     engine.run(&graph(), "r", Old { list: vec![1] }).interrupt_after(["b"]).await.unwrap();
     let edit: fn(&mut serde_json::Value) = |state| state["more"] = 1.into();
 
-    // The main branch has what the new program wants, the branch has not.
+    // The main branch has the new type; the branch has the old one.
     let edited = engine.resume(&graph::<serde_json::Value>(), "r").edit_state(edit).without_running().await;
     assert_eq!(edited.unwrap().status, RunStatus::Interrupted);
     let outcome = engine.resume(&graph::<New>(), "r").await;

@@ -1,4 +1,4 @@
-//! Holds, questions, sleeps and signals: source 2's interrupts, and what it got wrong.
+//! Holds, questions, sleeps and signals: the interrupts of source 2, and its bugs.
 
 use std::future::IntoFuture as _;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use waypost_testing::TestClock;
 use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 
-/// Runs with these holds, resuming until it is done, and tells what was said in each session. Every session but the
-/// last must end as held, and the world crashes after each.
+/// Runs with these holds and resumes to the end. Returns the trace of each session. Every session but the last
+/// must end as held, and the world crashes after each.
 async fn sessions(
     world: &mut World,
     graph: &Graph<Notes>,
@@ -49,7 +49,7 @@ async fn holds_in_a_line_hold_once_each_and_skip_nothing() {
         (&["b"], &["b"], "a | b | c"),
         (&["a"], &[], " | a b c"),
         (&[], &["c"], "a b c | "),
-        // Adjacent steps: the hold after one and the hold before the next are two.
+        // Adjacent steps: the hold after one step and the hold before the next are separate.
         (&["b"], &["a"], "a |  | b c"),
         (&["a", "b", "c"], &[], " | a | b | c"),
         (&["a", "b", "c"], &["a", "b", "c"], " | a |  | b |  | c | "),
@@ -63,7 +63,8 @@ async fn holds_in_a_line_hold_once_each_and_skip_nothing() {
     }
 }
 
-// A hold before a join came before its branches had run; one after the last step of a branch was passed over.
+// Bug: a hold before a join came before its branches had run, and a hold after the last step of a branch was
+// skipped.
 #[tokio::test]
 async fn holds_in_a_fork_and_at_its_join_hold_where_they_say() {
     let table: [(&[&str], &[&str], &str); 7] = [
@@ -97,7 +98,7 @@ async fn a_hold_at_a_join_has_the_results_of_the_branches_on_disk() {
     assert!(ended.is_some());
 }
 
-// What let one pass of a loop through let all of them through.
+// Bug: a release of one pass of a loop released all passes.
 #[tokio::test]
 async fn a_hold_in_a_loop_holds_each_pass() {
     let mut world = World::memory();
@@ -164,7 +165,7 @@ async fn an_answer_while_the_session_is_at_work_is_taken_in_by_it() {
     });
     let after = opened.clone();
     let builder = builder.step("a2", move |state: Notes, _| {
-        // The other branch is let go only by what comes after the answer.
+        // The other branch continues only after the answer.
         after.notify_one();
         async move { Ok::<_, StepError>(state.and("a2")) }
     });
@@ -299,7 +300,7 @@ async fn a_question_after_a_rollback_is_a_new_one() {
         world.engine.answer("r", &id, json!("yes")).await.unwrap();
         assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
 
-        // Back to where it waited: that question has its answer, and this is another.
+        // After a rollback to the wait, the old question has its answer, and the new question is separate.
         world.reopen();
         let again = world.engine.resume(&graph, "r").from_checkpoint(asked.at).await.unwrap();
         assert_eq!(again.status, RunStatus::Waiting);
@@ -311,7 +312,7 @@ async fn a_question_after_a_rollback_is_a_new_one() {
     }
 }
 
-// The record that took an answer in was damaged: the step waited again, and no second answer was let through.
+// Bug: the record of an answer was damaged. The step waited again, and a second answer was refused.
 #[tokio::test]
 async fn a_question_whose_answer_was_lost_to_damage_can_be_answered_again() {
     for in_branch in [false, true] {

@@ -6,8 +6,8 @@ use waypost::memory::{MemoryStore, Part};
 use waypost::store::{Batch, Store as _, StoreExt as _};
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
-/// Walks back from the ninth record of a branch on which the seventh goes on from the third, with one record damaged;
-/// gives the seqs that are sound, and those that are told as damaged.
+/// Walks back from the ninth record of a branch whose seventh record continues from the third, with some records
+/// damaged. Returns the valid seqs and the reported damaged ones.
 async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
     let run = run_id("r");
     let main = BranchPath::main();
@@ -20,7 +20,7 @@ async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
         header.basis = (seq == 7).then_some(3);
         let record = links.seal(header, &json!(seq));
         let batch = links.batch(vec![record]);
-        store.append(&lease, batch).await.unwrap();
+        store.append(&[&lease], batch).await.unwrap();
     }
     for seq in damaged {
         store.damage(&run, &main, *seq, Part::Header);
@@ -34,14 +34,14 @@ async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
     (sound, history.damaged.iter().map(|damage| damage.seq).collect())
 }
 
-// What happened: nobody who told of a run's history said that a part of it was damaged. Why: the walk passed over it without a
-// word. What stops it now: it gives the damage that it came by, and not what a rollback undid.
+// Bug: no view of a run's history reported damage in it. Cause: the walk skipped damage silently. Fix: the walk
+// returns the damage on its way, without damage that a rollback removed.
 #[tokio::test]
 async fn a_history_is_given_with_the_damage_on_it() {
     assert_eq!(walked(&[]).await, (vec![9, 8, 7, 3, 2, 1], vec![]));
     assert_eq!(walked(&[2]).await, (vec![9, 8, 7, 3, 1], vec![2]));
     assert_eq!(walked(&[1, 3]).await, (vec![9, 8, 7, 2], vec![3, 1]));
     assert_eq!(walked(&[5]).await, (vec![9, 8, 7, 3, 2, 1], vec![]), "it does not count any more");
-    // Where the walk would have gone back, nobody knows: what lies behind counts.
+    // The target of a damaged record is unknown, so the walk continues with the record before it.
     assert_eq!(walked(&[5, 7]).await, (vec![9, 8, 6, 4, 3, 2, 1], vec![7, 5]));
 }

@@ -13,8 +13,8 @@ use super::super::{Program, RunError};
 use super::{Begin, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
-    /// Returns the earlier records of a child: of this fan-out, if damage or a rollback took the record of the opening; or
-    /// of an earlier fan-out, to continue the chain.
+    /// Returns the earlier records of a child: of this fan-out, if damage or a rollback removed the record of the
+    /// opening; otherwise of an earlier fan-out, to continue the chain.
     pub(super) async fn earlier(
         &mut self,
         id: LineId,
@@ -43,7 +43,7 @@ impl<P: Program> Session<'_, P> {
         let (seq, end) = newest.unwrap_or_default();
         chain.next = seq.max(damaged) + 1;
         if end.is_none() && seq > 0 {
-            // Only the store knows what was moved to quarantine.
+            // Only the store knows which records were quarantined.
             chain.next = chain.next.max(self.given(id, place, &chain.branch).await?);
         }
         let since = self.lines.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
@@ -86,14 +86,14 @@ impl<P: Program> Session<'_, P> {
         Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
     }
 
-    /// Says whether a person asked for a rerun of a step with all children.
+    /// Returns whether a person requested a rerun of a step with all its children.
     pub(super) fn reruns_whole(&self, id: LineId, place: usize) -> bool {
         let line = self.lines.get(id);
         line.position.rerun_whole.contains(line.step_id(place))
     }
 
-    /// Begins a child again after its newest record lost the state. A child of this fan-out keeps the epoch: a rerun of lost
-    /// work is not a deliberate redo.
+    /// Restarts a child whose newest record is damaged. A child of this fan-out keeps its epoch: a rerun of lost
+    /// work is not a requested rerun.
     async fn behind_damage(
         &mut self,
         id: LineId,

@@ -19,7 +19,7 @@ use crate::store::{
 /// The cursor of the page with the records of the dry run.
 const WRITTEN: &str = "written";
 
-/// One run of a real store with the records of a dry run.
+/// A run of a real store, with the records of a dry run on top.
 #[derive(Debug)]
 pub(super) struct Overlay {
     base: Arc<dyn Store>,
@@ -36,7 +36,7 @@ struct Written {
 }
 
 impl Overlay {
-    /// Makes an overlay with a lease of this token, newer than all tokens of the run.
+    /// Creates an overlay with a lease of this token, newer than all tokens of the run.
     pub(super) fn over(base: Arc<dyn Store>, token: u64) -> Self {
         Self { base, token, written: Mutex::default() }
     }
@@ -86,7 +86,7 @@ impl Store for Overlay {
 
     async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
         let mut entry = self.base.run(run).await?;
-        // A run under way can be planned.
+        // A running run can be planned too.
         entry.summary.holder = None;
         if let Some(summary) = &self.lock().summary {
             entry.summary.status = summary.status;
@@ -107,13 +107,13 @@ impl Store for Overlay {
         Ok(())
     }
 
-    async fn append(&self, _: &Lease, batch: Batch) -> Result<Appended, StoreError> {
+    async fn append(&self, _: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         let mut written = self.lock();
         for record in batch.records {
             written.records.entry(record.header().branch.clone()).or_default().push(record);
         }
         written.consumed.extend(batch.consumed);
-        written.summary = Some(batch.summary);
+        written.summary = batch.summary.or(written.summary.take());
         Ok(Appended::Now)
     }
 

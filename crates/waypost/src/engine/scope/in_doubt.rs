@@ -1,4 +1,4 @@
-//! Steps of a branch in doubt: how they are marked, and how they are settled.
+//! Marks and settles the steps in doubt of a branch.
 
 use crate::id::StepId;
 use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, SettledAs, Status, Try};
@@ -8,15 +8,16 @@ use super::super::completion::inline_outputs;
 use super::Line;
 
 impl<S> Line<'_, S> {
-    /// Marks a step as in doubt that was done before and must not be repeated blindly: what it is given has changed.
+    /// Marks a done non-idempotent step as in doubt: its input has changed.
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
-        // Its evidence is that of then, and settles nothing.
+        // The evidence belongs to the earlier attempt, and settles nothing.
         self.position.ask_about(step, None);
         let by = "the step ran before an upstream step reran or the run went back";
         self.put_in_doubt(step, by.to_owned());
     }
 
-    /// Says whether a person must be asked about a ready step of a chain: a careful step, begun before a rewind.
+    /// Returns whether a person must be asked about a ready step of a chain: a careful step, begun before a
+    /// rewind.
     pub(in crate::engine) fn asks_about(&self, place: usize) -> bool {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
@@ -26,7 +27,7 @@ impl<S> Line<'_, S> {
         comes_next && (!step.idempotent || opens_anew) && chain.asks_about(&visit)
     }
 
-    /// Removes the question about a step after the decision of a person.
+    /// Removes the question about a step after a person's decision.
     fn decide_visit(&mut self, place: usize) {
         let entry = self.entry(place);
         let visit = (entry.step.clone(), entry.at.iteration.clone());
@@ -36,7 +37,8 @@ impl<S> Line<'_, S> {
         }
     }
 
-    /// Marks a step as in doubt that was cut in another run, also where the graph of now does not say so.
+    /// Marks a step as in doubt that was interrupted in another run, even if the current graph declares the step
+    /// idempotent.
     pub(in crate::engine) fn doubt_cut(&mut self, step: &StepId, by: String) {
         if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
             && let Some(place) = self.shape.place(step.as_str())
@@ -47,7 +49,7 @@ impl<S> Line<'_, S> {
         self.put_in_doubt(step, by);
     }
 
-    /// Marks a step as in doubt that comes next, for this reason.
+    /// Marks a frontier step as in doubt, with a reason.
     fn put_in_doubt(&mut self, step: &StepId, by: String) {
         let Some(place) = self.shape.place(step.as_str()) else { return };
         let entry = self.entry_mut(place);
@@ -58,8 +60,8 @@ impl<S> Line<'_, S> {
         self.draft_of(place, phase, Reason::Redo);
     }
 
-    /// Settles a step that was cut, or done before, as a person says that it is done: with what the program knows of that, and
-    /// with what comes after it.
+    /// Settles an interrupted or formerly done step as done, by decision of a person: with the outputs known to
+    /// the program, and the next step.
     pub(in crate::engine) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
         self.decide_visit(place);
         let seq = self.seq_of_next_draft();
@@ -80,7 +82,7 @@ impl<S> Line<'_, S> {
         self.draft(phase, Reason::Manual, step, at);
     }
 
-    /// Settles a step that was cut as its evidence shows that it is done.
+    /// Settles an interrupted step that its evidence proves to be done.
     pub(in crate::engine) fn settle_by_evidence(
         &mut self,
         place: usize,
@@ -97,11 +99,11 @@ impl<S> Line<'_, S> {
         draft.told.notes.push(Note::Warning(text.to_owned()));
     }
 
-    /// Takes a step up where it stood before something that it needs was done again, as a person says: with its branches.
+    /// Restores a parked step with its branches, by decision of a person.
     pub(in crate::engine) fn go_on_as_told(&mut self, place: usize) {
         let step = self.step_id(place).clone();
         if let Some(begun) = self.position.ask_no_more(&step) {
-            // As a resume takes up what has failed.
+            // As in a resume of failed steps.
             let status = match begun.status {
                 Status::Failed | Status::Started => Status::Ready,
                 other => other,
@@ -111,14 +113,14 @@ impl<S> Line<'_, S> {
         self.draft_of(place, Phase::Restored, Reason::Manual);
     }
 
-    /// Readies a step that was cut to run again, as a person says: a deliberate redo, with keys of its own.
+    /// Makes an interrupted step ready for a rerun, by decision of a person: in a new epoch, with new keys.
     pub(in crate::engine) fn redo_as_told(&mut self, place: usize) {
         self.decide_visit(place);
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
         let epoch = newest.max(self.position.epoch) + 1;
         let entry = self.entry_mut(place);
         let at = Try { attempt: 0, epoch, iteration: std::mem::take(&mut entry.at.iteration) };
-        // A join joins the same branches again. Whoever says so has looked at it: it is not held once more, nor asked about.
+        // A join keeps its branches. The person has decided, so the step is neither held nor asked about again.
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();
@@ -136,7 +138,7 @@ impl<S> Line<'_, S> {
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }
 
-    /// Says whether a step is under way, or was cut, that must not be repeated blindly.
+    /// Returns whether a non-idempotent step is running or was interrupted.
     pub(in crate::engine) fn has_doubt(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
             entry.status == Status::Started && self.shape.must_ask(&self.position, &entry.step)

@@ -1,4 +1,4 @@
-//! What records tell of undoing, and what is refused for that.
+//! Records of earlier undos, and refusals based on these.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -11,11 +11,11 @@ use crate::store::{Scan, StoreExt as _};
 
 use super::{EffectKey, UNDO};
 
-/// What a record tells of undoing.
+/// The content of an undo record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub(super) enum Told {
-    /// The steps that finished after this record of the main branch are being undone.
+    /// An undo of the steps that finished after this record of the main branch has begun.
     Begun {
         to: u64,
     },
@@ -37,11 +37,11 @@ pub(super) enum Told {
     },
 }
 
-/// What was undone before, or begun.
+/// The effects undone or begun by earlier calls.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     pub(super) done: HashSet<EffectKey>,
-    /// How often each was begun.
+    /// The number of starts of each undo.
     pub(super) started: HashMap<EffectKey, usize>,
 }
 
@@ -61,7 +61,7 @@ impl Before {
     }
 }
 
-/// Reads what was told of undoing in a run, however often it went back since, with the records that tell of it.
+/// Reads all undo records of a run with their seqs, across all rollbacks.
 pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, Told)>, RunError> {
     let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
     let mut scan = Scan { branch, phase, ..Scan::of(run) };
@@ -81,7 +81,7 @@ pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64
     }
 }
 
-/// Returns the steps of the main branch with effects that were undone.
+/// Returns the steps of the main branch with undone effects.
 pub(in crate::engine) async fn undone_steps(
     engine: &Engine,
     run: &RunId,
@@ -94,10 +94,10 @@ pub(in crate::engine) async fn undone_steps(
     Ok(undone.collect())
 }
 
-/// Refuses to go on from a checkpoint at which steps count as finished that were undone since.
+/// Refuses to continue from a checkpoint with finished steps that were undone later.
 ///
 /// # Errors
-/// [`RunError::NoState`]: there are some.
+/// [`RunError::NoState`]: there is such a step.
 pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
     let (store, main) = (engine.store.as_ref(), BranchPath::main());
     let told = told_before(engine, run).await?;
@@ -114,7 +114,7 @@ pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: 
         let (Some(step), Phase::Completed(_)) = (&header.step, &header.phase) else { continue };
         let is_undone = |(at, branch, _, seq): &&(u64, BranchPath, StepId, u64)| match branch.is_main() {
             true => *seq == header.seq,
-            // What was done anew since ended after that.
+            // A rerun after the undo ended later than the undo.
             false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
         };
         if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
@@ -125,16 +125,16 @@ pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: 
     Ok(())
 }
 
-/// Returns the name of the step of the main branch below which a branch lies.
+/// Returns the step of the main branch above a branch.
 fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
     let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
     around.filter_map(|branch| branch.opened_by()).last().map(|(step, _)| step)
 }
 
-/// Refuses to go on with a run that is being undone, but for who goes back at least as far.
+/// Refuses to continue a run with an unfinished undo, except for a rollback at least as far.
 ///
 /// # Errors
-/// [`RunError::Undoing`]: it is.
+/// [`RunError::Undoing`]: the undo is unfinished.
 pub(in crate::engine) fn refuse_amid(
     run: &RunId,
     position: &Position,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-// The end of a branch was lost to damage after its siblings had been joined: the join started all the same, and read a
-// branch that had not ended.
+// Bug: damage removed the end of a branch after its siblings had been joined. The join still started, and read an
+// unfinished branch.
 #[tokio::test]
 async fn a_branch_whose_end_is_damaged_goes_on_before_its_join_starts_again() {
     let mut world = World::memory();
@@ -44,8 +44,8 @@ async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
     }
 }
 
-// The record of the main branch that opened the fork was damaged: the step before it ran again, and its branches were
-// opened as if there were none, which the store refused for good.
+// Bug: the record of the main branch that opened the fork was damaged. The step before it ran again, and its
+// branches were opened as new ones, which the store always refused.
 #[tokio::test]
 async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
     for seqs in [&[2][..], &[3], &[2, 3]] {
@@ -72,7 +72,7 @@ async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
     }
 }
 
-// As above, with the record that says how many pages are open: what had ended on a later page was opened again.
+// Bug: as above, with the record of the open pages: ended items of a later page were opened again.
 #[tokio::test]
 async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
     let mut world = World::memory();

@@ -1,4 +1,4 @@
-//! What the branches of a fork are called, and that they keep their names.
+//! The names of a fork's branches, and their stability.
 
 use waypost::engine::OnChange;
 use waypost::graph::ItemEnds;
@@ -8,7 +8,7 @@ use waypost::{Context, Graph, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// Works on two items, then forks into `x` and `y`, and the join of that into `p` and `q`.
+/// Builds a step over two items, a fork into `x` and `y`, and a second fork from the join into `p` and `q`.
 fn forks_behind_items(stage: &Stage) -> Graph<Notes> {
     let work = stage.clone();
     let each = stage.steps(Graph::builder("behind"), &["x", "y", "p", "q"]).start("items").each(
@@ -27,9 +27,9 @@ fn forks_behind_items(stage: &Stage) -> Graph<Notes> {
     builder.fork("one", ["p", "q"]).join("two", stage.merge()).build().unwrap()
 }
 
-// The branches of a fork right behind a step over items were named as its items are, and after a crash taken for some of
-// theirs: they were not run again, and joined as cancelled, and the run was said to be completed. Now no two steps name
-// their branches after the same one.
+// Bug: the branches of a fork right after a step over items had the names of the items, and a crash mixed them
+// up. They did not run again, were joined as cancelled, and the run was reported as completed. Fix: each step
+// names its branches uniquely.
 #[tokio::test]
 async fn a_fork_right_behind_items_has_branches_of_its_own() {
     for at in ["item x", "x", "y", "one", "p", "q", "two"] {
@@ -54,15 +54,16 @@ async fn a_fork_right_behind_items_has_branches_of_its_own() {
     insta::assert_snapshot!(forks_behind_items(&Stage::default()).mermaid());
 }
 
-/// `s`, then a fork into branches of these names, then the join `j`.
+/// Builds `s`, then a fork into branches of these names, then the join `j`.
 fn fork_into(stage: &Stage, names: &[&str]) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("fork"), &["s"]);
     let builder = stage.steps(builder, names);
     builder.fork("s", names.iter().copied()).join("j", stage.merge()).build().unwrap()
 }
 
-// A graph whose branches have other names was taken up amid a fork, since their number was the same: the join looked for one
-// that was never opened, on every resume, and neither graph could go on. Now it is refused, and the old one goes on.
+// Bug: a graph with other branch names was accepted inside a fork, because the number of branches was the same.
+// The join searched for a branch that was never opened, on every resume, and neither graph could continue. Fix:
+// the graph is refused, and the old one continues.
 #[tokio::test]
 async fn a_graph_that_names_branches_under_way_otherwise_is_refused() {
     for renamed in [["z", "y"], ["x", "z"]] {

@@ -1,4 +1,4 @@
-//! How many branches are at work at once, where some wait within branches of their own.
+//! The number of running branches, with branches that wait inside their own branches.
 
 use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,8 @@ use waypost::{Context, Graph, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// `y` asks in a fork; so does each of its siblings, in a graph of its own. One at a time is at work.
+/// Builds a graph in which `y` asks inside a fork, and each sibling asks in its own inner graph. One branch runs
+/// at a time.
 fn questions_within(stage: &Stage, graphs: &[&str]) -> Graph<Notes> {
     let inner = Graph::builder("inner").step("p", stage.ask()).build().unwrap();
     let mut builder =
@@ -28,9 +29,9 @@ fn questions_within(stage: &Stage, graphs: &[&str]) -> Graph<Notes> {
     builder.fork("s", all).max_parallel(1).join("j", stage.merge()).build().unwrap()
 }
 
-// A branch that waited for an answer within a branch of its own kept its place among its siblings. They did not begin, and
-// one that had been answered could not go on: the resume never ended. Now it gives the place up, as one does that asks
-// itself, and takes one before what is below it goes on.
+// Bug: a branch that waited for an answer inside its own branch kept its slot. Its siblings did not begin, and an
+// answered sibling could not continue: the resume never ended. Fix: the branch releases its slot, like a branch
+// that asks itself, and takes a slot again before its child continues.
 #[tokio::test]
 async fn a_branch_that_waits_for_one_of_its_own_makes_room() {
     for graphs in [&["x"] as &[&str], &["x", "w"]] {
@@ -66,7 +67,7 @@ async fn a_branch_that_waits_for_one_of_its_own_makes_room() {
     }
 }
 
-// With more answers at once than there is room, no more branches are at work than may be, however deep they are.
+// With more answers at once than slots, no more branches run than the limit, at any depth.
 #[tokio::test]
 async fn what_goes_on_within_a_branch_counts_among_its_siblings() {
     let world = World::memory();

@@ -1,4 +1,4 @@
-//! Attempts that end otherwise than by the word of their step, after its effect: the step is in doubt, whatever its retries.
+//! Attempts that end after their effect without a result of the step. The step is in doubt, whatever its retries.
 
 use std::future::{IntoFuture as _, pending};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use waypost::{Context, Graph, Retry, StepError};
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// How an attempt ends after the effect of its step.
+/// An end of an attempt after the effect of its step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     Well,
@@ -30,7 +30,7 @@ enum End {
     Signal,
 }
 
-/// Ends of every step, and those of steps with a route.
+/// Ends possible for every step, and ends of steps with a route.
 const ENDS: [End; 8] = [
     End::Timeout,
     End::Panic,
@@ -44,7 +44,7 @@ const ENDS: [End; 8] = [
 const ROUTED_ENDS: [End; 2] = [End::RoutePanic, End::RouteElsewhere];
 
 impl End {
-    /// What the step does after its effect.
+    /// Ends the step, after its effect.
     async fn act(self, context: &Context) -> Result<(), StepError> {
         match self {
             Self::Timeout => pending().await,
@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-/// Where the step is.
+/// The place of the step in the graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Place {
     Main,
@@ -90,7 +90,7 @@ fn thrice() -> Retry {
     Retry::fixed(3, Duration::from_millis(1))
 }
 
-/// A graph with a step that pays and ends so, has retries, and must not be repeated.
+/// Builds a graph with a non-idempotent step that pays, ends as `end` says, and has retries.
 fn shop(stage: &Stage, place: Place, end: End) -> Graph<Notes> {
     match place {
         Place::Item => over_items(stage, end),
@@ -153,14 +153,14 @@ fn cases() -> impl Iterator<Item = (Place, End)> {
     plain.chain(routed.flat_map(|place| ROUTED_ENDS.into_iter().map(move |end| (place, end))))
 }
 
-/// How often the step paid since this was last asked.
+/// Returns the number of payments since the last call.
 fn paid(stage: &Stage) -> usize {
     stage.said().iter().filter(|said| *said == "pay").count()
 }
 
-// What happened: a step that must not be repeated paid three times in one session, or again at the next resume.
-// Why: a timeout, a panic, and a route or evidence that broke were failures like any other, and were tried again.
-// What stops it now: such an end is a cut, whatever the retries say.
+// Bug: a non-idempotent step paid three times in one session, or again at the next resume. Cause: a timeout, a
+// panic, and an error of a route or of evidence counted as ordinary failures and were retried. Fix: such an end
+// is a cut, whatever the retries say.
 #[tokio::test]
 async fn an_end_that_the_step_did_not_choose_leaves_it_in_doubt() {
     for (place, end) in cases() {
@@ -246,9 +246,8 @@ async fn an_error_that_the_step_returns_is_retried() {
     assert_eq!((outcome.status, paid(&stage)), (RunStatus::Completed, 3));
 }
 
-// What happened: one item that took too long left those beside it in doubt as well.
-// Why: a cut stopped the session, and a stop drops what is under way.
-// What stops it now: a cut starts nothing more, and what must not be repeated runs to its end.
+// Bug: one item over its timeout put concurrent items in doubt as well. Cause: a cut stopped the session, and a
+// stop drops running steps. Fix: after a cut no new step starts, and non-idempotent steps run to their end.
 #[tokio::test]
 async fn items_beside_a_cut_one_run_to_their_end() {
     for mut world in World::each() {

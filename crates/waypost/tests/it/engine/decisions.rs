@@ -1,4 +1,4 @@
-//! What a person decides: damage, changed graphs, steps in doubt.
+//! Decisions of a person: damage, changed graphs, steps in doubt.
 
 use super::*;
 
@@ -36,9 +36,9 @@ async fn no_silent_fresh_start() {
     assert_eq!(toy.trace(), "a b a b");
 }
 
-// A session that moved damage aside and died before its first commit left a gap that nobody spoke of: the next session
-// took it for no damage, so that its first record was no repair and was refused, for good. The gap itself now says that
-// the record is a repair.
+// Bug: a session that moved damage aside and died before its first commit left a gap. The next session saw no
+// damage, so its first record was not a repair and was always refused. Fix: the gap itself marks that record as a
+// repair.
 #[tokio::test]
 async fn a_session_that_dies_after_moving_damage_aside_blocks_nothing() {
     for (damaged, restart) in [(vec![3], false), (vec![3], true), (vec![3, 2, 1], true)] {
@@ -94,9 +94,9 @@ async fn a_changed_graph_is_refused_unless_adopted() {
 
 #[tokio::test]
 async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
-    // What happened: a changed file could not be gone on with once a step that it changed was finished.
-    // Why: a position was carried over only where nothing finished was touched.
-    // What stops it now: what changed and what comes after it is opened again, in a new epoch; all else stays.
+    // Bug: a run could not resume with a changed file after one of the changed steps had finished. Cause: a
+    // position carried over only if all finished steps were unchanged. Fix: changed steps and their downstream
+    // steps are reopened in a new epoch; all other steps stay.
     let rig = Rig::new();
     let toy = Toy::new("a; b: a; c: a; d: b c; e: d", 1).does("e", 1, Does::Fail);
     rig.run(&toy).await.unwrap();
@@ -127,9 +127,8 @@ async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
 
 #[tokio::test]
 async fn a_person_settles_what_is_in_doubt() {
-    // What happened: a run whose only fault was a step in doubt could only be started over.
-    // Why: nothing could tell the engine what a person had found out.
-    // What stops it now: the person's word is taken, and is a record.
+    // Bug: a run with only a step in doubt could only restart. Cause: the engine had no input for the finding of
+    // a person. Fix: the engine accepts that decision and records it.
     for (on_doubt, trace, history) in [
         (OnDoubt::Settle(Settle(Box::new(|_, _| Ok(TreatAs::Done)))), "a b c", "completed b(1)"),
         (OnDoubt::Retry, "a b b c", "restored b"),
@@ -137,7 +136,7 @@ async fn a_person_settles_what_is_in_doubt() {
         let rig = Rig::new();
         let toy = Toy::new("a; b!: a; c: b", 1).does("b", 1, Does::Hang);
         rig.crash(&toy, false, "a b").await;
-        // A redo is attempt 1 again, which must not hang once more.
+        // A redo starts again at attempt 1, which must not hang again.
         let again = toy.healed();
         assert!(matches!(rig.resume(&again).await.unwrap_err(), RunError::InDoubt { .. }));
 
@@ -151,9 +150,9 @@ async fn a_person_settles_what_is_in_doubt() {
 
 #[tokio::test]
 async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
-    // What happened: a step in doubt ran again, unasked, once `idempotent: false` was taken out of the file.
-    // Why: the definition that was gone on with decided, and not the one that the step had been started with.
-    // What stops it now: the graph that the run stands in is asked.
+    // Bug: a step in doubt ran again without a decision after `idempotent: false` was removed from the file.
+    // Cause: the new definition decided, and not the definition that started the step. Fix: the graph in force
+    // decides.
     let rig = Rig::new();
     let toy = Toy::new("a; b!: a", 1).does("b", 1, Does::Hang);
     rig.crash(&toy, false, "a b").await;

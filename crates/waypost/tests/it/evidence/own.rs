@@ -1,10 +1,10 @@
-//! Probes of somebody's own that go wrong, and packs that can never hold.
+//! Failing probes of a caller, and packs that can never hold.
 
 use waypost::record::{Occasion, Severity, Terms};
 
 use super::*;
 
-/// A probe that does what the subject says.
+/// A probe whose subject selects its behaviour.
 #[derive(Debug)]
 struct Wild;
 
@@ -63,9 +63,8 @@ fn warns(claim: Claim) -> Claim {
     claim.on_terms(Terms { severity: Severity::Warn, ..Terms::default() })
 }
 
-/// What happened: a probe that panicked took down the run that asked it.
-/// Why: nothing stood between it and the engine.
-/// What stops it now: the verifier catches the panic, and the claim is `unknown`.
+/// Bug: a probe that panicked killed its run. Cause: the engine called the probe directly. Fix: the verifier
+/// catches the panic, and the claim is `unknown`.
 #[tokio::test]
 async fn a_check_pin_or_glance_that_panics_makes_its_claim_unknown() {
     let glanced = Claim { stamp: Some("s".to_owned()), ..wild("x").expecting(1) };

@@ -1,4 +1,4 @@
-//! What a person says about evidence, and what can be seen of a run.
+//! Acceptance of evidence by a person, and the views of a run.
 
 use waypost::record::STATE_BYTES_WARN;
 
@@ -24,7 +24,7 @@ async fn accepted_evidence_is_believed_and_nothing_runs_again() {
     assert_eq!((newest.reason, newest.about), (Reason::Accept, Some(2)));
     assert_eq!(desk.engine().accept(&graph, "r", "a").await.unwrap(), 0, "it holds");
 
-    // What was accepted is what counts from then on.
+    // The accepted content counts from then on.
     desk.write("a.txt", "mended again");
     desk.resume(&graph).await;
     assert_eq!(desk.said(), ["a", "b", "c"], "the file is not what `b` was done with");

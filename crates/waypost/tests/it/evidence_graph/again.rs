@@ -1,17 +1,17 @@
-//! Before a resume trusts what is finished.
+//! Evidence checks before a resume trusts finished steps.
 
 use super::*;
 
-// What happened: a resume never ended; two steps ran again and again, each undoing the evidence of the other.
-// Why: whether a step had run again was forgotten once the run had gone forward again.
-// What stops it now: a resume does a step again for its evidence once; if it does not hold then, it asks.
+// Bug: a resume never ended; two steps ran again and again, and each invalidated the evidence of the other.
+// Cause: the mark of a rerun was lost once the run had moved forward. Fix: a resume reruns a step once for its
+// evidence; if the evidence fails again, the resume asks.
 #[tokio::test]
 async fn steps_that_undo_the_evidence_of_each_other_do_not_take_turns_for_ever() {
     let desk = Desk::new();
     let graph = desk.line();
     desk.run(&graph).await;
     desk.said();
-    // From now on, whoever writes one writes the other.
+    // From here on, a write of one file also writes the other.
     desk.remove("a.txt");
     std::os::unix::fs::symlink("b.txt", desk.path().join("a.txt")).unwrap();
 
@@ -99,7 +99,7 @@ async fn several_broken_steps_are_done_again_in_their_order() {
     assert!(desk.resume(&graph).await.idle);
 }
 
-/// `a` gives the text of the day, `b` its length, `c` notes.
+/// Builds `a`, which returns the text of the day, `b`, which returns its length, and `c`, which notes.
 fn changing(desk: &Desk, day: &Arc<Mutex<&'static str>>) -> Graph<Work> {
     let (first, second, day) = (desk.clone(), desk.clone(), day.clone());
     Graph::<Work>::builder("changing")
@@ -194,7 +194,7 @@ async fn a_crash_while_steps_are_done_again_costs_no_more_than_any_other() {
         desk.remove("a.txt");
         *day.lock().unwrap() = "friday";
 
-        // The future of the resume is dropped when the step has been done and before it is recorded.
+        // The future of the resume is dropped after the step has ended and before its record.
         let engine = desk.engine();
         let mut resume = engine.resume(&graph, "r").into_future();
         loop {
@@ -283,7 +283,7 @@ async fn what_cannot_be_checked_stops_the_resume() {
     assert!(matches!(questions[0].cause, Cause::EvidenceUnknown(_)));
     assert_eq!(desk.said(), Vec::<String>::new());
 
-    // Somebody says to do again what cannot be checked.
+    // A person chooses a rerun of the unknown step.
     desk.write("a.txt", "of somebody else");
     let again = desk.engine().resume(&graph, "r").on_unknown(OnUnknown::RunAgain).await.unwrap();
     assert_eq!(again.status, RunStatus::Completed);
@@ -365,7 +365,7 @@ async fn a_change_that_nobody_declared_costs_one_more_run_and_no_endless_ones() 
     assert_eq!(desk.said(), ["a"]);
 }
 
-/// Three passes, each of which leaves a page.
+/// Builds a graph of three passes, each writing a page.
 pub(super) fn pages(desk: &Desk) -> Graph<Work> {
     let pages = desk.clone();
     Graph::<Work>::builder("pages")
@@ -529,7 +529,7 @@ async fn a_crash_at_any_write_of_doing_again_is_survived() {
     }
 }
 
-// What a guide says to do where branches of earlier passes matter: the join vouches for them.
+// The solution of the guide if branches of earlier passes matter: the join vouches for them.
 #[tokio::test]
 async fn the_join_of_a_fork_in_a_loop_is_checked_for_every_pass_and_done_again_with_its_branches() {
     let desk = Desk::new();

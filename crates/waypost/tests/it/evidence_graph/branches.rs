@@ -1,8 +1,8 @@
-//! Evidence in forks, items and graphs in graphs.
+//! Evidence in forks, items and nested graphs.
 
 use super::*;
 
-/// `plan`, the branches `a` (then `a2`) and `b`, and `merge`, then `after`.
+/// Builds `plan`, the branches `a` (then `a2`) and `b`, `merge`, and `after`.
 fn fork(desk: &Desk) -> Graph<Work> {
     let join = desk.clone();
     Graph::<Work>::builder("fork")
@@ -45,7 +45,7 @@ async fn a_step_of_a_joined_branch_runs_again_and_the_join_is_used_again() {
     assert!(desk.resume(&graph).await.idle);
 }
 
-/// Resumes until a step is recorded as done again, and no further.
+/// Resumes until a redo of a step is recorded.
 async fn resume_until_again(desk: &Desk, graph: &Graph<Work>, step: &str) {
     let engine = desk.engine();
     let mut resume = engine.resume(graph, "r").into_future();
@@ -65,10 +65,10 @@ async fn resume_until_again(desk: &Desk, graph: &Graph<Work>, step: &str) {
     desk.said();
 }
 
-// What happened: a run that was done was resumed over and over, and each time it wrote one more record and was never done.
-// Why: a branch had gone back for its evidence, a crash came, and the run was then taken back to its end, where that
-// branch is joined. It was to be taken forward to its end, and nobody waited for it who could do that.
-// What stops it now: what is joined stands at its end, wherever it has gone since, and is taken there if it is joined again.
+// Bug: every resume of a completed run wrote one more record, and the run never completed. Cause: a branch had
+// reopened for its evidence, a crash came, and a rollback restored the run to its end, where that branch is
+// joined. The branch was to be restored to its end, and no step waited for it. Fix: a joined branch counts as
+// ended, wherever it has gone since; a new join restores its end.
 #[tokio::test]
 async fn a_branch_that_went_back_and_that_nobody_waits_for_any_more_stands_at_its_end() {
     for lost in [&[][..], &["a.txt"], &["b.txt"], &["a.txt", "b.txt"]] {

@@ -1,4 +1,4 @@
-//! Evidence in a run that began where another stood: what breaks there is done again with what the other run knows.
+//! Evidence in forks: a failed claim reruns its step from a checkpoint of the source run.
 
 use waypost::file::FileStore;
 use waypost::store::Store;
@@ -6,7 +6,7 @@ use waypost::{CheckpointRef, Portable};
 
 use super::*;
 
-/// Each kind of store, with a desk of its own.
+/// Returns each kind of store, with a separate desk.
 fn desks() -> [(Desk, Arc<dyn Store>); 2] {
     let (one, other) = (Desk::new(), Desk::new());
     let file = FileStore::open(other.path().join("store")).unwrap().with_retention(None);
@@ -25,12 +25,12 @@ fn run_id(name: &str) -> RunId {
     RunId::new(name).unwrap()
 }
 
-/// The newest checkpoint of the main branch.
+/// Returns the newest checkpoint of the main branch.
 async fn newest(engine: &Engine, run: &str) -> CheckpointRef {
     engine.history(run).await.unwrap().last().unwrap().at()
 }
 
-/// Expects the refusal to run a step again that another run executed.
+/// Asserts that the engine refuses to rerun a step that ran in the source run.
 async fn refuses(engine: &Engine, graph: &Graph<Work>, run: &str) {
     let refused = engine.resume(graph, run).await.unwrap_err();
     assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
@@ -38,7 +38,7 @@ async fn refuses(engine: &Engine, graph: &Graph<Work>, run: &str) {
     assert!(refused.to_string().contains(why), "{refused}");
 }
 
-// The state of a graph is opaque: a step of another run has no state in this one to begin with.
+// The state of a graph is opaque: the fork has no input state for a step that ran in the source run.
 #[tokio::test]
 async fn what_was_done_before_a_fork_is_done_again_in_the_other_run_only() {
     for (desk, store) in desks() {
@@ -60,7 +60,7 @@ async fn what_was_done_before_a_fork_is_done_again_in_the_other_run_only() {
     }
 }
 
-// Where nobody knows any more, the resume says so, and what can be done: both ways work.
+// Without the source run, the resume names the problem and two remedies. Both remedies work.
 #[tokio::test]
 async fn without_the_run_that_it_began_from_a_person_has_ways_on() {
     for imported in [false, true] {
@@ -96,7 +96,7 @@ async fn without_the_run_that_it_began_from_a_person_has_ways_on() {
     }
 }
 
-// A run of the same name that was made since knows nothing of it.
+// A newer run with the same name as the source is not used as the source.
 #[tokio::test]
 async fn another_run_of_the_same_name_is_not_asked() {
     let desk = Desk::new();
@@ -112,7 +112,8 @@ async fn another_run_of_the_same_name_is_not_asked() {
     assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
 }
 
-/// `plan`, then the branches `a` (`a`, `a2`) and `b`, all but `plan` with evidence, then `merge` and `after`.
+/// Builds `plan`, then the branches `a` (`a`, `a2`) and `b`, then `merge` and `after`. All steps but `plan` have
+/// evidence.
 fn fork(desk: &Desk) -> Graph<Work> {
     let join = desk.clone();
     Graph::<Work>::builder("fork")
@@ -138,10 +139,9 @@ fn fork(desk: &Desk) -> Graph<Work> {
         .unwrap()
 }
 
-// What happened: a fork at a checkpoint after a join began although a file of a joined branch was gone, and no resume of
-// it ever looked at that file again.
-// Why: the branches of a fork that was joined did not come along, and so neither did their evidence.
-// What stops it now: they come along as they ended, for as long as they have evidence.
+// Bug: a fork at a checkpoint after a join started although a file of a joined branch was missing, and no resume
+// of the fork checked that file again. Cause: the fork did not copy joined branches, so their evidence was
+// missing. Fix: the fork copies ended branches that have evidence.
 #[tokio::test]
 async fn a_fork_looks_at_the_evidence_of_branches_that_were_joined() {
     for (desk, store) in desks() {
@@ -174,13 +174,14 @@ async fn a_fork_looks_at_the_evidence_of_branches_that_were_joined() {
             }
             assert!(engine.resume(&graph, run).await.unwrap().idle);
         }
-        // It needs no other run as long as all of it holds, and says so where it does.
+        // The source run is unnecessary while all evidence holds; otherwise the error names the source.
         store.delete(&run_id("r")).await.unwrap();
         assert!(engine.resume(&graph, "f").await.unwrap().idle);
     }
 }
 
-/// Writes a file for each of three items, one of which fails; `told` is what the join is given.
+/// Builds a graph that writes a file for each of three items, one of which fails. `told` receives the input of
+/// the join.
 fn items(desk: &Desk) -> Graph<Work> {
     let (work, join) = (desk.clone(), desk.clone());
     let each = Graph::<Work>::builder("items").step("plan", desk.notes()).each(
@@ -234,7 +235,7 @@ async fn items_that_were_joined_come_along_with_their_evidence() {
     }
 }
 
-/// A join that notes what became of each branch.
+/// Returns a join that notes the end of each branch.
 fn joins(
     desk: &Desk,
 ) -> impl Fn(Work, Branches<Work>, Context) -> std::future::Ready<Result<Work, StepError>> + Send + Sync + use<>
@@ -249,7 +250,8 @@ fn joins(
     }
 }
 
-/// `plan` opens `a` and `b`; `a` opens `x`, which has evidence, and `y`, joined by `am` before `a2`.
+/// Builds `plan`, which opens `a` and `b`. Branch `a` opens `x`, with evidence, and `y`; `am` joins both before
+/// `a2`.
 fn nested(desk: &Desk) -> Graph<Work> {
     let mut builder = Graph::<Work>::builder("nested");
     for name in ["plan", "a", "y", "a2", "b"] {
@@ -295,9 +297,8 @@ async fn branches_of_branches_that_were_joined_come_along_too() {
     }
 }
 
-// What happened: a fork of a run whose evidence a person had accepted was refused: the claims of before did not hold.
-// Why: records were copied with the evidence that they were committed with.
-// What stops it now: they are copied with the evidence that counts.
+// Bug: a fork of a run with accepted evidence was refused because the earlier claims failed. Cause: records were
+// copied with the evidence of their commit. Fix: records are copied with the evidence in force.
 #[tokio::test]
 async fn what_was_accepted_in_a_run_is_accepted_in_its_forks() {
     for (desk, store) in desks() {

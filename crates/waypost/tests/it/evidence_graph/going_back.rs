@@ -1,8 +1,8 @@
-//! A person goes back to a checkpoint, and evidence of what is finished there does not hold.
+//! A rollback to a checkpoint whose finished steps have failed evidence.
 
 use super::*;
 
-/// `a` and `b` pin what they write; `c` notes the key that it is known by to others.
+/// Builds `a` and `b`, which pin their files, and `c`, which notes its idempotency key.
 fn keyed(desk: &Desk, keys: &Arc<Mutex<Vec<String>>>) -> Graph<Work> {
     let (last, keys) = (desk.clone(), keys.clone());
     Graph::<Work>::builder("keyed")
@@ -22,10 +22,10 @@ fn keyed(desk: &Desk, keys: &Arc<Mutex<Vec<String>>>) -> Graph<Work> {
         .unwrap()
 }
 
-// What happened: a run was taken back to before its last step, and the evidence of an earlier one had failed: that was
-// done again, and then the last one, under the key that it had had before, as if it was the same try.
-// Why: the run was taken forward to the record that was gone back to, and stood there as it had then.
-// What stops it now: going back has a record that says how the run stands with it; that is what it is taken forward to.
+// Bug: after a rollback to before the last step, the evidence of an earlier step failed. That step ran again, and
+// then the last step ran under its old key, like the same attempt. Cause: the run was restored to the target
+// record of the rollback, with the epochs of that record. Fix: a rollback has its own record with the new epochs,
+// and the run is restored to that record.
 #[tokio::test]
 async fn a_step_that_is_gone_back_to_has_a_key_of_its_own_also_if_earlier_ones_are_done_again() {
     for lost in [&["a.txt"][..], &["b.txt"], &["a.txt", "b.txt"]] {

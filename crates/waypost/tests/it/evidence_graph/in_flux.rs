@@ -1,8 +1,8 @@
-//! Evidence about what a step under way may be about to rewrite: it is left alone until that has ended.
+//! Evidence about a subject that a running step may rewrite is skipped until the step has ended.
 
 use super::*;
 
-/// Three passes, each of which leaves a page; the first try of the last one hangs.
+/// Builds a graph of three passes, each writing a page; the first attempt of the last pass hangs.
 fn pages(desk: &Desk) -> Graph<Work> {
     let pages = desk.clone();
     Graph::<Work>::builder("pages")
@@ -27,7 +27,7 @@ fn pages(desk: &Desk) -> Graph<Work> {
         .unwrap()
 }
 
-/// Runs until something is said, and no further.
+/// Runs until a step has said this text.
 async fn run_until(desk: &Desk, graph: &Graph<Work>, said: &str) {
     let engine = desk.engine();
     let run = engine.run(graph, "r", Work::default()).into_future();
@@ -39,11 +39,11 @@ async fn run_until(desk: &Desk, graph: &Graph<Work>, said: &str) {
     desk.said();
 }
 
-// What happened: a resume completed a run, and the page of an earlier pass was lost; only the next resume noticed.
-// Why: the last pass had been cut, and what it was about to write was not known; by the state that it was given, that was
-// the page of the pass before, which was left alone, and never looked at again when the last pass had written its own.
-// What stops it now: once the step has ended on whose account a claim was not checked, and has not made it itself, all is
-// looked at again before anything else starts.
+// Bug: a resume completed a run whose earlier page was lost; only the next resume found the loss. Cause: the last
+// pass had been cut, and its subject was unknown. By the input state of that pass, the subject was the page of
+// the pass before. The check skipped that page, and never checked it after the last pass had written its own.
+// Fix: after the end of a step, the claims skipped because of it are checked before any other start, except
+// claims that the step made itself.
 #[tokio::test]
 async fn what_a_cut_step_might_have_written_is_looked_at_once_it_has_ended() {
     let desk = Desk::new();

@@ -1,4 +1,4 @@
-//! Kinds of evidence, limits, and what they leave in the record.
+//! Kinds of evidence, limits, and their traces in the record.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use waypost::record::{Occasion, Terms};
 
 use super::*;
 
-/// A table with one row, which may be gone.
+/// A table with one row, which can be removed.
 #[derive(Debug, Default)]
 struct Table {
     has_row: AtomicBool,

@@ -1,6 +1,6 @@
-//! The file store after a power cut before any of its disk calls, in every state that the media can then be in.
+//! The file store after a power cut before any of its disk calls, in every state that the media can then have.
 //!
-//! What is planted must be seen: the same search over disks that do not do what they say.
+//! The same search over faulty disks must detect the planted faults.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -12,13 +12,14 @@ use waypost_testing::disk::{Loss, Sampling, SimDisk, Survey, first_loss};
 use super::liar::{Liar, Lie};
 use super::{Program, Told, commit_files, creates, disk_after, goes_on, has, promises, rotates, share};
 
-/// One in so many states is checked; a prime, so that it does not go in step with how states are listed.
+/// One in `SHARE` states is checked. The number is prime, so that it is independent of the listing order.
 const SHARE: usize = 127;
-/// Draws where there are too many states to list, besides those that are near to losing nothing or everything.
+/// Random draws if there are too many states to list, in addition to the states near to losing nothing or
+/// everything.
 const DRAWS: usize = 200;
 
-/// Cuts the power before each call of a program that starts on `start`, with a lie planted or none, and counts what
-/// was checked.
+/// Cuts the power before each call of a program on `start`, with an optional planted fault, and counts the
+/// checks.
 fn search(
     start: &SimDisk,
     told: &Told,
@@ -30,7 +31,7 @@ fn search(
         let mut told = told.clone();
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
         let disk = lie.map_or(disk.clone(), |lie| Arc::new(Liar::new(disk, lie)));
-        // The disk may have died: what counts is what was acknowledged before.
+        // The disk may have lost power: only earlier acknowledgements count.
         let _ = program(disk, &mut told);
         told
     };
@@ -47,7 +48,7 @@ fn search(
     Ok((survey, checked.get()))
 }
 
-/// Checks that nothing is lost, and that the search was worth its name.
+/// Checks that no acknowledged data is lost, and that the search was large enough.
 fn nothing_is_lost(start: &SimDisk, told: &Told, program: Program) {
     match search(start, told, program, None, share(SHARE)) {
         Ok((survey, checked)) => {
@@ -80,7 +81,7 @@ fn a_power_cut_while_a_run_rotates_loses_nothing() {
     nothing_is_lost(&start, &told, rotates);
 }
 
-/// A run of three records, of which the last was acknowledged and has been damaged since.
+/// Returns a run of three records, the last one acknowledged and then damaged.
 fn damaged() -> (SimDisk, Told) {
     let (start, mut told) = disk_after(&[creates, goes_on]);
     let newest = commit_files(&start).pop().unwrap();
@@ -97,7 +98,7 @@ fn a_power_cut_while_damage_is_moved_aside_loses_nothing() {
 
     nothing_is_lost(&start, &told, goes_on);
 
-    // Nor is the damaged file, at any time.
+    // The damaged file is also kept at all times.
     let kept = |_: &Told, disk: &SimDisk| {
         let found = disk.files().into_iter().any(|(_, found)| found == bytes);
         if found { Ok(()) } else { Err("the damaged file is gone".to_owned()) }
@@ -115,8 +116,8 @@ fn a_power_cut_while_damage_is_moved_aside_loses_nothing() {
 fn every_planted_mistake_is_seen() {
     for lie in [Lie::FileNotSynced, Lie::FolderNotSynced, Lie::FolderSyncedLater, Lie::NamedFirst] {
         let (start, told) = disk_after(&[creates]);
-        // As on a file system without links: otherwise the second name of the newest commit heals it, whatever was done
-        // to the first.
+        // A file system without links: otherwise the second name of the newest commit heals any fault of the
+        // first.
         start.remove(Path::new("disk/store/runs/r-1/checkpoint.json")).unwrap();
         start.settle();
 

@@ -1,5 +1,5 @@
-//! Every bit of a small file store flipped, every file cut at every length: the right value, an older sound one with
-//! a report, or an error; never a wrong one.
+//! Every bit of a small file store flipped, and every file truncated at every length. A read returns the right
+//! value, an older valid value with a report, or an error; never a wrong value.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use waypost_testing::picture::{of_summary, scan_all};
 use super::liar::{Liar, Lie};
 use super::{DIR, Told, commit_files, creates, disk_after, goes_on, now, rotates, run, share};
 
-/// One in so many damages is done. Odd, so that each bit has its turn.
+/// One in `SHARE` damages is tried. The number is odd, so that each bit is tried.
 const SHARE: usize = 401;
 
-/// What a run looks like when it is whole.
+/// The content of an undamaged run.
 struct Whole {
     record: String,
     summary: String,
@@ -33,12 +33,12 @@ fn look(store: &FileStore) -> Result<Whole, StoreError> {
     for record in &scanned.records {
         records.push(now(store.load(&run(), &BranchPath::main(), record.header().seq))?);
     }
-    // Sizes and what is derived from them may differ.
+    // Sizes and values derived from sizes may differ.
     let summary = of_summary(&entry.summary);
     Ok(Whole { record: entry.record.digest().to_string(), summary, records })
 }
 
-/// Reads a damaged store in every way, and compares all of it with what was written.
+/// Reads a damaged store in every way and compares each value with the written one.
 fn read(whole: &Whole, disk: Arc<dyn Disk>) -> Outcome {
     let store = FileStore::on(disk, DIR);
     let mut outcome = Outcome::Right;
@@ -93,13 +93,13 @@ fn small() -> (SimDisk, Told, Whole) {
     (disk, told, whole)
 }
 
-/// The files that nothing is ever read from. (`checkpoint.json` is for people too, but it is a second name of the
-/// newest commit file, and damage comes to both.)
+/// Whether a file is never read. (`checkpoint.json` is for people too, but is a second name of the newest commit
+/// file, so damage affects both.)
 fn for_people(path: &Path) -> bool {
     !decides(path) && !path.ends_with("checkpoint.json")
 }
 
-/// The files that decide.
+/// Whether a file decides the content of a run.
 fn decides(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     !matches!(name, "events.jsonl" | "report.md" | "checkpoint.json") && !name.ends_with(".sha256")
@@ -135,7 +135,7 @@ fn damage_of_what_is_for_people_changes_nothing() {
 fn a_store_that_checks_no_digest_is_seen() {
     let newest = commit_files(&small().0).pop().unwrap();
 
-    // Few bits of a file can change without its becoming unreadable: a thin sample may miss them all.
+    // Most flips make a file unreadable, so a thin sample may miss the others.
     let shares = [OneIn(7), OneIn(5), OneIn(3), ALL];
     let seen = |share| damaged(Some(Lie::DigestUnchecked), share, |path| path == newest).is_err();
 

@@ -1,5 +1,5 @@
-//! The file store on a disk that answers with errors: nothing is acknowledged that is not there, what was there stays,
-//! and once the disk is well again, the run goes on.
+//! The file store on a disk that returns errors. Only durable records are acknowledged, earlier records stay, and
+//! the run resumes once the disk works again.
 
 use std::sync::Arc;
 
@@ -9,21 +9,22 @@ use waypost_testing::disk::{Action, Fault, Refusal, Sampling, SimDisk};
 
 use super::{Program, Told, creates, disk_after, goes_on, promises, rotates, share};
 
-/// Draws where there are too many states after a power cut to list them.
+/// Random draws after a power cut with too many states to list.
 const DRAWS: usize = 20;
-/// How many of those states are looked at, each one in [`STATES_SHARE`]: `file_rig::crash` looks closely.
+/// The states checked per power cut, one in [`STATES_SHARE`]. `file_rig::crash` checks more of them.
 const STATES_MAX: usize = 40;
 const STATES_SHARE: usize = 7;
-/// One in so many pairs of a call and a fault is tried; prime to their number, so that each fault has its turn.
+/// One in `SHARE` pairs of a call and a fault is tried. The number is prime to their count, so that each fault is
+/// tried.
 const SHARE: usize = 61;
 
-/// All errors, and writes that stop early.
+/// Returns all errors, and writes that stop early.
 fn faults() -> impl Iterator<Item = Fault> {
     let refusals = Refusal::ALL.into_iter().map(Fault::Refuse);
     refusals.chain([1, 7, 100].map(Fault::ShortWrite))
 }
 
-/// How long the disk is unwell.
+/// The duration of a fault.
 #[derive(Debug, Clone, Copy)]
 enum Illness {
     Once,
@@ -37,7 +38,7 @@ struct Tally {
     states: u64,
 }
 
-/// Lets each call of a program meet each fault.
+/// Tries each fault at each call of a program.
 fn survives(start: &SimDisk, told: &Told, program: Program, illness: Illness) -> Tally {
     let whole = start.fork();
     program(Arc::new(whole.clone()), &mut told.clone()).unwrap();
@@ -45,7 +46,7 @@ fn survives(start: &SimDisk, told: &Told, program: Program, illness: Illness) ->
     let mut tally = Tally::default();
     for (call, fault) in calls.flat_map(|call| faults().map(move |fault| (call, fault))).step_by(share(SHARE))
     {
-        // Signals do not come for ever; a call that is interrupted is made again.
+        // An endless interruption is impossible; an interrupted call is repeated.
         if matches!(illness, Illness::UntilHealed) && fault == Fault::Refuse(Refusal::Interrupted) {
             continue;
         }
@@ -71,20 +72,20 @@ fn survives(start: &SimDisk, told: &Told, program: Program, illness: Illness) ->
     tally
 }
 
-/// Some of the states after a power cut now, that in which all is lost among them.
+/// Returns some of the states after a power cut now, the state with all data lost among them.
 fn after_a_cut(disk: &SimDisk, seed: u64) -> impl Iterator<Item = SimDisk> {
     let count = if share(SHARE) == 1 { usize::MAX } else { STATES_MAX };
     disk.crash_states_with(Sampling { seed, draws: DRAWS }).take(count).step_by(STATES_SHARE)
 }
 
-/// The run goes on, on the disk as it is, and what it is then told survives a power cut as well.
+/// Resumes the run on the disk as it is; the new acknowledgements must survive a power cut as well.
 fn went_on_without_a_cut(told: &Told, disk: &SimDisk) -> Result<(), String> {
     promises(told, &disk.fork())?;
     let mut told = told.clone();
     let again: Program = if told.created { goes_on } else { creates };
     match again(Arc::new(disk.clone()), &mut told) {
         Ok(()) => {}
-        // It was made, and not acknowledged.
+        // The run was made and not acknowledged.
         Err(StoreError::Exists { .. }) => return promises(&told, disk),
         Err(error) => return Err(format!("it does not go on: {error:?}")),
     }
@@ -94,7 +95,7 @@ fn went_on_without_a_cut(told: &Told, disk: &SimDisk) -> Result<(), String> {
     Ok(())
 }
 
-/// The answer names what is the matter; short writes are nobody's matter.
+/// The error must name the fault; short writes cause no error.
 fn check_answer(answer: Result<(), StoreError>, fault: Fault) -> Result<(), String> {
     let Err(error) = answer else { return Ok(()) };
     let fits = match (&error, fault) {

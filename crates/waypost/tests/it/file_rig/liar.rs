@@ -1,4 +1,4 @@
-//! Disks that break their contract in one way each: planted mistakes, which the rigs must see.
+//! Disks that break their contract in one way each: planted faults that the rigs must detect.
 
 use std::fmt;
 use std::io;
@@ -8,22 +8,22 @@ use std::sync::{Arc, Mutex};
 use waypost::Digest;
 use waypost::disk::{Disk, DiskFile, Entry, Metadata, write_whole};
 
-/// What a store would do wrong if the disk were right.
+/// A fault that the store would have if the disk were correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lie {
-    /// It does not sync its files.
+    /// Does not sync files.
     FileNotSynced,
-    /// It does not sync its folders.
+    /// Does not sync folders.
     FolderNotSynced,
-    /// It acknowledges first, and syncs the folder only with its next call.
+    /// Acknowledges first, and syncs the folder only at the next call.
     FolderSyncedLater,
-    /// It gives a file its name before the bytes are there: it writes in place.
+    /// Names a file before its bytes are written: an in-place write.
     NamedFirst,
-    /// It takes every file that it reads for sound.
+    /// Accepts every file as valid.
     DigestUnchecked,
 }
 
-/// A disk that lies about what it has done.
+/// A disk with one planted fault.
 #[derive(Debug, Clone)]
 pub(super) struct Liar {
     disk: Arc<dyn Disk>,
@@ -31,11 +31,11 @@ pub(super) struct Liar {
     owed: Arc<Mutex<Owed>>,
 }
 
-/// What is still to be done.
+/// Work that the disk acknowledged and has not done yet.
 #[derive(Debug, Default)]
 struct Owed {
     folder: Option<PathBuf>,
-    /// Bytes that were taken and not written, by the path of their file.
+    /// Accepted and unwritten bytes, by file path.
     bytes: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -44,7 +44,7 @@ impl Liar {
         Self { disk, lie, owed: Arc::default() }
     }
 
-    /// Does late what should have been done before.
+    /// Does the delayed work.
     fn pay(&self) {
         let folder = self.owed.lock().unwrap().folder.take();
         if let Some(folder) = folder {
@@ -52,7 +52,7 @@ impl Liar {
         }
     }
 
-    /// Writes what a file was given, after it got another name.
+    /// Writes the bytes of a file after its rename.
     fn fill(&self, source: &Path, target: &Path) -> io::Result<()> {
         let mut owed = self.owed.lock().unwrap();
         let Some(index) = owed.bytes.iter().position(|(path, _)| path == source) else { return Ok(()) };
@@ -72,7 +72,7 @@ impl Liar {
     }
 }
 
-/// Puts the hash into a file of a store that its bytes have, whatever it said before.
+/// Replaces the hash in a store file by the correct hash of its bytes.
 fn resealed(mut text: Vec<u8>) -> Vec<u8> {
     const PREFIX: &[u8] = b"{\"integrity_hash\":\"";
     let hash = PREFIX.len()..PREFIX.len() + 64;
@@ -165,7 +165,7 @@ struct LyingFile {
 }
 
 impl LyingFile {
-    /// A file whose bytes come after its name: one that is renamed or linked later.
+    /// Whether the bytes of this file follow its rename or link.
     fn is_filled_later(&self) -> bool {
         let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         self.lie == Lie::NamedFirst && name.starts_with(".tmp-")

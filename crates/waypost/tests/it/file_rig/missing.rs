@@ -1,4 +1,4 @@
-//! Files that somebody took away by hand: what they held is found elsewhere, or missed, but never forgotten.
+//! Files removed by hand: their content is found in a copy, or reported as missing, but never silently lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn scanned(disk: &SimDisk) -> Scanned {
     now(scan_all(&open(disk), Scan::of(&run()))).unwrap()
 }
 
-/// Says which records are missed, newest first, by what stands above the head.
+/// Returns the seqs of the missing records above the head, newest first.
 fn missed(head: &Head) -> Vec<u64> {
     let missing = head.damaged.iter().filter(|damage| damage.flaw == Flaw::Missing);
     missing.map(|damage| damage.seq).collect()
@@ -70,7 +70,7 @@ fn the_newest_file_taken_away_is_read_from_its_copy_and_written_again() {
     assert_eq!((after.records, after.damaged), (before.records, Vec::new()), "it was healed");
 }
 
-/// Puts another file in the place of one, as an editor does: other names of the old file keep it.
+/// Replaces a file, like an editor: other names of the old file keep its content.
 fn put(disk: &SimDisk, path: &Path, bytes: &[u8]) {
     disk.remove(path).unwrap();
     let mut file = disk.create_new(path).unwrap();
@@ -83,9 +83,9 @@ fn bytes_of(disk: &SimDisk, path: &Path) -> Vec<u8> {
     disk.files().into_iter().find(|(found, _)| found == path).unwrap().1
 }
 
-// What happened: a run fell back by one record, whose step ran again, though `checkpoint.json` had the newest one sound.
-// Why: that file was only asked where the newest file of the history was gone, not where it was damaged.
-// What stops it now: it stands in for both; what is damaged is reported, and moved aside by who takes the run up.
+// Bug: a run fell back by a record and repeated its step, although `checkpoint.json` had the newest record
+// intact. Cause: the copy was used only for a missing file, not for a damaged file. Fix: the copy replaces both;
+// damage is reported, and quarantined by the next writer.
 #[test]
 fn the_newest_file_damaged_is_read_from_its_copy_where_that_is_another_file() {
     let damages: [fn(&mut Vec<u8>); 3] =
@@ -212,8 +212,8 @@ fn whatever_newest_files_are_taken_away_is_told_unless_a_crash_could_have_done_i
         let found = head(&disk).unwrap();
 
         let is_newest = found.record == *told.acknowledged.last().unwrap();
-        // Without its copy and its line, the last commit may as well never have been acknowledged; with all sidecars gone
-        // too, only the lease, taken at the third commit, still speaks.
+        // Without its copy and its log line, the last commit may never have been acknowledged; without all
+        // sidecars, only the lease from the third commit is left.
         let undecidable = copy && log && if sidecars { count <= 2 } else { count == 1 };
         assert_eq!(is_newest || !missed(&found).is_empty(), !undecidable, "{count} {copy} {sidecars} {log}");
         assert_eq!(is_newest, !copy);
@@ -222,9 +222,9 @@ fn whatever_newest_files_are_taken_away_is_told_unless_a_crash_could_have_done_i
     assert!(told_of > 20);
 }
 
-// What happened: the commit file with the end of an item was taken away, and the item ran again without a word. Why: newer
-// commits of other branches were there, and each branch was believed to end with what was found of it. What stops it
-// now: the newest commit counts all records, and the log names those that are missing (file/missing.rs).
+// Bug: the commit file with the end of an item was removed, and the item silently ran again. Cause: newer commits
+// of other branches existed, and each branch was assumed to end with its last found record. Fix: the newest
+// commit counts all records, and the log names the missing records (file/missing.rs).
 #[test]
 fn the_end_of_a_branch_taken_away_is_missed_below_newer_commits() {
     for (rotates, logged) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -272,7 +272,7 @@ fn a_log_that_tells_of_missing_records_is_left_as_it_is() {
     goes_on(Arc::new(disk.clone()), &mut told).unwrap();
     disk.settle();
     let log = bytes_of(&disk, Path::new(LOG));
-    // An older copy of the run, but for its log.
+    // An older copy of the run, with the current log.
     let newer =
         disk.files().into_iter().map(|(path, _)| path).filter(|path| path.starts_with("disk/store/runs"));
     let known: Vec<&PathBuf> = older.iter().map(|(path, _)| path).collect();
@@ -296,8 +296,8 @@ fn name_of(damage: &Damage) -> String {
     format!("{}@{}", damage.branch, damage.seq)
 }
 
-/// Makes a run that has opened two branches, each with a record that ends its step; after so many steps that rotation
-/// has taken files away, if it is to.
+/// Makes a run with two open branches, each with the end record of its step; with `rotates`, after enough steps
+/// for a rotation.
 fn fan_out(rotates: bool) -> SimDisk {
     let disk = SimDisk::with_folder("disk");
     let mut links = Links::of(&run());
@@ -305,18 +305,18 @@ fn fan_out(rotates: bool) -> SimDisk {
     let first = links.step();
     let lease = now(store.create(&sealed(run_record(&run())), first, &holder("h"))).unwrap();
     for _ in 0..if rotates { 8 } else { 0 } {
-        now(Store::append(&store, &lease, links.step())).unwrap();
+        now(Store::append(&store, &[&lease], links.step())).unwrap();
     }
     let (a, b) = (branch("each:a"), branch("each:b"));
     // Without rotation: 1 (main), 2 (all), 3 (a), 4 (main), 5 (b), 6 (main).
     let opened = vec![links.record(&BranchPath::main()), links.record(&a), links.record(&b)];
     let batch = links.batch(opened);
-    now(Store::append(&store, &lease, batch)).unwrap();
+    now(Store::append(&store, &[&lease], batch)).unwrap();
     for path in [&a, &b] {
         let record = links.record(path);
         let batch = links.batch(vec![record]);
-        now(Store::append(&store, &lease, batch)).unwrap();
-        now(Store::append(&store, &lease, links.step())).unwrap();
+        now(Store::append(&store, &[&lease], batch)).unwrap();
+        now(Store::append(&store, &[&lease], links.step())).unwrap();
     }
     disk.settle();
     disk
@@ -332,7 +332,7 @@ fn what_an_async_run_may_lose_is_not_missed() {
     let store = open(&disk);
     let lease = now(store.create(&sealed(record), batches[0].clone(), &holder("h"))).unwrap();
     for batch in &batches[1..] {
-        now(Store::append(&store, &lease, batch.clone())).unwrap();
+        now(Store::append(&store, &[&lease], batch.clone())).unwrap();
     }
     disk.settle();
     take_away(&disk, [commit_file(3), commit_file(4)]);
@@ -351,7 +351,7 @@ fn a_copy_of_what_was_moved_aside_is_not_believed() {
     let sound = disk.files().into_iter().find(|(path, _)| *path == commit_file(3)).unwrap().1;
     disk.spoil(&commit_file(3), |bytes| bytes[300] ^= 1).unwrap();
     take_up(&open(&disk), &mut told.clone()).unwrap();
-    // Somebody copied the store before, so that the two files are not the same any more.
+    // The store was copied, so the two names no longer share a file.
     disk.remove(Path::new(COPY)).unwrap();
     let mut file = disk.create_new(Path::new(COPY)).unwrap();
     waypost::disk::write_whole(file.as_mut(), &sound).unwrap();
@@ -365,7 +365,7 @@ fn a_copy_of_what_was_moved_aside_is_not_believed() {
 
 #[test]
 fn a_commit_that_only_the_cache_has_is_not_missed_after_a_power_cut() {
-    // The sync of the folder fails after the commit has its name: it is seen until the power goes, and no longer.
+    // The sync of the folder fails after the commit has its name: the file is visible until a power cut.
     let (start, told) = disk_after(&[creates]);
     let whole = start.fork();
     goes_on(Arc::new(whole.clone()), &mut told.clone()).unwrap();
@@ -383,7 +383,7 @@ fn a_commit_that_only_the_cache_has_is_not_missed_after_a_power_cut() {
         &start,
         Sampling { seed: 1, draws: 50 },
         |disk| {
-            // The disk may have died meanwhile.
+            // The disk may have died in the meantime.
             let _ = take_up(&open(disk), &mut told.clone());
             told.clone()
         },

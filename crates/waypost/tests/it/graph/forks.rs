@@ -1,4 +1,4 @@
-//! Forks, items and graphs in graphs.
+//! Forks, items and nested graphs.
 
 use super::*;
 
@@ -29,7 +29,8 @@ async fn after_a_crash_in_a_fork_only_unfinished_branches_run() {
     assert_eq!(outcome.state.done, ["plan", "a=plan+a+a2", "b=plan+b", "after"]);
 }
 
-/// A fork whose branch `a` fails in its second step as long as `broken` says so, and whose `b` never ends by itself.
+/// Builds a fork whose branch `a` fails in its second step while `broken` is set, and whose branch `b` never
+/// ends.
 fn failing_fork(trace: &Trace, broken: &Arc<Mutex<bool>>, collect: bool) -> Graph<Notes> {
     let (fails, hangs, joins) = (trace.clone(), trace.clone(), trace.clone());
     let (broken, is_broken) = (Arc::clone(broken), Arc::clone(broken));
@@ -175,7 +176,8 @@ async fn a_graph_inside_a_graph_has_a_state_of_its_own() {
 
 #[tokio::test]
 async fn a_fan_out_begun_again_works_on_every_item_anew_and_repeats_none_after_a_crash() {
-    // Given a fan-out of two pages that crashed in its second one, was begun again from before it, and crashed again.
+    // Given a fan-out of two pages that crashed in its second page, began again after a rollback, and crashed
+    // again.
     let rig = Rig::new();
     let graph = each(&rig.trace, 1_500, 4);
     rig.crash_at(rig.engine.run(&graph, "r", Notes::default()).into_future(), "n1005").await;

@@ -1,4 +1,4 @@
-//! Checkpoints amid a fan-out.
+//! Portable checkpoints inside a fan-out.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 async fn children_come_along_with_their_newest_checkpoints() {
     const ITEMS: &[u8] = b"\"a\"\n{\"key\":\"b\"}\n";
     const DEEP: &[u8] = b"\x00not json";
-    // Given a fan-out @2: one child ended, one is open with a memo, one is open amid a fan-out of its own.
+    // Given a fan-out @2: one child has ended, one is open with a memo, one is open inside its own fan-out.
     let mut story = Story::new(MemoryStore::new());
     let ended = |header: &mut Header| header.end = Some(End::Failed);
     story.add(&main_branch(), Position::default(), |_| ()).await;
@@ -27,7 +27,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
     let deep = Position { origin: Some(2), ..fans_out("deep", 1, Some(("items/deep", DEEP))) };
     story.add(&branch("each:c"), deep, |_| ()).await;
     story.add(&branch("each:c/deep:1"), opened_by(1), |_| ()).await;
-    // What an ended child once opened is joined, and what an earlier pass of the loop left behind does not count.
+    // Children of an ended child are joined, and children of an earlier pass do not count.
     story.add(&branch("each:a/deep:1"), opened_by(1), ended).await;
     story.add(&branch("each:z"), opened_by(1), |_| ()).await;
     story.add(&main_branch(), fans_out("each", 2, Some(("items/each", ITEMS))), |_| ()).await;
@@ -49,7 +49,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
     let text: Value = serde_json::from_slice(&exported.to_text()).unwrap();
     assert_eq!(text["blobs"]["items/each"]["lines"], json!(["a", {"key": "b"}]));
 
-    // And a child can be taken by itself.
+    // A child can also be exported alone.
     let child = story.export(&branch("each:c"), 1).await.unwrap();
     assert_eq!(child.children().len(), 1);
     assert_eq!(Portable::from_text(&child.to_text()).unwrap(), child);
@@ -57,7 +57,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
 
 #[tokio::test]
 async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() {
-    // Given a graph that dies while item 5 of 20 is worked on.
+    // Given a graph that dies at item 5 of 20.
     let store = Arc::new(MemoryStore::new());
     let reached = Arc::new(Notify::new());
     let told = reached.clone();
@@ -97,8 +97,8 @@ async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() 
     assert_eq!(items.iter().filter(|byte| **byte == b'\n').count(), 20);
 }
 
-// The branches of a fork are named after the step before it, and it is the join that waits for them: they were looked for
-// under its name, and left out. What tells whose they are is the record with which they were opened.
+// Bug: children of a fork were left out. Cause: the branches have the name of the step before the fork, and the
+// export searched by the name of the waiting join. Fix: the record that opened a branch identifies its parent.
 #[tokio::test]
 async fn children_of_a_fork_without_items_come_along() {
     let mut story = Story::new(MemoryStore::new());

@@ -1,4 +1,4 @@
-//! A run that goes on while it is exported.
+//! A run that continues during its export.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{Story, fans_out, main_branch, opened_by};
 
 #[tokio::test]
 async fn a_run_that_joins_while_its_branches_are_read_is_not_exported() {
-    // Given a run amid a fan-out that joins as soon as its branches are listed.
+    // Given a run inside a fan-out that joins as soon as its branches are listed.
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), Position::default(), |_| ()).await;
     story.add(&branch("each:a"), opened_by(2), |_| ()).await;
@@ -22,7 +22,7 @@ async fn a_run_that_joins_while_its_branches_are_read_is_not_exported() {
     let busy = FaultyStore::around(Arc::new(story.store.clone()));
     let below = story.store.clone();
     busy.meanwhile(|call| matches!(call, Call::Scan(scan) if scan.seq_max == Some(1)), async move {
-        below.append(&lease, join).await.unwrap();
+        below.append(&[&lease], join).await.unwrap();
     });
 
     let overtaken = Portable::of(busy.as_ref(), &story.at(&main_branch(), 2)).await.unwrap_err();

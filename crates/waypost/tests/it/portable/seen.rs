@@ -1,8 +1,8 @@
-//! What is wrong with a file is seen, and told apart.
+//! Every flaw of a file is detected and distinguished.
 
 use super::*;
 
-/// Makes a text vouch for itself again after it was edited.
+/// Gives an edited text a valid hash again.
 fn rehashed(text: &str) -> Vec<u8> {
     let mut text = text.as_bytes().to_vec();
     let place = 19..83;
@@ -73,18 +73,18 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
         );
     }
 
-    let newer = rehashed(&text.replace("\"format\":2", "\"format\":99"));
+    let newer = rehashed(&text.replace("\"format\":3", "\"format\":99"));
     let incompatible = load("newer", Some(&newer));
     assert!(
-        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 2, .. }),
+        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 3, .. }),
         "{incompatible:?}"
     );
-    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 2"));
+    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 3"));
 }
 
 #[tokio::test]
 async fn a_record_of_a_newer_format_is_incompatible() {
-    // Given a file of today's format around a record of tomorrow's.
+    // Given a file of the current format around a record of a newer one.
     let portable = small().await;
     let text = text_of(&portable);
     let header = String::from_utf8(portable.checkpoint().header_bytes().to_vec()).unwrap();
@@ -118,7 +118,7 @@ async fn what_is_no_regular_file_is_neither_waited_for_nor_read() {
 
 #[tokio::test]
 async fn parts_that_do_not_belong_together_are_refused() {
-    // A hash vouches for the bytes, not for who wrote them.
+    // A hash covers the bytes, not their author.
     let text = text_of(&small().await);
     let refused = |text: String| Portable::from_text(&rehashed(&text)).unwrap_err().to_string();
     let history = {

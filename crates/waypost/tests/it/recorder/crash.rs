@@ -1,4 +1,4 @@
-//! A program that drives its own loop over a disk that dies, and over a store whose answers are lost.
+//! A program with its own loop over a disk that loses power, and over a store whose replies are lost.
 
 use serde_json::json;
 use waypost::disk::Disk;
@@ -12,21 +12,20 @@ use waypost_testing::faulty::{Fault, FaultyStore};
 
 use super::*;
 
-/// Passes of the loop.
 const PASSES: u64 = 2;
-/// The power is cut before one in so many calls, and one in so many states is checked then, primes both; all of them
-/// with `WAYPOST_RIG_SHARE=1`, which takes minutes.
+/// The power cut is before one in `CUTS_SHARE` calls, and one in `STATES_SHARE` states is checked; both are
+/// primes. `WAYPOST_RIG_SHARE=1` checks all of them, which takes minutes.
 const CUTS_SHARE: usize = 7;
 const STATES_SHARE: usize = 29;
 
-/// What a program was told: commits, by id, and rollbacks.
+/// Acknowledged commits, by id, and rollbacks.
 #[derive(Debug, Clone, Default)]
 struct Heard {
     committed: Vec<(String, CheckpointRef)>,
 }
 
-/// The whole program: begins or goes on, does every pass once, and finishes. Its evidence is an exit code, so that
-/// the disk is asked for nothing else.
+/// The whole program: begins or resumes, does every pass once, and finishes. Its evidence is an exit code, so it
+/// makes no disk calls.
 async fn work(store: Arc<dyn Store>, heard: &mut Heard) -> Result<(), Error> {
     let options = Options::new().with_clock(Arc::new(TestClock::default()));
     let mut record = run_record(run(), "loop");
@@ -63,7 +62,8 @@ fn run_to_end<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
 }
 
-/// Checks that what was told is there, that the program comes to its end, and that every pass was committed once.
+/// Checks that acknowledged commits are present, that the program reaches its end, and that every pass has one
+/// commit.
 fn keeps_its_word(heard: &Heard, disk: &SimDisk) -> Result<(), String> {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let store: Arc<dyn Store> = Arc::new(FileStore::on(disk, "disk/store"));
@@ -104,7 +104,7 @@ fn a_power_cut_at_any_call_costs_at_most_the_step_under_way() {
     let program = |disk: &SimDisk| {
         let mut heard = Heard::default();
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-        // The disk may have died: what counts is what was told before.
+        // The disk may have lost power: only earlier acknowledgements count.
         let _ = run_to_end(work(Arc::new(FileStore::on(disk, "disk/store")), &mut heard));
         heard
     };
@@ -127,7 +127,7 @@ fn a_power_cut_at_any_call_costs_at_most_the_step_under_way() {
     assert!(checked > 50, "{checked} states were checked");
 }
 
-/// A store in memory that fails as it is told, and a recorder over it.
+/// Returns a memory store with planted failures, and a recorder over it.
 async fn shaky(rig: &Rig) -> (Arc<FaultyStore>, Recorder) {
     let store = FaultyStore::around(rig.store.clone());
     let recorder =

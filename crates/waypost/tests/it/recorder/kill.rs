@@ -1,4 +1,4 @@
-//! A program that is killed while a step is under way. It is this test binary again, told by an environment variable.
+//! A program killed inside a step. The program is this test binary, selected by an environment variable.
 
 #![expect(clippy::print_stdout, reason = "the other process speaks by its stdout")]
 
@@ -23,7 +23,7 @@ fn options(folder: &Path) -> Options {
     Options::new().with_base(folder)
 }
 
-/// Starts a program that records, and waits until it says that it is in the middle of its second step.
+/// Starts a recording program and waits until it reports the middle of its second step.
 fn recording(folder: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["recorder::kill::other_process", "--exact", "--nocapture", "--test-threads=1"]);
@@ -39,7 +39,7 @@ fn recording(folder: &Path) -> Child {
     child
 }
 
-/// Not a test of its own: what the other process does.
+/// Not a separate test: the code of the other process.
 #[tokio::test]
 async fn other_process() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
@@ -76,7 +76,7 @@ async fn a_step_that_was_begun_survives_kill_9_and_is_known_to_be_cut() {
     assert_eq!(recorder.rollback_to_checkpoint::<Value>(&last.reference()).await.unwrap(), json!({ "n": 1 }));
     recorder.close().await.unwrap();
 
-    // And once more: what was committed is not committed again, what was cut is cut again.
+    // And once more: committed steps are not committed again, and the cut step is cut again.
     let mut child = recording(folder);
     child.kill().unwrap();
     child.wait().unwrap();

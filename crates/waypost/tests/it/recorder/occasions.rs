@@ -1,4 +1,4 @@
-//! Claims that are due only on some occasions: they do not count on others, and nothing holds by what was not checked.
+//! Claims due only on some occasions do not count on others, and no verdict holds by an unchecked claim.
 
 use waypost::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 use waypost::recorder::{Checkpoint, Commit, Error};
@@ -21,9 +21,8 @@ async fn committed(rig: &Rig, recorder: &Recorder, claims: impl IntoIterator<Ite
     recorder.commit_step(&begun, commit).await.unwrap()
 }
 
-/// What happened: a checkpoint with one claim that is checked only at the commit could never be verified or gone back to.
-/// Why: what was not due counted as what was not known.
-/// What stops it now: on each occasion, the claims count that are due on it.
+/// Bug: a checkpoint with a claim checked only at the commit could never be verified or restored. Cause: a claim
+/// that was not due counted as unknown. Fix: on each occasion only the due claims count.
 #[tokio::test]
 async fn what_is_not_due_does_not_count_against_a_checkpoint() {
     for terms in [sensitive(), only(Occasion::Commit), only(Occasion::Verify), only(Occasion::Resume)] {
@@ -98,9 +97,9 @@ async fn so_many_must_hold_of_those_that_are_due() {
     assert_eq!((failed.phase().name(), failed.verdict()), ("failed", Verdict::Failed));
 }
 
-/// What happened: an old checkpoint failed, as a later step expected another exit code of the same command.
-/// Why: its claim gave way to the later one, which was asked about the code of the older step.
-/// What stops it now: which code a step ended with is its own, and no later step can change it.
+/// Bug: an old checkpoint failed because a later step expected another exit code of the same command. Cause: the
+/// later claim replaced the older one and was checked against the code of the older step. Fix: the exit code
+/// belongs to its step, and no later step changes it.
 #[tokio::test]
 async fn an_exit_code_is_judged_by_what_its_own_step_expected() {
     let rig = Rig::new();

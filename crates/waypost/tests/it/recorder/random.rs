@@ -1,4 +1,4 @@
-//! Random programs, with crashes and files that come and go, against a model of what they were promised.
+//! Random programs with crashes, and files that vanish and return, against a model of the guarantees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,35 +9,35 @@ use waypost_testing::seed::Seeded;
 
 use super::*;
 
-/// Programs, and what each of them does.
+/// Programs, and the calls of each.
 const PROGRAMS: u64 = 20;
 const CALLS: usize = 50;
-/// Steps of a program: few, so that they are begun again and again.
+/// Steps of a program: few, so that each begins several times.
 const STEPS: [&str; 3] = ["a", "b", "c"];
 
-/// A commit as the model keeps it.
+/// A commit in the model.
 #[derive(Debug, Clone)]
 struct Kept {
     at: CheckpointRef,
     state: u64,
     file: String,
-    /// Commits that a rollback to this one leaves in force, itself included.
+    /// Commits in force after a rollback to this one, itself included.
     effective: Vec<usize>,
 }
 
-/// A program, and what must be true of it.
+/// A program and its invariants.
 struct Model {
     rig: Rig,
     recorder: Option<Recorder>,
     seeded: Seeded,
     kept: Vec<Kept>,
-    /// Places in `kept`, oldest first.
+    /// Indexes in `kept`, oldest first.
     effective: Vec<usize>,
     state: u64,
     open: BTreeMap<String, Begun>,
     cut: BTreeSet<String>,
     made: u64,
-    /// What was done, for a person who looks for the fault.
+    /// A log of the calls, for debugging.
     story: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl Model {
         assert_eq!(found, expect.map(|kept| (kept.at.clone(), kept.state)), "{:?}", self.story);
     }
 
-    /// Takes a file away, or brings it back.
+    /// Removes or restores a file.
     fn touch(&mut self) {
         let place = self.pick(self.kept.len().max(1));
         let Some(kept) = self.kept.get(place) else { return };
@@ -182,7 +182,7 @@ impl Model {
         if self.there(&file) { self.rig.remove(&file) } else { self.rig.write(&file, "x") }
     }
 
-    /// Checks what must be true after every call.
+    /// Checks the invariants of every call.
     async fn look(&self) {
         let story = &self.story;
         let recorder = self.recorder();
@@ -198,7 +198,7 @@ impl Model {
         }
     }
 
-    /// Checks what must be true at the end.
+    /// Checks the invariants of the end.
     async fn look_back(&self) {
         for kept in &self.kept {
             let record = self.recorder().get(&kept.at).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Going back to a verified checkpoint: only appends, only where the evidence holds now.
+//! Rollback to a verified checkpoint: only appends, and only if the evidence holds now.
 
 use serde_json::json;
 use waypost::BranchPath;
@@ -33,9 +33,8 @@ async fn a_rollback_appends_and_gives_the_state_back() {
     );
 }
 
-/// What happened: a rollback trusted the verdict of the commit although the artifact was gone.
-/// Why: the verdict was a flag.
-/// What stops it now: the claims are checked at that moment.
+/// Bug: a rollback trusted the verdict of the commit although the artifact was missing. Cause: the verdict was a
+/// flag. Fix: the rollback checks the claims.
 #[tokio::test]
 async fn a_rollback_is_refused_when_the_artifact_is_gone() {
     let rig = Rig::new();

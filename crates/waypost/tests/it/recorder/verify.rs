@@ -1,4 +1,4 @@
-//! Checking evidence again, and finding the last checkpoint that holds.
+//! A new check of evidence, and the search for the last checkpoint that holds.
 
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -80,9 +80,8 @@ async fn what_has_no_evidence_cannot_be_verified() {
     assert_eq!(rig.count().await, before);
 }
 
-/// What happened: a file that a later step rightly rewrote made every older checkpoint fail.
-/// Why: each was checked against the digest of its own time.
-/// What stops it now: a claim is checked as the newest step that makes it says.
+/// Bug: a file that a later step rewrote correctly made every older checkpoint fail. Cause: each checkpoint was
+/// checked against its own digest. Fix: a claim is checked in the version of the newest step that makes it.
 #[tokio::test]
 async fn a_file_that_a_later_step_rewrote_does_not_condemn_the_older_one() {
     let rig = Rig::new();
@@ -103,9 +102,9 @@ async fn a_file_that_a_later_step_rewrote_does_not_condemn_the_older_one() {
     assert_eq!(record.header().notes, [Note::Event { name: "evidence_bound".to_owned(), data: bound }]);
 }
 
-/// What happened: a checkpoint was `ok` whose file was gone, by another file that had got its inode.
-/// Why: a name was taken for the file that it had led to, though it led there no more.
-/// What stops it now: a name that leads nowhere, or elsewhere, stands for itself.
+/// Bug: a checkpoint with a missing file was `ok` because another file had reused its inode. Cause: a name stood
+/// for its former file, although it no longer led there. Fix: a name that leads nowhere, or elsewhere, counts as
+/// its own subject.
 #[tokio::test]
 async fn a_file_that_is_gone_is_not_another_one_that_has_its_inode() {
     for _ in 0..20 {
@@ -293,7 +292,7 @@ async fn a_damaged_checkpoint_is_passed_by() {
     assert_eq!(recorder.last_verified_checkpoint(None).await.unwrap().checkpoint, None);
 }
 
-/// Cannot say at first, then says yes.
+/// Returns unknown at first, then ok.
 #[derive(Debug)]
 struct Slow(AtomicU32);
 

@@ -1,4 +1,5 @@
-//! Branches: a fan-out in pages with a crash between them, its join, a stale writer; two branches that ask at once.
+//! Branches: a fan-out in pages with a crash between them, its join, a stale writer, and two concurrent
+//! questions.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture as _;
@@ -21,7 +22,7 @@ use crate::play::{Notes, Stage};
 /// More than two pages of items.
 const ITEMS: u32 = 2_100;
 
-/// Squares of so many items, of which each hundredth fails.
+/// Builds a graph that squares `count` items; each hundredth fails.
 fn squares(stage: &Stage, count: u32) -> Graph<Notes> {
     let work = stage.clone();
     let each = Graph::builder("each").each(
@@ -53,7 +54,7 @@ fn squares(stage: &Stage, count: u32) -> Graph<Notes> {
     each.collect().max_parallel(1).join(join).build().unwrap()
 }
 
-/// The lines of each branch.
+/// Groups the lines by branch.
 fn by_branch(lines: Vec<String>) -> BTreeMap<String, Vec<String>> {
     let mut branches = BTreeMap::<String, Vec<String>>::new();
     for line in lines {
@@ -63,8 +64,8 @@ fn by_branch(lines: Vec<String>) -> BTreeMap<String, Vec<String>> {
     branches
 }
 
-/// Dies right before the second page is on disk, and right after: the newest record of the main branch says how many
-/// are open, so none is opened twice and none is left out, and nothing joins before all are open.
+/// The session dies right before the second page is on disk, and right after. The newest record of the main
+/// branch has the number of open branches. So each branch opens once, and the join starts after all are open.
 #[tokio::test]
 async fn children_are_opened_page_by_page_and_a_crash_between_two_pages_loses_none() {
     for fault in [Fault::DieBefore, Fault::DieAfter] {
@@ -106,7 +107,7 @@ async fn children_are_opened_page_by_page_and_a_crash_between_two_pages_loses_no
     }
 }
 
-// An empty list of items could not be frozen in a file, and the run ended there.
+// Bug: an empty list of items could not be frozen in a file, and the run ended there.
 #[tokio::test]
 async fn no_items_are_joined_at_once_in_every_store() {
     for mut world in World::each() {
@@ -132,7 +133,7 @@ async fn no_items_are_joined_at_once_in_every_store() {
     }
 }
 
-// Items that ended together had each its own page opened, all in one commit.
+// Bug: items that ended together opened one page each, all in one commit.
 #[tokio::test]
 async fn one_commit_opens_one_page_however_many_end_together() {
     for at_once in [4, 300] {
@@ -167,7 +168,7 @@ fn opens_another_page(batch: &Batch) -> bool {
     batch.records.iter().any(|record| of_children(&record.header().phase))
 }
 
-/// The record of the join vouches for the last record of each child, in the order of the items.
+/// The record of the join vouches for the last record of each child, in item order.
 async fn joined_under_one_root(world: &World) {
     let main = BranchPath::main();
     let newest = world.store.newest(&run_id(), &main).await.unwrap();
@@ -180,7 +181,7 @@ async fn joined_under_one_root(world: &World) {
     assert_eq!(newest.position().unwrap().failed_children(), 21);
 }
 
-/// A session that was paused while another took the run over is refused when it wakes up and wants to write.
+/// A paused session whose run was taken over is refused at its next write.
 #[tokio::test(start_paused = true)]
 async fn a_stale_writer_is_refused_for_good_and_changes_nothing() {
     let store = Arc::new(MemoryStore::new());
@@ -212,7 +213,7 @@ async fn a_stale_writer_is_refused_for_good_and_changes_nothing() {
         assert!(futures_util::poll!(&mut stale).is_pending());
         tokio::task::yield_now().await;
     }
-    // Its lease is over, which it does not know.
+    // The first session has lost its lease and does not know.
     store.drop_holder(&run_id());
     let outcome = engine.resume(&awake, "r").await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
@@ -226,8 +227,8 @@ async fn a_stale_writer_is_refused_for_good_and_changes_nothing() {
     assert_eq!(told(store.as_ref(), &run_id()).await, before);
 }
 
-/// Each branch that waits has an id of its own; an answer is a message until a resume takes it in, with what it does,
-/// in one batch.
+/// Each waiting branch has its own wait id. An answer is a message until a resume records the answer and its
+/// effects in one batch.
 #[tokio::test]
 async fn two_branches_wait_at_once_and_each_is_answered_alone() {
     for mut world in World::each() {
@@ -277,7 +278,7 @@ async fn two_branches_wait_at_once_and_each_is_answered_alone() {
     }
 }
 
-/// A run waits only when every branch of it does: while one is at work, the session goes on.
+/// A run waits only if every branch waits: while one branch runs, the session continues.
 #[tokio::test]
 async fn a_run_waits_only_when_every_open_branch_waits() {
     let world = World::memory();

@@ -12,13 +12,13 @@ use crate::history::{assert_told, told};
 use crate::play::{Notes, Stage};
 use crate::toy::{Does, Toy};
 
-/// What a start is worth that was written and not carried out: the newest record says that it is cut, also the second
-/// time, since each resume writes its own start before it starts.
+/// A start is on disk, and the step did not run. The newest record reports a cut, also after the second crash:
+/// each resume writes its own start before it starts the step.
 #[tokio::test]
 async fn a_crash_before_the_process_exists_and_one_inside_it_are_told_by_one_record_each() {
     for mut world in World::each() {
         let (toy, id) = (Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang), run_id());
-        // Dies when the start of `b` is on disk, and before `b` has begun.
+        // Dies after the start of `b` is on disk, and before `b` has begun.
         world.store.plan(2, 1, Fault::DieAfter);
         let run =
             world.engine.run_program(&toy, toy.record("r"), Default::default(), SessionOptions::default());
@@ -58,7 +58,7 @@ async fn until(reached: impl Fn() -> bool) {
     }
 }
 
-/// A start that was written and never carried out is taken back: the attempt does not count.
+/// A recorded start that never happened is withdrawn, and its attempt does not count.
 #[tokio::test]
 async fn a_start_that_could_not_be_carried_out_is_ready_again_and_no_attempt_is_counted() {
     let world = World::memory();
@@ -80,7 +80,8 @@ async fn a_start_that_could_not_be_carried_out_is_ready_again_and_no_attempt_is_
     );
 }
 
-/// `x` then `y`, ten times; `y` fails for good in the seventh pass while the stage says so. Notes the keys it used.
+/// Builds `x` then `y`, ten times. `y` fails for good in the seventh pass while the stage says so, and notes its
+/// keys.
 fn loop_of_ten(stage: &Stage) -> Graph<Notes> {
     let fails = stage.clone();
     Graph::builder("loop")
@@ -102,8 +103,8 @@ fn loop_of_ten(stage: &Stage) -> Graph<Notes> {
         .unwrap()
 }
 
-/// Rolled back from a failure in the seventh pass to the end of the third: what counts is found by walking from record
-/// to basis, where the newest record of `y` by seq is of the sixth pass, which was undone.
+/// A rollback from a failure in the seventh pass to the end of the third. The effective history follows the basis
+/// of each record; by seq alone, the newest record of `y` belongs to the sixth pass, which was rolled back.
 #[tokio::test]
 async fn a_loop_is_rolled_back_by_appending_and_goes_on_under_keys_of_its_own() {
     for mut world in World::each() {
@@ -149,7 +150,7 @@ fn keys(said: &[String]) -> BTreeSet<String> {
     said.iter().filter_map(|said| said.strip_prefix("key ")).map(str::to_owned).collect()
 }
 
-/// A fork in time takes along all that it needs, the place in the loop and the count of steps among it.
+/// A fork copies all that it needs, the iteration of the loop and the step count included.
 #[tokio::test]
 async fn a_fork_amid_a_loop_depends_on_nothing_of_the_run_it_came_from() {
     for mut world in World::each() {

@@ -1,4 +1,4 @@
-//! Starts that may not ride along with the end of the step before, and skips that do.
+//! Starts that need their own commit, and skips that share the commit of the previous end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,8 +137,8 @@ async fn a_step_whose_condition_is_false_is_skipped_in_the_batch_of_the_step_bef
     );
 }
 
-/// A sleep, a question and a signal: the step is let go, and is started anew when what it waits for has come; what it
-/// did before it waited is answered from what was kept.
+/// A sleep, a question and a signal: the step is suspended, and starts again at the event. Results from before
+/// the wait come from its memos.
 #[tokio::test]
 async fn a_step_that_waited_is_started_anew_and_repeats_nothing_that_it_kept() {
     for mut world in World::each() {
@@ -174,7 +174,7 @@ async fn a_step_that_waited_is_started_anew_and_repeats_nothing_that_it_kept() {
         clock.pass(Duration::from_secs(3_601));
         world.reopen();
         let asked = engine(&world).resume(&graph, "r").await.unwrap();
-        // Another process: it may not append, and leaves a message.
+        // Another process must not append, and leaves a message.
         let lines = told(world.store.as_ref(), &run_id()).await.len();
         engine(&world).answer("r", &asked.waiting[0].wait.id, json!("yes")).await.unwrap();
         engine(&world).signal("r", "go", json!("now")).await.unwrap();

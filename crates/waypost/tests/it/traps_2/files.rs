@@ -1,4 +1,4 @@
-//! Source 2: the file that carries a checkpoint, and the files of a store.
+//! Source 2: files that carry a checkpoint, and the files of a store.
 
 use std::future::IntoFuture as _;
 use std::path::Path;
@@ -20,14 +20,14 @@ use waypost_testing::disk::SimDisk;
 use crate::faulty::World;
 use crate::play::{Notes, Stage};
 
-/// A run that is held before `b`, with a config, as a file.
+/// Returns the file of a run that is held before `b`, with a config.
 async fn saved(world: &World, graph: &Graph<Notes>, state: Notes) -> Portable {
     let config = json!({ "model": "m" }).as_object().unwrap().clone();
     let held = world.engine.run(graph, "r", state).config(config).interrupt_before(["b"]).await.unwrap();
     Portable::of(world.store.as_ref(), &format!("r@{}", held.at).parse().unwrap()).await.unwrap()
 }
 
-/// The file with another member, vouching for itself as the first one did: what a foreign hand or version writes.
+/// Returns the file with one member replaced and a valid digest, as from a foreign program or version.
 fn rewritten(text: &[u8], from: &str, to: &str) -> Vec<u8> {
     let text = String::from_utf8(text.to_vec()).unwrap();
     assert!(text.contains(from), "{from} is in the file");
@@ -46,7 +46,7 @@ async fn a_file_has_the_state_the_step_the_config_the_time_and_the_version() {
     let portable = saved(&world, &stage.line(), Notes::default()).await;
 
     let text: Value = serde_json::from_slice(&portable.to_text()).unwrap();
-    assert_eq!(text["format"], 2);
+    assert_eq!(text["format"], 3);
     assert_eq!(text["checkpoint"]["state"], json!({ "done": ["a"] }));
     assert_eq!(text["checkpoint"]["position"]["frontier"][0]["step"], "b");
     assert_eq!(text["config"], json!({ "model": "m" }));
@@ -89,8 +89,8 @@ async fn a_run_and_a_stream_both_go_on_from_a_file() {
     }
 }
 
-// Trap: loading a pickle runs what is in it. Here what is in a file is data: text that means something to a shell, a
-// template, a reader of YAML or of pickles comes back as text, and only steps of the graph run.
+// Trap: loading a pickle runs its code. Here the content of a file is data. Text with a meaning for a shell, a
+// template, YAML or pickle comes back as text, and only steps of the graph run.
 #[tokio::test]
 async fn going_on_from_a_file_runs_no_code_of_the_file() {
     let world = World::folder();
@@ -150,7 +150,7 @@ async fn a_pickle_is_no_checkpoint() {
     assert!(!trace.exists());
 }
 
-// Trap: of 193 one-bit flips, 114 are loaded as if nothing had happened.
+// Trap: of 193 one-bit flips, 114 load without an error.
 #[tokio::test]
 async fn every_flipped_bit_of_a_saved_graph_is_refused() {
     let stage = Stage::default();
@@ -166,7 +166,7 @@ async fn every_flipped_bit_of_a_saved_graph_is_refused() {
     }
 }
 
-/// What becomes of a run in a store whose files were damaged: its state at the end can be only one.
+/// Resumes a run in a store with damaged files: only one final state is correct.
 async fn resumed(disk: &SimDisk) -> Outcome {
     let stage = Stage::default();
     let graph = stage.line();
@@ -220,7 +220,7 @@ fn every_flipped_bit_and_every_cut_of_a_stored_run_leads_to_the_same_end_or_is_r
     assert!(tally.right > 0 && tally.older > 0, "{tally:?}");
 }
 
-// Trap: the version is stored and never checked: "99.0" is loaded.
+// Trap: the version is stored and never checked, so "99.0" loads.
 #[tokio::test]
 async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -228,19 +228,19 @@ async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let load = |to: &str| {
         let path = folder.path().join("r.json");
-        std::fs::write(&path, rewritten(&text, "\"format\":2,", to)).unwrap();
+        std::fs::write(&path, rewritten(&text, "\"format\":3,", to)).unwrap();
         Portable::load(&path).unwrap_err()
     };
 
     for newer in ["\"format\":99,", "\"format\":99.0,"] {
         let refused = load(newer);
-        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 2, .. }), "{refused}");
-        assert!(refused.to_string().ends_with("has format 99, this version reads up to 2"), "{refused}");
+        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 3, .. }), "{refused}");
+        assert!(refused.to_string().ends_with("has format 99, this version reads up to 3"), "{refused}");
     }
-    for older in ["\"format\":0,", "\"format\":1,"] {
+    for older in ["\"format\":0,", "\"format\":1,", "\"format\":2,"] {
         let refused = load(older);
         assert!(
-            refused.to_string().ends_with("of before the first release, this version reads 2"),
+            refused.to_string().ends_with("of before the first release, this version reads 3"),
             "{refused}"
         );
     }
@@ -284,14 +284,14 @@ async fn not_found_corrupt_and_incompatible_are_three_errors() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("half"), &text[..text.len() / 2]).unwrap();
-    std::fs::write(path("newer"), rewritten(&text, "\"format\":2,", "\"format\":3,")).unwrap();
+    std::fs::write(path("newer"), rewritten(&text, "\"format\":3,", "\"format\":4,")).unwrap();
 
     let errors = ["none", "half", "newer"].map(|name| Portable::load(&path(name)).unwrap_err());
 
     assert!(matches!(errors[0], LoadError::NotFound { .. }), "{}", errors[0]);
     assert!(matches!(errors[1], LoadError::Corrupt { .. }), "{}", errors[1]);
-    assert!(matches!(errors[2], LoadError::Incompatible { found: 3, supported: 2, .. }), "{}", errors[2]);
-    // An error that says which file, so that somebody can act on it.
+    assert!(matches!(errors[2], LoadError::Incompatible { found: 4, supported: 3, .. }), "{}", errors[2]);
+    // Each error names its file, so that a person can act.
     for (error, name) in errors.iter().zip(["none", "half", "newer"]) {
         assert!(error.to_string().contains(path(name).to_str().unwrap()), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Source 5: what is newest, and in which order things are.
+//! Source 5: the newest checkpoint, and orders.
 
 use waypost::engine::RunError;
 use waypost::memory::Part;
@@ -10,7 +10,7 @@ use super::newest_seq;
 use crate::faulty::{World, run_id};
 use crate::play::{Notes, Stage};
 
-/// `a` so many times.
+/// Builds `a` this many times.
 fn again_and_again(stage: &Stage, times: usize) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("again"), &["a"]);
     builder
@@ -19,7 +19,7 @@ fn again_and_again(stage: &Stage, times: usize) -> Graph<Notes> {
         .unwrap()
 }
 
-// Trap: the memory store lists in the order of a hash map, so that "the latest" is any of them.
+// Trap: the memory store lists in hash order, so "the latest" is random.
 #[tokio::test]
 async fn checkpoints_are_listed_in_their_order_and_the_latest_is_the_last() {
     for world in World::each() {
@@ -63,7 +63,7 @@ async fn runs_are_listed_newest_first_whatever_their_names() {
     }
 }
 
-// Trap: "resume from b" goes on after b, so that a step that failed cannot be tried again.
+// Trap: "resume from b" continues after b, so a failed step cannot be retried.
 #[tokio::test]
 async fn from_b_tries_b_again_that_failed_with_the_state_it_began_with() {
     for mut world in World::each() {
@@ -83,7 +83,7 @@ async fn from_b_tries_b_again_that_failed_with_the_state_it_began_with() {
     }
 }
 
-// Trap: checkpoints that a resume from an earlier step left behind are still "the latest", so that the next resume takes
+// Trap: checkpoints superseded by a resume from an earlier step are still "the latest", so the next resume uses
 // one of them.
 #[tokio::test]
 async fn what_was_left_behind_is_never_the_latest_again() {
@@ -112,7 +112,7 @@ async fn what_was_left_behind_is_never_the_latest_again() {
     }
 }
 
-// Trap: numbers are given again after something was deleted, and what refers to them means another checkpoint then.
+// Trap: numbers are reused after a deletion, and references then mean another checkpoint.
 #[tokio::test]
 async fn a_seq_is_never_given_again_whatever_was_dropped_damaged_or_moved_aside() {
     let mut world = World::memory();
@@ -124,13 +124,13 @@ async fn a_seq_is_never_given_again_whatever_was_dropped_damaged_or_moved_aside(
     let main = waypost::BranchPath::main();
     let mut given = newest_seq(&world).await;
 
-    // States are dropped.
+    // Retention drops states.
     world.reopen();
     let holder = waypost_testing::records::holder("test");
     let lease = world.store.acquire(&run_id(), &main, &holder).await.unwrap();
     world.store.trim(&lease, 2, TrimMode::Apply).await.unwrap();
     world.store.release(lease, None).await.unwrap();
-    // The newest is damaged, and moved aside by the resume; twice, as a crash may come in between.
+    // The newest record is damaged, and the resume moves it aside; twice, as a crash may come in between.
     for limit in [6, 7] {
         world.below().damage(&run_id(), &main, given, Part::Header);
         let outcome = world.engine.resume(&graph, "r").step_limit(limit).await.unwrap();
@@ -145,12 +145,12 @@ async fn a_seq_is_never_given_again_whatever_was_dropped_damaged_or_moved_aside(
         given = newest_seq(&world).await;
         world.reopen();
     }
-    // Gone back by hand.
+    // A rollback by hand.
     world.engine.resume(&graph, "r").from_checkpoint(given).without_running().await.unwrap();
     assert_eq!(newest_seq(&world).await, given + 1);
 }
 
-// A demand: what happened can be listed without any state being read, also where states are gone or damaged.
+// Requirement: the history can be listed without reading any state, also with missing or damaged states.
 #[tokio::test]
 async fn headers_are_read_without_states() {
     let world = World::memory();

@@ -1,0 +1,285 @@
+//! The event loop of a session, turn by turn.
+//!
+//! ```text
+//!   launch --> [ a step ends | a request | a timer | a stop | renewal ] --> schedule --> commit --> launch ...
+//! ```
+//!
+//! Input: the ends of steps, requests of running steps, timers and stops. Output: a commit per turn, and the
+//! status of the run at rest. The [`scheduler`](super::scheduler) decides without I/O; this module opens
+//! children, reads digests and verifies reusable results for the scheduler.
+
+use std::future::pending;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::stream::StreamExt as _;
+use jiff::Timestamp;
+use tokio::time::MissedTickBehavior;
+
+use crate::record::{Phase, Reason, RunStatus, Status, WaitKind};
+
+use super::attempt::{EXITED_KEY, RUNNING_KEY};
+use super::request::{Asked, REQUESTS_MAX, Request};
+use super::scheduler::children_of;
+use super::scope::{Flight, LineId, MAIN};
+use super::session::{Landed, Session};
+use super::signals::Suspended;
+use super::{Performed, Program, RENEW_INTERVAL, RunError};
+
+impl<P: Program> Session<'_, P> {
+    /// Runs turn by turn. Returns the status of the run, or `None` if another session continues.
+    pub(super) async fn turns(&mut self) -> Result<Option<RunStatus>, RunError> {
+        let mut renewal = tokio::time::interval(RENEW_INTERVAL);
+        renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stop = self.options.stop.clone();
+        let mut stopped = pin!(stop.stopped());
+        let mut stopping = false;
+        // The first batch could not do work that needs the lease.
+        if let Some(status) = self.turn().await? {
+            return Ok(Some(status));
+        }
+        loop {
+            self.launch().await?;
+            let due = if stopping { None } else { self.timers.first().map(|(due, _)| *due) };
+            let now = self.now();
+            tokio::select! {
+                biased;
+                // First, because steps that end at once could starve the renewal.
+                _ = renewal.tick() => self.renew().await?,
+                Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
+                Some(request) = self.requests.recv() => self.hear_all(request),
+                _ = &mut stopped, if !stopping => {
+                    stopping = true;
+                    self.touched.insert(MAIN);
+                }
+                () = sleep_until(due, now), if due.is_some() => self.wake(),
+            }
+            // Steps and stores that never wait must not block timers and other work of the thread.
+            tokio::task::coop::consume_budget().await;
+            if std::mem::take(&mut self.asks_anew) {
+                self.deliver_all().await?;
+            }
+            if let Some(status) = self.turn().await? {
+                return Ok(Some(status));
+            }
+            let looks_again = self.is_pausing || self.is_to_look();
+            if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Schedules and commits the changes. Returns the status of the run if nothing can progress.
+    async fn turn(&mut self) -> Result<Option<RunStatus>, RunError> {
+        loop {
+            self.schedule().await?;
+            if let Some(status) = self.commit_turn().await? {
+                return Ok(Some(status));
+            }
+            if !self.is_leaving() {
+                return Ok(None);
+            }
+            if !self.dirty.is_empty() {
+                // Deferred failures apply only to written branches.
+                self.commit_surely().await?;
+            }
+        }
+    }
+
+    /// Commits the changes of a turn. Returns the status of the run if nothing can progress.
+    async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
+        let status = self.standstill();
+        // The last record has the status; a requested checkpoint is then written by the caller, after that
+        // record.
+        if status.is_none() {
+            self.take_marks();
+        }
+        if !self.dirty.is_empty() || status.is_some() {
+            self.trim(status.is_some()).await?;
+            self.commit(status).await?;
+        }
+        Ok(status)
+    }
+
+    /// Applies an ended step, and all other ended steps, for a shared commit.
+    fn land_all(&mut self, first: Landed<P::Output>) {
+        self.land(first);
+        while let Some(Some(landed)) = self.jobs.next().now_or_never() {
+            self.land(landed);
+        }
+    }
+
+    fn land(&mut self, landed: Landed<P::Output>) {
+        self.touched.append(&mut self.crowded);
+        let Landed { line: id, job, place, performed, root } = landed;
+        let Some(line) = self.lines.find(id) else { return };
+        let Some(at) = line.flights.iter().position(|flight| flight.job == job) else { return };
+        let Flight { waits, was_given, .. } = line.flights.remove(at);
+        match performed {
+            Some(performed) => self.take(id, place, performed, root),
+            None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
+            None => self.suspend(id, place, Suspended { waits, was_given }),
+        }
+    }
+
+    /// Applies a request of a running step, and all other pending requests, for a shared commit.
+    fn hear_all(&mut self, first: Request) {
+        self.hear(first);
+        for _ in 0..REQUESTS_MAX {
+            let Ok(request) = self.requests.try_recv() else { return };
+            self.hear(request);
+        }
+    }
+
+    fn hear(&mut self, request: Request) {
+        let Request { line: id, job, what } = request;
+        let Some(line) = self.lines.find(id) else { return };
+        let Some(flight) = line.flights.iter_mut().find(|flight| flight.job == job) else { return };
+        match what {
+            Asked::Keep { key, value, told, kept } => {
+                let place = flight.place;
+                let entry = line.entry_mut(place);
+                entry.memos += 1;
+                if key == EXITED_KEY {
+                    entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
+                }
+                let (step, at) = (entry.step.clone(), entry.at.clone());
+                line.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
+                self.kept.push(kept);
+                self.mark_dirty(id);
+            }
+            Asked::Tell { value, told } => {
+                let place = flight.place;
+                let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
+                line.draft_of(place, phase, Reason::Interval).told = told;
+                self.mark_dirty(id);
+            }
+            Asked::Listen(pending) => self.listen(id, job, pending),
+            Asked::Suspend(waits) => {
+                flight.waits = waits;
+                flight.abort.abort();
+            }
+        }
+    }
+
+    /// Decides the starts of the next commit, within the parallel limits.
+    pub(super) async fn schedule(&mut self) -> Result<(), RunError> {
+        let now = self.now();
+        loop {
+            let Some(id) = self.touched.pop_first() else {
+                if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
+            };
+            if self.lines.find(id).is_none() {
+                continue;
+            }
+            // Found children are recorded even if nothing may start.
+            for found in std::mem::take(&mut self.lines.get_mut(id).found) {
+                self.open_found(id, found).await?;
+            }
+            self.pass_over(id);
+            if !self.is_stopping() {
+                self.reuse_ready(id).await?;
+                for place in self.start_ready(id, now) {
+                    self.open(id, place).await?;
+                }
+                self.fill_fans(id).await?;
+                if self.has_result_to_judge(id) {
+                    self.touched.insert(id);
+                }
+            }
+            if self.lines.get(id).position.frontier.is_empty() {
+                self.read_digests(id).await?;
+            }
+            self.close_if_done(id);
+            self.set_timer(id);
+        }
+        Ok(())
+    }
+
+    /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
+    async fn fill_fans(&mut self, id: LineId) -> Result<(), RunError> {
+        let line = self.lines.get(id);
+        if line.end.is_some() || line.dying.is_some() {
+            return Ok(());
+        }
+        let places: Vec<usize> = line.fans.iter().map(|fan| fan.place).collect();
+        for place in places {
+            let line = self.lines.get(id);
+            let waits = line.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
+            if !waits || line.caught.iter().any(|caught| caught.place == place) {
+                continue;
+            }
+            loop {
+                let line = self.lines.get_mut(id);
+                let parallel_max = children_of(line, place).parallel_max;
+                let fan = line.fan_mut(place);
+                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
+                    break;
+                }
+                let fan = self.lines.get_mut(id).fan_mut(place);
+                if let Some(hungry) = fan.hungry.pop_front() {
+                    if self.feeds(id, place, hungry) {
+                        self.touched.insert(hungry);
+                    }
+                } else if let Some(queued) = fan.queue.pop_front() {
+                    self.begin_child(id, place, queued).await?;
+                } else if let Some(parked) = fan.parked.pop_front() {
+                    self.unpark(id, place, parked);
+                } else if fan.opened == fan.total
+                    && let Some(cut) = fan.cut.pop_front()
+                {
+                    if self.feeds(id, place, cut) {
+                        self.touched.insert(cut);
+                    }
+                } else {
+                    self.open_page(id, place).await?;
+                    if !self.lines.get(id).fans.iter().any(|fan| fan.place == place) {
+                        // The child could not be opened, and the step has failed.
+                        return Ok(());
+                    }
+                }
+            }
+            if self.lines.get_mut(id).fan_mut(place).is_complete() {
+                self.join(id, place).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the join of ended children ready.
+    async fn join(&mut self, id: LineId, place: usize) -> Result<(), RunError> {
+        if !self.gather(id, place).await? {
+            self.touched.insert(id);
+            return Ok(());
+        }
+        let keeps_apart = self.program.keeps_apart();
+        let line = self.lines.get_mut(id);
+        let failed = line.fan_mut(place).failed;
+        let comes_after = children_of(line, place).afterwards;
+        // Hooks do not affect the result of the step's work.
+        let failures = if comes_after { 0 } else { failed };
+        let entry = line.entry_mut(place);
+        entry.status = Status::Ready;
+        entry.waits.clear();
+        let step = entry.step.clone();
+        if let Some(fan) = &mut entry.fan {
+            fan.failures = failures;
+            if keeps_apart && !comes_after {
+                let fan = fan.clone();
+                line.position.joined.insert(step, fan);
+            }
+        }
+        self.touched.insert(id);
+        Ok(())
+    }
+}
+
+async fn sleep_until(due: Option<Timestamp>, now: Timestamp) {
+    match due {
+        None => pending().await,
+        Some(due) => {
+            tokio::time::sleep(Duration::try_from(due.duration_since(now)).unwrap_or_default()).await
+        }
+    }
+}
