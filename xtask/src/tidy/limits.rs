@@ -100,7 +100,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-testing", Kind::Entry, 22),
     ("crates/waypost-workflow", Kind::Tuple, 2),
     ("crates/waypost-workflow", Kind::SharedName, 11),
-    ("crates/waypost-workflow", Kind::CyclicRoom, 3),
     ("docs", Kind::LongLine, 1108),
     ("examples", Kind::LongLine, 16),
     ("xtask", Kind::Tuple, 1),

@@ -11,7 +11,7 @@ pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
 /// Members of `run`.
 const RUN_NAMES: [&str; 1] = ["id"];
 /// Member of `run` in failure hooks, a local name.
-const FAILED_STEP: &str = "run.failed_step";
+pub(crate) const FAILED_STEP: &str = "run.failed_step";
 /// Members of a step.
 const STEP_NAMES: [&str; 9] =
     ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];

@@ -8,7 +8,7 @@ use minijinja::value::{Enumerator, Object, ValueKind};
 use serde_json::{Map, Value};
 
 use super::convert;
-use crate::file::FAILED_STEP;
+use super::names::FAILED_STEP;
 use crate::suggest::{listed, nearest};
 
 /// Most names in a message before "and N more".

@@ -6,9 +6,8 @@ use super::fields::Fields;
 use super::node::{Kind, Node};
 use super::step::Defaults;
 use super::workflow::{Body, Mode};
+use crate::expr::FAILED_STEP;
 
-/// Name of the failed step in the expressions of failure hooks.
-pub(crate) const FAILED_STEP: &str = "run.failed_step";
 /// Trigger of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookOn {

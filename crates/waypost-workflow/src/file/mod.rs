@@ -61,7 +61,6 @@ pub(crate) use self::evidence::variables_in;
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence, Language};
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
 pub(crate) use self::foreach::{ITEM_INDEX, default_key};
-pub(crate) use self::hooks::FAILED_STEP;
 pub use self::hooks::{Hook, HookOn};
 pub use self::node::Node;
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};

@@ -22,11 +22,11 @@ use crate::supervisor::{
     Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
-use super::announced::EVENTS;
 use super::command::Command;
-use super::handover::{Handover, Taken, Wanted};
+use super::outputs::{OutputFiles, OutputSources, StepOutputs};
 use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
+use super::step_events::EVENTS;
 use super::{Echo, MARK, WorkflowProgram, failure, log_name, undo_log_name};
 
 /// Log tail kept with a failure, as lines and bytes: one screen.
@@ -71,17 +71,17 @@ enum Life {
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
         let (supervisor, folder, mark) = self.tools();
-        let purse = {
+        let budget_use = {
             let session = self.session.lock().expect("no code panics while it holds the session");
-            session.as_ref().and_then(|session| session.purse.clone())
+            session.as_ref().and_then(|session| session.budget_use.clone())
         };
-        if purse.as_ref().is_some_and(|purse| purse.is_empty(&attempt)) {
+        if budget_use.as_ref().is_some_and(|budget_use| budget_use.is_empty(&attempt)) {
             return Performed::Stopped { in_progress: false };
         }
         let may_be_cut = job.may_be_cut;
         let performed = self.run_in(&folder, supervisor, job, &attempt, &mark).await;
-        if let Some(purse) = purse {
-            purse.pay(&performed, &attempt);
+        if let Some(budget_use) = budget_use {
+            budget_use.add(&performed, &attempt);
         }
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
             // The files, the log and the outputs of the step share this disk, so the full disk may be the
@@ -240,7 +240,7 @@ impl WorkflowProgram {
             Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
             Life::Lost(error) => cut(&error),
             life => {
-                let handover = job.handover(scratch, captured, &life, self.mask());
+                let output_files = job.output_files(scratch, captured, &life, self.mask());
                 let interrupted = async {
                     match &life {
                         // The attempt's time is over; reading its outputs is limited to the grace period.
@@ -251,7 +251,7 @@ impl WorkflowProgram {
                         _ => must_end.await,
                     }
                 };
-                let taken = handover.take(interrupted).await;
+                let taken = output_files.take(interrupted).await;
                 let performed = match taken {
                     Ok(taken) => self.ended(&job, life, taken, ending, told),
                     Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
@@ -289,14 +289,14 @@ impl WorkflowProgram {
         &self,
         job: &Command,
         life: Life,
-        taken: Taken,
+        taken: StepOutputs,
         mut ending: Ending,
         mut told: StepReport,
     ) -> Performed<StepOutput> {
         let is_done = job.is_done(&life);
         told.usage = taken.usage;
         told.notes.extend(taken.events);
-        match taken.printed {
+        match taken.stdout_text {
             Ok(printed) => ending.stdout = printed,
             // `taken.output` is the same error in this case.
             Err(_) if is_done => {}
@@ -375,15 +375,21 @@ impl Command {
         self.capture.is_some() || self.keeps_stdout
     }
 
-    fn handover(&self, scratch: &Scratch, captured: Option<Captured>, life: &Life, mask: &Mask) -> Handover {
+    fn output_files(
+        &self,
+        scratch: &Scratch,
+        captured: Option<Captured>,
+        life: &Life,
+        mask: &Mask,
+    ) -> OutputFiles {
         let wanted = match life {
-            life if self.is_done(life) => Wanted::All,
+            life if self.is_done(life) => OutputSources::All,
             life if self.tolerance.covers(life.exit_code().and_then(|code| u8::try_from(code).ok())) => {
-                Wanted::Written
+                OutputSources::Written
             }
-            _ => Wanted::Nothing,
+            _ => OutputSources::Nothing,
         };
-        Handover {
+        OutputFiles {
             output: scratch.output.clone(),
             summary: scratch.summary.clone(),
             events: scratch.events.clone(),

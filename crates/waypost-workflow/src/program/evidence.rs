@@ -21,7 +21,7 @@ use crate::file::{About, ClaimTemplate, Evidence, Expected, Language, Step, Work
 use crate::mask::Mask;
 
 use super::command::Command;
-use super::handover::Handover;
+use super::outputs::OutputFiles;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
@@ -129,7 +129,7 @@ impl WorkflowProgram {
             None => {
                 let scope = self.scope_of(step, state);
                 let command = Command::render(step, text, &scope, self.around(spot)).ok()?;
-                Handover::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?
+                OutputFiles::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?
             }
         };
         let exit_code = exited.map(|exited| exited.exit_code);

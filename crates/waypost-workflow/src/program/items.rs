@@ -21,7 +21,7 @@ use crate::mask::Mask;
 use crate::output::{JsonPath, PathError};
 
 use super::command::Command;
-use super::handover::read_items_file;
+use super::outputs::read_items_file;
 use super::state::{StepItems, StepOutput, WorkflowState};
 use super::{Surroundings, WorkflowProgram, expression, failure};
 

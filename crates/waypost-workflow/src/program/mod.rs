@@ -21,56 +21,57 @@ use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
+use crate::expr::FAILED_STEP;
 use crate::expr::{Condition, Scope};
-use crate::file::{FAILED_STEP, Foreach, RetryCause, Step, Work, Workflow, read_secret};
+use crate::file::{Foreach, RetryCause, Step, Work, Workflow, read_secret};
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
 mod agent;
-mod announced;
 mod attempt;
+mod budget;
 mod child;
 mod command;
-mod early;
 mod error;
 mod evidence;
 mod faults;
-mod handover;
 mod hooks;
+mod item_check;
 mod items;
 mod job;
 mod leftovers;
-mod levels;
 mod logs;
+mod outputs;
 mod readers;
 mod repeat;
 mod scratch;
 mod service;
-mod spent;
 mod state;
+mod step_events;
+mod subgraphs;
 mod waiting;
 
 use scratch::ScratchFolder;
 
+use budget::BudgetUse;
 use faults::{expression, failure, no_children};
 use job::Doing;
-use levels::Level;
 use service::Services;
-use spent::Purse;
 use state::Outer;
+use subgraphs::Subgraph;
 
 pub use self::logs::{log_name, undo_log_name};
 pub use job::Job;
-pub use levels::shape_of;
+pub use subgraphs::shape_of;
 
 pub use agent::Agents;
-pub use announced::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
+pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use scratch::ScratchError;
-pub use spent::{BUDGET, spent};
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
+pub use step_events::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
 
 /// The schema version of [`WorkflowState`].
 pub const STATE_SCHEMA: u32 = 1;
@@ -113,7 +114,7 @@ pub struct WorkflowProgram {
     workflow: Workflow,
     shape: Shape,
     /// Steps of the graph and of the graphs below, by the number of the graph.
-    levels: Vec<Level>,
+    levels: Vec<Subgraph>,
     surroundings: Surroundings,
     mask: Mask,
     session: Mutex<Option<Session>>,
@@ -128,7 +129,7 @@ struct Session {
     mark: String,
     services: Services,
     /// Budget of the run, if limited.
-    purse: Option<Arc<Purse>>,
+    budget_use: Option<Arc<BudgetUse>>,
 }
 
 impl Surroundings {
@@ -181,7 +182,7 @@ impl WorkflowProgram {
         };
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let (shape, levels) = levels::of(&workflow, surroundings.cores, &surroundings.base)?;
+        let (shape, levels) = subgraphs::of(&workflow, surroundings.cores, &surroundings.base)?;
         Ok(Self { workflow, shape, levels, surroundings, mask, session: Mutex::new(None) })
     }
 
@@ -572,11 +573,11 @@ impl Program for WorkflowProgram {
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
         let folder = self.surroundings.store.folder(lease.run());
         let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;
-        let purse = match self.workflow.budget() {
+        let budget_use = match self.workflow.budget() {
             Some(budget) => {
                 let spent = spent(self.surroundings.store.as_ref(), lease.run()).await;
                 let spent = spent.map_err(|error| begin_error(error.into()))?;
-                Some(Arc::new(Purse::new(budget, spent)))
+                Some(Arc::new(BudgetUse::new(budget, spent)))
             }
             None => None,
         };
@@ -585,7 +586,7 @@ impl Program for WorkflowProgram {
             scratch: Arc::new(scratch),
             mark,
             services: Services::default(),
-            purse,
+            budget_use,
         };
         *self.session.lock().expect("no code panics while it holds the session") = Some(session);
         Ok(())

@@ -53,7 +53,7 @@ pub enum EventError {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct EventLine {
     name: String,
     #[serde(default)]
     data: Map<String, Value>,
@@ -66,7 +66,7 @@ struct Line {
 pub fn add_event(file: &Path, name: &str, data: BTreeMap<String, String>) -> Result<(), EventError> {
     refuse_name(name)?;
     let data = data.into_iter().map(|(key, value)| (key, Value::String(value))).collect();
-    let line = Line { name: name.to_owned(), data };
+    let line = EventLine { name: name.to_owned(), data };
     let mut bytes = serde_json::to_vec(&line).map_err(|error| EventError::Io(error.into()))?;
     bytes.push(b'\n');
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -130,11 +130,11 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
 }
 
 fn event(line: &str, mask: &Mask) -> Result<Note, String> {
-    let Line { name, data } =
+    let EventLine { name, data } =
         serde_json::from_str(line).map_err(|_| "it is no object with `name` and `data`".to_owned())?;
     let mut data = Value::Object(data);
     refuse_name(&name).map_err(|_| "it has no name that an event may have".to_owned())?;
-    hide(&mut data, mask);
+    mask_values(&mut data, mask);
     if mask.contains(name.as_bytes()) || mask.is_within(&data) {
         return Err("its name, a key or a number contains a secret".to_owned());
     }
@@ -142,11 +142,11 @@ fn event(line: &str, mask: &Mask) -> Result<Note, String> {
 }
 
 /// Masks secrets in all texts of a value.
-fn hide(value: &mut Value, mask: &Mask) {
+fn mask_values(value: &mut Value, mask: &Mask) {
     match value {
         Value::String(text) => *text = mask.mask_str(text).into_owned(),
-        Value::Array(items) => items.iter_mut().for_each(|item| hide(item, mask)),
-        Value::Object(map) => map.values_mut().for_each(|item| hide(item, mask)),
+        Value::Array(items) => items.iter_mut().for_each(|item| mask_values(item, mask)),
+        Value::Object(map) => map.values_mut().for_each(|item| mask_values(item, mask)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }

@@ -20,7 +20,7 @@ const FILE_KEY: &str = "workflow";
 
 /// Steps of one graph.
 #[derive(Debug)]
-pub(super) struct Level {
+pub(super) struct Subgraph {
     pub(super) steps: Vec<Step>,
     /// By the place of a step: its `foreach`.
     pub(super) foreach: Vec<Option<Arc<Foreach>>>,
@@ -32,7 +32,7 @@ pub(super) struct Level {
 
 /// Context of a list of steps.
 #[derive(Clone, Copy)]
-struct Around<'w> {
+struct Enclosing<'w> {
     file: &'w File<'w>,
     cores: NonZeroUsize,
     /// Whether the list belongs to the file directly, not to a body or a hook of a step.
@@ -55,19 +55,19 @@ impl<'w> File<'w> {
 }
 
 /// Hook of a step, with the steps of the hook.
-struct After<'w> {
+struct AfterStep<'w> {
     key: String,
     on: HookOn,
     body: &'w Body,
 }
 
-impl<'w> Around<'w> {
+impl<'w> Enclosing<'w> {
     /// Returns the hooks of a step, own hooks first, then the hook of the file.
-    fn after(&self, step: &'w Step) -> Vec<After<'w>> {
-        let own = |hook: &'w Hook| After { key: hook.on.key(), on: hook.on, body: &hook.body };
+    fn after(&self, step: &'w Step) -> Vec<AfterStep<'w>> {
+        let own = |hook: &'w Hook| AfterStep { key: hook.on.key(), on: hook.on, body: &hook.body };
         let of_file = self.file.workflow.on_failure().filter(|_| self.is_top).map(|body| {
             let key = super::hooks::key_of_file(self.file.outer.is_none());
-            After { key, on: HookOn::Failure, body }
+            AfterStep { key, on: HookOn::Failure, body }
         });
         let mut hooks: Vec<_> = step.hooks.iter().map(own).chain(of_file).collect();
         // Hooks for an exit code are the most specific and run first.
@@ -89,20 +89,21 @@ pub(super) fn of(
     workflow: &Workflow,
     cores: NonZeroUsize,
     base: &Path,
-) -> Result<(Shape, Vec<Level>), ProgramError> {
+) -> Result<(Shape, Vec<Subgraph>), ProgramError> {
     let mut levels = Vec::new();
     let file = File { workflow, base: base.into(), outer: None };
-    let around = Around { file: &file, cores, is_top: true };
-    let shape = level(workflow.body(), workflow.max_parallel(cores), around, &mut levels)?;
-    let levels = levels.into_iter().map(|level| level.expect("each is filled in once its steps are known"));
+    let around = Enclosing { file: &file, cores, is_top: true };
+    let shape = subgraph(workflow.body(), workflow.max_parallel(cores), around, &mut levels)?;
+    let levels =
+        levels.into_iter().map(|subgraph| subgraph.expect("each is filled in once its steps are known"));
     Ok((shape, levels.collect()))
 }
 
-fn level(
+fn subgraph(
     body: &Body,
     parallel_max: NonZeroUsize,
-    around: Around<'_>,
-    levels: &mut Vec<Option<Level>>,
+    around: Enclosing<'_>,
+    levels: &mut Vec<Option<Subgraph>>,
 ) -> Result<Shape, ProgramError> {
     let number = levels.len();
     levels.push(None);
@@ -131,15 +132,15 @@ fn level(
             let first = around.file.outward().last().unwrap_or(around.file);
             let base = first.base.join(child.folder()).into();
             let file = File { workflow: child.workflow(), base, outer: Some(around.file) };
-            let inner = Around { file: &file, is_top: true, ..around };
-            let shape = level(file.workflow.body(), file.workflow.max_parallel(cores), inner, levels)?;
+            let inner = Enclosing { file: &file, is_top: true, ..around };
+            let shape = subgraph(file.workflow.body(), file.workflow.max_parallel(cores), inner, levels)?;
             node.children = Some(one_child(node.id.clone(), Some(FILE_KEY), shape));
         } else if let Some(body) = step.work.body() {
             let inner = match body.mode() {
                 Mode::Sequence => NonZeroUsize::MIN,
                 Mode::Graph => cores,
             };
-            let shape = level(body, inner, Around { is_top: false, ..around }, levels)?;
+            let shape = subgraph(body, inner, Enclosing { is_top: false, ..around }, levels)?;
             node.children = Some(match each {
                 Some(each) => children(node.id.clone(), each, shape, cores),
                 None => one_child(node.id.clone(), None, shape),
@@ -164,25 +165,25 @@ fn level(
         steps.push(node);
     }
     let bases = vec![Arc::clone(&around.file.base); body.steps().len()];
-    levels[number] = Some(Level { steps: body.steps().to_vec(), foreach, hooks, bases });
+    levels[number] = Some(Subgraph { steps: body.steps().to_vec(), foreach, hooks, bases });
     let fails_fast = around.file.workflow.fails_fast();
     Ok(Shape::new(steps, parallel_max.get())?.at_level(number).failing_fast(fails_fast))
 }
 
 /// Makes one graph of all hooks of a step, each a chain, and returns the first step of each hook.
 fn after(
-    hooks: &[After<'_>],
-    around: Around<'_>,
-    levels: &mut Vec<Option<Level>>,
+    hooks: &[AfterStep<'_>],
+    around: Enclosing<'_>,
+    levels: &mut Vec<Option<Subgraph>>,
 ) -> Result<(Shape, Vec<StepId>), ProgramError> {
     let number = levels.len();
     levels.push(None);
     let (mut nodes, mut steps, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut foreach, mut own, mut bases) = (Vec::new(), Vec::new(), Vec::new());
-    for After { body, .. } in hooks {
+    for AfterStep { body, .. } in hooks {
         // Each hook is built as a separate list, numbered from 0; the levels below the list are renumbered.
         let mut inner = Vec::new();
-        let shape = level(body, NonZeroUsize::MIN, Around { is_top: false, ..around }, &mut inner)?;
+        let shape = subgraph(body, NonZeroUsize::MIN, Enclosing { is_top: false, ..around }, &mut inner)?;
         let mut inner = inner.into_iter().flatten();
         let Some(list) = inner.next() else { continue };
         let offset = levels.len();
@@ -201,7 +202,7 @@ fn after(
         own.extend(list.hooks);
         bases.extend(list.bases);
     }
-    levels[number] = Some(Level { steps, foreach, hooks: own, bases });
+    levels[number] = Some(Subgraph { steps, foreach, hooks: own, bases });
     Ok((Shape::new(nodes, 1)?.at_level(number), starts))
 }
 

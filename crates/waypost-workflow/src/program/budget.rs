@@ -35,12 +35,12 @@ pub async fn spent(store: &dyn Store, run: &RunId) -> Result<Usage, StoreError> 
 
 /// Budget of a run, and the usage so far.
 #[derive(Debug)]
-pub(super) struct Purse {
+pub(super) struct BudgetUse {
     budget: Budget,
     used: Mutex<Usage>,
 }
 
-impl Purse {
+impl BudgetUse {
     pub(super) fn new(budget: Budget, used: Usage) -> Self {
         Self { budget, used: Mutex::new(used) }
     }
@@ -55,7 +55,7 @@ impl Purse {
     }
 
     /// Adds the usage of an attempt, before another step starts.
-    pub(super) fn pay(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
+    pub(super) fn add(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
         let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
         let StepReport { usage: Some(usage), .. } = told else { return };
         *self.used.lock().expect("no code panics while it holds this") += usage;

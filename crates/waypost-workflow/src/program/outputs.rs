@@ -20,9 +20,9 @@ use crate::mask::Mask;
 use crate::output::{Capture, OUTPUT_BYTES_MAX, Written, parse_output_file};
 
 use super::agent::{self, Said};
-use super::announced::{self, EVENTS_BYTES_MAX};
 use super::failure;
 use super::state::StepOutput;
+use super::step_events::{self, EVENTS_BYTES_MAX};
 
 /// Largest text of a step for the report: a page or two, not a log.
 const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
@@ -34,7 +34,7 @@ const NOT_SHOWN: &str =
 
 /// Which outputs of a step are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum OutputSources {
     /// All outputs: the step succeeded, and declared outputs must exist.
     All,
     /// Outputs in `$WAYPOST_OUTPUT`: the step failed and the run continues.
@@ -45,7 +45,7 @@ pub(super) enum Wanted {
 
 /// Sources of a step's outputs, and how to read them.
 #[derive(Debug)]
-pub(super) struct Handover {
+pub(super) struct OutputFiles {
     /// File `$WAYPOST_OUTPUT`.
     pub(super) output: PathBuf,
     /// File `$WAYPOST_SUMMARY`.
@@ -67,18 +67,18 @@ pub(super) struct Handover {
     /// Whether items are made from standard output, which must then be UTF-8.
     pub(super) makes_items: bool,
     /// Which outputs are read.
-    pub(super) wanted: Wanted,
+    pub(super) wanted: OutputSources,
     /// Secrets of the run.
     pub(super) mask: Mask,
 }
 
 /// Outputs of a step, as read.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct StepOutputs {
     /// Outputs, as far as requested.
     pub(super) output: Result<StepOutput, Failure>,
     /// Standard output of a failed step, if expressions read it.
-    pub(super) printed: Result<Option<String>, Failure>,
+    pub(super) stdout_text: Result<Option<String>, Failure>,
     /// Text for the report, masked.
     pub(super) summary: io::Result<Option<String>>,
     /// Events of the step, masked, whatever the result of the step.
@@ -87,12 +87,12 @@ pub(super) struct Taken {
     pub(super) usage: Option<Usage>,
 }
 
-impl Handover {
+impl OutputFiles {
     /// Reads all sources, unless `ended` resolves first.
     ///
     /// `ended` resolves when the step must end; the reading thread is then abandoned.
-    pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<Taken, Ended> {
-        if self.is_at_hand() {
+    pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<StepOutputs, Ended> {
+        if self.is_in_memory() {
             return Ok(self.read());
         }
         let (sender, taken) = oneshot::channel();
@@ -103,8 +103,14 @@ impl Handover {
         });
         if let Err(error) = spawned {
             let output = Err(not_read("its outputs", error));
-            let printed = Ok(None);
-            return Ok(Taken { output, printed, summary: Ok(None), events: Vec::new(), usage: None });
+            let stdout_text = Ok(None);
+            return Ok(StepOutputs {
+                output,
+                stdout_text,
+                summary: Ok(None),
+                events: Vec::new(),
+                usage: None,
+            });
         }
         tokio::select! {
             taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
@@ -113,25 +119,25 @@ impl Handover {
     }
 
     /// Returns whether all files are absent or empty, so that no disk read is needed.
-    fn is_at_hand(&self) -> bool {
+    fn is_in_memory(&self) -> bool {
         let has_nothing = |path: &Path| match std::fs::symlink_metadata(path) {
             Ok(found) => found.is_file() && found.len() == 0,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
-        let reads_files = self.wanted == Wanted::All && !self.sources.is_empty();
+        let reads_files = self.wanted == OutputSources::All && !self.sources.is_empty();
         !reads_files
             && !self.is_agent
             && [&self.output, &self.summary, &self.events].into_iter().all(|path| has_nothing(path))
     }
 
-    fn read(self) -> Taken {
+    fn read(self) -> StepOutputs {
         let summary = match read_own(&self.summary, SUMMARY_BYTES_MAX) {
             Ok(bytes) if bytes.is_empty() => Ok(None),
             Ok(bytes) => Ok(Some(self.mask.mask_str(&String::from_utf8_lossy(&bytes)).into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        let events = announced::notes(read_own(&self.events, EVENTS_BYTES_MAX), &self.mask);
+        let events = step_events::notes(read_own(&self.events, EVENTS_BYTES_MAX), &self.mask);
         let written = self.written();
         let mut usage = written.as_ref().ok().and_then(|written| written.usage.clone());
         let said = self.said();
@@ -146,24 +152,24 @@ impl Handover {
         let outputs = written.map(|written| written.outputs);
         let failed = said.as_ref().and_then(|said| said.failed.as_deref()).map(agent_failed);
         let output = match (self.wanted, failed) {
-            (Wanted::All, Some(failure)) => Err(failure),
-            (Wanted::All, None) => outputs.and_then(|outputs| self.outputs(outputs, said)),
-            (Wanted::Written, _) => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
-            (Wanted::Nothing, _) => Ok(StepOutput::default()),
+            (OutputSources::All, Some(failure)) => Err(failure),
+            (OutputSources::All, None) => outputs.and_then(|outputs| self.outputs(outputs, said)),
+            (OutputSources::Written, _) => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
+            (OutputSources::Nothing, _) => Ok(StepOutput::default()),
         };
         let output = output.map_err(|mut failure| {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
             failure
         });
-        let printed = match &output {
-            Ok(_) if self.wanted == Wanted::All => Ok(None),
-            _ => self.printed(),
+        let stdout_text = match &output {
+            Ok(_) if self.wanted == OutputSources::All => Ok(None),
+            _ => self.stdout_text(),
         };
-        Taken { output, printed, summary, events, usage }
+        StepOutputs { output, stdout_text, summary, events, usage }
     }
 
     /// Returns the standard output of a failed step, if expressions read it.
-    fn printed(&self) -> Result<Option<String>, Failure> {
+    fn stdout_text(&self) -> Result<Option<String>, Failure> {
         let Some(captured) = self.captured.as_ref().filter(|_| self.keeps_stdout) else { return Ok(None) };
         self.refuse_part_of(captured)?;
         if self.mask.contains(&captured.bytes) {
@@ -202,7 +208,7 @@ impl Handover {
             capture_max: 0,
             keeps_stdout: false,
             makes_items: false,
-            wanted: Wanted::All,
+            wanted: OutputSources::All,
             mask,
         }
     }
@@ -395,7 +401,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use proptest::prelude::*;
 
-    use super::{Captured, Handover, Wanted};
+    use super::{Captured, OutputFiles, OutputSources};
     use crate::mask::Mask;
     use crate::output::Capture;
 
@@ -426,7 +432,7 @@ mod tests {
             let bytes = print(&secret, form, &before).into_bytes();
             let captured = Captured { bytes_total: bytes.len() as u64, bytes };
             let none = std::path::PathBuf::from("/nonexistent/file");
-            let handover = Handover {
+            let output_files = OutputFiles {
                 output: none.clone(),
                 summary: none.clone(),
                 events: none,
@@ -437,11 +443,11 @@ mod tests {
                 capture_max: crate::log::CAPTURE_BYTES_MAX,
                 keeps_stdout: true,
                 makes_items: false,
-                wanted: Wanted::All,
+                wanted: OutputSources::All,
                 mask: mask.clone(),
             };
 
-            let text = match handover.read().output {
+            let text = match output_files.read().output {
                 Ok(output) => serde_json::to_string(&output.outputs).expect("it is JSON") + &output.stdout.unwrap_or_default(),
                 Err(failure) => failure.error.join("\n"),
             };
