@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use super::Finding;
 use super::figures::Figures;
 use super::limits::{self, Kind};
 use super::tree::Tree;
-use super::{Finding, REPORTED};
 
 /// Returns the report, with `worst` places of each kind.
 pub(super) fn of(tree: &Tree, worst: usize) -> String {
@@ -28,9 +28,6 @@ pub(super) fn of(tree: &Tree, worst: usize) -> String {
                 _ = writeln!(text, "    {edge}");
             }
         }
-    }
-    for (rule, check) in REPORTED {
-        places(&mut text, rule, check(tree).iter(), worst);
     }
     text
 }
