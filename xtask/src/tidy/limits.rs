@@ -1,7 +1,7 @@
 //! The limits of the figures: one table, which only goes down.
 //!
 //! An area in the table is above the rules of the project; its limit is the figure of the day it was last lowered. An
-//! area that is not in the table has the limits of [`PROSE`] and [`SHAPE`]. `cargo xtask tidy --report` shows which
+//! area that is not in the table has the limits of [`PROSE`] and [`shape_rule`]. `cargo xtask tidy --report` shows which
 //! limits can be lowered.
 
 use std::fmt;
