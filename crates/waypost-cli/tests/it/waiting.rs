@@ -414,7 +414,7 @@ fn a_resume_drops_messages_that_a_killed_session_had_taken_in() {
 fn a_stop_request_ahead_of_the_clock_stops_no_later_resume() {
     let rig = Rig::with("steps:\n  - {id: go, wait: go}\n").at("file:kept");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
-    let created_at = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
+    let created_at = waypost::Clock::now(&waypost::SystemClock) + std::time::Duration::from_secs(3600);
     let (id, kind, sender) = ("stop-1".to_owned(), SignalKind::Stop, String::new());
     let stop = Signal { id, kind, branch: None, sender, created_at };
     let store = waypost::FileStore::open(rig.path("kept")).unwrap();
