@@ -41,8 +41,8 @@ pub use position::{
     Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, Settled, SettledAs, Status,
 };
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
-pub use strict::{STATE_DEPTH_MAX, check_state, encode};
-pub(crate) use strict::{check_written, to_value};
+pub(crate) use strict::to_value;
+pub use strict::{STATE_DEPTH_MAX, encode};
 pub use trace::{EndDigests, Trace};
 pub use usage::Usage;
 pub use wait::{Taken, TakenSignal, Wait, WaitKind};

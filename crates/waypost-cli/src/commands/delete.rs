@@ -78,7 +78,7 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     }
 }
 
-/// Refuses a run of which a newer version wrote something: what belongs to it, and who works on it, only that knows.
+/// Refuses a run with records of a newer version, because its files and holders are unknown here.
 pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
     match Snapshot::read(store, run).await {
         Err(error @ StoreError::Version { .. }) => Err(error),

@@ -396,7 +396,7 @@ fn locks(runs: &Runs, checkup: &mut Checkup) {
     }
 }
 
-/// Looks for processes of runs that nobody holds: nobody watches over them.
+/// Finds processes of runs without a holder.
 fn processes(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     const NAME: &str = "processes";
     let free = runs.listed.iter().filter(|run| run.holder.is_none()).map(|run| run.run.clone());

@@ -50,7 +50,7 @@ use work::{Came, Life, Work};
 const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
 /// What has all commands of a script done again that failed.
 const RETRY_FAILED: &str = "WAYPOST_RETRY_FAILED";
-/// What tells a command which step it is.
+/// The variable with the step of a command.
 const STEP_VARIABLE: &str = "WAYPOST_STEP";
 /// How often is looked whether the key has become free.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -83,7 +83,7 @@ pub(crate) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Erro
     let Some(key) = &args.key else { return finish(context, &run).await };
     let key = Key::new(key)?;
     let call = Call { context, args: &args, key, run };
-    // Nobody is disturbed by it, and it needs no lock: what is done is given also while another command is under way.
+    // A finished result needs no lock: it is returned also while another command runs.
     match context.store(None, Access::Read) {
         Ok(store) => {
             if let Some(told) = call.remembered(store.as_ref()).await? {
@@ -149,7 +149,7 @@ impl Call<'_> {
         }
         memo.stderr
             .give(store, &self.run, |bytes| {
-                // Nobody reads it: then it is enough that it was there.
+                // No reader: the existence of the result suffices.
                 let _ = io::stderr().lock().write_all(bytes);
                 Ok(())
             })
@@ -248,7 +248,7 @@ impl Call<'_> {
         Ok(exit?.unwrap_or_else(|| self.stopped(&session)))
     }
 
-    /// Waits until nobody else has the key, and takes it; none if it was told to stop meanwhile.
+    /// Waits for the lock of the key and takes it; `None` after a stop request.
     async fn lock(&self, store: &dyn Store, session: &Session<'_>) -> Result<Option<RunLock>, Error> {
         let path = keepalive::lock_of_key(store, &self.run, &self.key.step).ok_or(OnceError::NoFolder)?;
         let waited_until = self.args.wait.map(|wait| Instant::now() + wait);
@@ -379,7 +379,7 @@ impl Call<'_> {
         Ok(begun)
     }
 
-    /// Records what came of it, then tells.
+    /// Records the result, then prints the result.
     async fn ended(
         &self,
         store: &dyn Store,
@@ -441,7 +441,7 @@ impl Call<'_> {
         Ok(Some(Exit::Command(code)))
     }
 
-    /// Ends this process by the signal that stopped it: only so does a shell know that its script is to end, too.
+    /// Ends this process by the signal that stopped the command, so that a shell ends its script too.
     fn stopped(&self, session: &Session<'_>) -> Exit {
         let by = session.stop.asked().map(|stop| stop.by).unwrap_or_default();
         let said = format!("Stopped by {by}: {} is not done, and will be begun anew.", self.key.text);

@@ -224,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    /// A store in a folder, with a run of one checkpoint that nobody holds, and what its records continue.
+    /// A store in a folder, with a run of a single checkpoint and without a holder.
     async fn kept(folder: &Path) -> (waypost::FileStore, Links) {
         let store = waypost::FileStore::open(folder).unwrap();
         let run = run_id("r-1");

@@ -113,7 +113,7 @@ impl StoreUrl {
 
 const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
 
-/// Opens the store that is meant; `near` is the workflow file that it belongs to, if one is given.
+/// Opens the named or default store; `near` is the workflow file of the store.
 ///
 /// # Errors
 /// - [`Error::NoStore`], [`Error::NoRuns`]: there is none and none may be made; nothing was made.
@@ -199,14 +199,14 @@ fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
     Err(Error::OtherKind { store: text.to_owned(), is, wanted, hint })
 }
 
-/// Returns the address of the store that is used here, or for a workflow file, where nobody names one.
+/// Returns the address of the default store of this folder or of a workflow file.
 pub(crate) fn default_url(near: Option<&Path>) -> Result<String, Error> {
     let from = start_of_search(near)?;
     let folder = nearest(&from).unwrap_or_else(|| search::new_folder(&from));
     Ok(format!("sqlite:{}", folder.join(DATABASE).display()))
 }
 
-/// Says whether something has that name; where that may not be known, it is not said that it is not there.
+/// Returns whether the path exists; an error if the check fails.
 fn is_there(path: &Path) -> Result<bool, Error> {
     let place = || path.display().to_string();
     Ok(path.try_exists().map_err(|source| StoreError::Io { action: "read", place: place(), source })?)
@@ -241,7 +241,7 @@ fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
             let opened = SqliteStore::open_read_only(database, SqliteOptions::default());
             Ok(matches!(opened, Err(StoreError::NotFound { .. })).then_some(true))
         }
-        // Whoever made it may have been killed before it was whole: then its journal takes it back to nothing.
+        // The creating process may have been killed; the rollback journal then restores an empty file.
         Ok(_) if begins_sqlite(&header) || beside(database, "-journal").exists() => Ok(None),
         Ok(_) => Err(Error::NoSqlite(database.to_owned())),
     }
@@ -262,14 +262,14 @@ pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error
 /// <https://www.sqlite.org/fileformat2.html>, section 1.3.
 fn begins_sqlite(header: &[u8]) -> bool {
     const MAGIC: &[u8] = b"SQLite format 3\0";
-    // Behind the magic: page size, two versions, and fractions of the payload that have one value only.
+    // After the magic: page size, two versions, and constant payload fractions.
     header.len() == 100 && header.starts_with(MAGIC) && header[19] <= 2 && header[21..24] == [64, 32, 32] && {
         let page_bytes = u16::from_be_bytes([header[16], header[17]]);
         page_bytes == 1 || (page_bytes >= 512 && page_bytes.is_power_of_two())
     }
 }
 
-/// Where the header of a database says which program it belongs to; nothing until that was copied out of its log.
+/// Bytes of the application id in the database header; zero before the first checkpoint of the log.
 const APPLICATION_ID: std::ops::Range<usize> = 68..72;
 
 fn beside(database: &Path, suffix: &str) -> PathBuf {
@@ -366,7 +366,7 @@ pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
     }
 }
 
-/// Makes the folder so that nobody else can read it and git does not see it.
+/// Makes the folder with mode 0700 and a `.gitignore`.
 fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}

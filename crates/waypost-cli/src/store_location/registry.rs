@@ -32,7 +32,7 @@ pub(crate) fn remember(store: &dyn Store) {
     lines.retain(|known| is_there(address_of(known)));
     lines.push(line);
     let older = lines.len().saturating_sub(STORES_MAX);
-    // Whoever writes at the same moment may win; what is lost so is noted the next time.
+    // A concurrent writer may win; the lost entry is added at the next use.
     let _ = write(&file, &lines[older..]);
 }
 

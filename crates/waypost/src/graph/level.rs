@@ -127,7 +127,7 @@ impl<S: State> Level for Typed<S> {
     }
 
     fn check(&self, bytes: &[u8]) -> Result<(), Flaw> {
-        crate::record::check_written::<S>(bytes)
+        crate::schema::check_written::<S>(bytes)
     }
 
     fn copy(&self, state: &Held) -> Held {

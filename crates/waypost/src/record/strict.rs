@@ -20,7 +20,7 @@
 //! structure around them.
 //!
 //! Not detected: a type whose `Deserialize` does not match its `Serialize`. Examples: an untagged enum with a
-//! greedy earlier variant, and a field that is not read. [`check_state`] detects most of these; a session of
+//! greedy earlier variant, and a field that is not read. [`check_state`](crate::schema::check_state) detects most of these; a session of
 //! a graph runs the same check on some of its states. The text of a [`RawValue`](serde_json::value::RawValue)
 //! is taken as is.
 
@@ -32,12 +32,9 @@ use serde::ser::{self, Serialize, Serializer};
 use super::{Flaw, STATE_BYTES_MAX};
 use crate::path::{FieldPath, unfinished};
 
-mod check;
 mod key;
 mod unordered;
 
-pub use check::check_state;
-pub(crate) use check::check_written;
 use key::{Entries, Keys};
 
 /// Deepest nesting of objects and arrays: `serde_json` refuses a 128th level, as protection of the stack.

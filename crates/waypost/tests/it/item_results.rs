@@ -6,7 +6,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::graph::{Child, ItemEnds};
-use waypost::record::{Claim, Pack, RunStatus, check_state};
+use waypost::record::{Claim, Pack, RunStatus};
+use waypost::schema::check_state;
 use waypost::{Context, Engine, FileStore, Graph, StepError};
 
 use crate::faulty::World;

@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use waypost::BranchPath;
-use waypost::record::{
-    Body, Flaw, Header, Position, Record, STATE_BYTES_MAX, STATE_DEPTH_MAX, check_state, encode,
-};
+use waypost::record::{Body, Flaw, Header, Position, Record, STATE_BYTES_MAX, STATE_DEPTH_MAX, encode};
+use waypost::schema::check_state;
 
 use waypost_testing::records::{Links, completed, run_id};
 

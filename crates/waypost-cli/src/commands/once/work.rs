@@ -155,7 +155,7 @@ fn process(work: &Work<'_>) -> StepProcess {
     StepProcess { argv: work.command.to_vec(), env, dir: ".".into(), stdin, output: Output::Separate }
 }
 
-/// What those who read and those who wait tell each other.
+/// State shared by the threads that read output and the thread that waits.
 #[derive(Default)]
 struct Signs {
     /// All that was printed is read.
@@ -163,7 +163,7 @@ struct Signs {
     /// The command must end, for its trouble.
     must_end: Notify,
     trouble: RefCell<Option<Life>>,
-    /// Nothing goes on to our own streams any more, whoever reads them slowly.
+    /// Stops forwarding to stdout and stderr, so that a slow reader does not delay the end.
     mute: Cell<bool>,
     muted: Notify,
 }
@@ -175,7 +175,7 @@ impl Signs {
     }
 }
 
-/// Looks whether somebody asks from afar that it stops, and passes that on. What was left before it began is not for it.
+/// Polls for a stop request of another process and forwards the request. Requests from before the start are ignored.
 async fn hear(work: &Work<'_>) -> Infallible {
     let asked = async || {
         let signals = work.store.signals(work.run).await.unwrap_or_default();
@@ -306,7 +306,7 @@ impl Pump {
                 passed_on = pass_on(which, bytes.to_vec()) => passed_on,
                 () = signs.muted.notified() => Ok(()),
             };
-            // Whoever read it has seen enough; what is printed is kept all the same.
+            // The reader closed the pipe; the output is still recorded.
             stream.echo = passed_on.is_ok();
         }
         Ok(())

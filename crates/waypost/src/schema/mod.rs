@@ -57,6 +57,11 @@ use serde_json::Value;
 use crate::path::{FieldPath, Segment};
 use crate::record::{Record, encode};
 
+mod round_trip;
+
+pub use round_trip::check_state;
+pub(crate) use round_trip::check_written;
+
 /// The codec of JSON states; all other codecs belong to foreign clients.
 const JSON: &str = "json";
 

@@ -4,10 +4,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::encode;
+use super::{DecodeError, decode};
 use crate::path::{FieldPath, quoted};
-use crate::record::Flaw;
-use crate::schema::{DecodeError, decode};
+use crate::record::{Flaw, encode};
 
 /// Checks that a state survives a round trip: encodes, decodes, encodes again and compares.
 ///
@@ -21,7 +20,7 @@ use crate::schema::{DecodeError, decode};
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
-/// use waypost::record::check_state;
+/// use waypost::schema::check_state;
 ///
 /// #[derive(Serialize, Deserialize)]
 /// struct State {
