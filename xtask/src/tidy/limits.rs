@@ -82,7 +82,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("README.md", Kind::LongLine, 4),
     ("crates/waypost", Kind::Tuple, 20),
     ("crates/waypost", Kind::SharedName, 39),
-    ("crates/waypost", Kind::CyclicRoom, 2),
     ("crates/waypost", Kind::Entry, 39),
     ("crates/waypost-cli", Kind::Tuple, 4),
     ("crates/waypost-cli", Kind::FlagPair, 2),
