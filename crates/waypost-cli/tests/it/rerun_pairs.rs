@@ -411,3 +411,35 @@ fn a_group_with_a_failed_step_is_not_settled_as_done() {
     assert!(rig.told(&skipped).contains("`--skip g`"), "{}", rig.told(&skipped));
     assert_eq!(ran(&rig), "");
 }
+
+#[test]
+fn an_output_of_a_nested_item_counts_outside_of_the_outer_items() {
+    let rig = Rig::with(
+        "steps:
+  - id: a
+    foreach:
+      items: [x]
+      steps:
+        - id: b
+          foreach:
+            items: [y]
+            steps:
+              - {id: p, run: 'echo p >> trace; echo 1 > p.txt; echo v=$(cat in) >> $WAYPOST_OUTPUT', evidence: [{sha256: p.txt}]}
+              - {id: q, run: 'echo q >> trace'}
+        - {id: s, needs: [b], run: 'echo s >> trace'}
+  - {id: d, needs: [a], run: 'echo d >> trace'}
+",
+    );
+    rig.write("in", "1");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("in", "2");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(ran(&rig), "p q s d");
+    remove(&rig, "p.txt");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(ran(&rig), "p", "the same output and file rerun nothing");
+}

@@ -24,7 +24,7 @@ use super::reuse::{Candidate, is_given_the_same};
 use super::rollback::load_with_state;
 use super::scope::{Scope, ScopeId};
 use super::session::Session;
-use super::trace::{reads_of, sinks};
+use super::trace::{reads_of, sinks_and_openers};
 use super::trust::verify;
 use super::{Admission, Program, RunError};
 
@@ -206,7 +206,7 @@ pub(super) async fn read_digests<P: Program>(
         wanted.extend(Some(entry.step.clone()).filter(|_| scope.pass_of(place) > 1));
     }
     if scope.position.frontier.is_empty() {
-        wanted.extend(sinks(scope.shape).map(|step| step.id.clone()));
+        wanted.extend(sinks_and_openers(scope.shape).map(|step| step.id.clone()));
     }
     wanted.retain(|step| !scope.digests.contains_key(step));
     let settled = wanted.into_iter().filter_map(|step| {

@@ -168,17 +168,21 @@ pub(super) fn work_pins(evidence: Option<&Pack>, joined: Option<JoinedDigests>) 
     Digest::of_parts(claims.chain(joined.iter().map(|pins| &pins.as_bytes()[..])))
 }
 
-/// Returns the digest of all pins in a scope, from the ends of its sinks; `None` if a digest is unknown.
+/// Returns the digest of all pins in a scope; `None` if a digest is unknown.
+///
+/// Openers count with their outputs: the output of the scope does not contain the outputs of nested children.
 pub(super) fn scope_pins(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<Digest> {
+    let counted = |step: &Step, end: &EndDigests| if step.children.is_some() { end.both() } else { end.pins };
     let pins: Option<Vec<Digest>> =
-        sinks(shape).map(|step| digests.get(&step.id).map(|end| end.pins)).collect();
+        sinks_and_openers(shape).map(|step| digests.get(&step.id).map(|end| counted(step, end))).collect();
     Some(Digest::merkle(&pins?))
 }
 
-/// Returns the steps without dependents.
-pub(super) fn sinks(shape: &Shape) -> impl Iterator<Item = &Step> {
-    let is_sink = |(place, _): &(usize, &Step)| shape.followers(*place).is_empty();
-    shape.steps().iter().enumerate().filter(is_sink).map(|(_, step)| step)
+/// Returns the steps without dependents, and the steps with children.
+pub(super) fn sinks_and_openers(shape: &Shape) -> impl Iterator<Item = &Step> {
+    let is_sink = |place: usize| shape.followers(place).is_empty();
+    let steps = shape.steps().iter().enumerate();
+    steps.filter(move |(place, step)| step.children.is_some() || is_sink(*place)).map(|(_, step)| step)
 }
 
 #[cfg(test)]
