@@ -131,8 +131,8 @@ impl Config {
 
     /// Returns when colour is used.
     pub(crate) fn color(&self) -> Option<Sourced<Color>> {
-        self.first(ConfigFile::color).map(|found| {
-            found_as(found, |choice| match choice {
+        self.first(ConfigFile::color).map(|(origin, file, setting)| {
+            sourced(origin, file, setting, |choice| match choice {
                 ColorChoice::Auto => Color::Auto,
                 ColorChoice::Always => Color::Always,
                 ColorChoice::Never => Color::Never,
@@ -142,12 +142,14 @@ impl Config {
 
     /// Returns how long a command waits while a run only waits.
     pub(crate) fn wait(&self) -> Option<Sourced<Duration>> {
-        self.first(ConfigFile::wait).map(|found| found_as(found, |wait| *wait))
+        self.first(ConfigFile::wait)
+            .map(|(origin, file, setting)| sourced(origin, file, setting, |wait| *wait))
     }
 
     /// Returns the step parallelism for workflows without a setting.
     pub(crate) fn max_parallel(&self) -> Option<Sourced<std::num::NonZeroUsize>> {
-        self.first(ConfigFile::max_parallel).map(|found| found_as(found, |count| *count))
+        self.first(ConfigFile::max_parallel)
+            .map(|(origin, file, setting)| sourced(origin, file, setting, |count| *count))
     }
 
     /// Returns the command of each agent, by name.
@@ -164,7 +166,7 @@ impl Config {
             let Some(file) = &place.file else { continue };
             for (name, setting) in file.agents() {
                 if !agents.iter().any(|(known, _)| known == name) {
-                    agents.push((name.clone(), found_as((origin, file, setting), AgentCommand::shown)));
+                    agents.push((name.clone(), sourced(origin, file, setting, AgentCommand::shown)));
                 }
             }
         }
@@ -242,8 +244,13 @@ fn of_workflow(named: &NamedStore) -> Result<Sourced<String>, FileError> {
     Ok(Sourced { value, origin: Origin::Workflow, path, line: *line })
 }
 
-fn found_as<T, U>(found: (Origin, &ConfigFile, &Setting<T>), value: impl Fn(&T) -> U) -> Sourced<U> {
-    let (origin, file, setting) = found;
+/// Returns the converted value of a setting, with its source.
+fn sourced<T, U>(
+    origin: Origin,
+    file: &ConfigFile,
+    setting: &Setting<T>,
+    value: impl Fn(&T) -> U,
+) -> Sourced<U> {
     Sourced { value: value(&setting.value), origin, path: file.path().to_owned(), line: setting.line }
 }
 
