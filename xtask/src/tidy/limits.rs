@@ -22,7 +22,6 @@ const PROSE: Prose = Prose { pronouns: 45, banned: 0 };
 /// Areas above [`PROSE`].
 const PROSE_ABOVE: &[(&str, Prose)] = &[
     ("ARCHITECTURE.md docs", Prose { pronouns: 45, banned: 1 }),
-    ("README.md docs", Prose { pronouns: 48, banned: 0 }),
     ("crates/waypost comments", Prose { pronouns: 45, banned: 1 }),
     ("crates/waypost messages", Prose { pronouns: 55, banned: 2 }),
     ("crates/waypost-cli comments", Prose { pronouns: 54, banned: 2 }),
