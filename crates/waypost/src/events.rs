@@ -10,10 +10,9 @@ use serde_json::{Map, Value, json};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{
-    End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, RETENTION_MIN, Reason, Record, RunStatus,
-    SkipCause, Start, Usage, Verdict, Wait, WaitKind,
+    End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, Record, RunStatus, SkipCause,
+    Start, Usage, Verdict, Wait, WaitKind,
 };
-use crate::store::Trimmed;
 
 mod cause;
 mod cursor;
@@ -341,13 +340,6 @@ pub const CHECKPOINT_FAILED: &str = "checkpoint_failed";
 /// The note about dropped states: how many `states` of how many `bytes`, and the limit `keep`. Also the key
 /// of a record written only for this note.
 pub const PRUNED: &str = "pruned";
-
-/// Returns the note about states dropped by retention; `None` if no state was dropped.
-pub(crate) fn pruned(trimmed: Trimmed, keep: u32) -> Option<Note> {
-    let Trimmed { checkpoints, bytes } = trimmed;
-    let data = json!({ "states": checkpoints, "bytes": bytes, "keep": keep.max(RETENTION_MIN) });
-    (checkpoints > 0).then(|| Note::Event { name: PRUNED.to_owned(), data })
-}
 
 fn is_pruned(note: &Note) -> bool {
     matches!(note, Note::Event { name, .. } if name == PRUNED)

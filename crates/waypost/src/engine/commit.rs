@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use crate::events::{CHECKPOINT_FAILED, pruned};
+use crate::events::CHECKPOINT_FAILED;
 use crate::id::StepId;
 use crate::record::{Body, End, FailedStep, Note, Phase, Position, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
@@ -348,7 +348,7 @@ impl<P: Program> Session<'_, P> {
         {
             let lease = self.lease().clone();
             let trimmed = self.engine.store.trim(&lease, keep, TrimMode::Apply).await?;
-            pruned(trimmed, keep).into_iter().for_each(|note| self.note(note));
+            trimmed.note(keep).into_iter().for_each(|note| self.note(note));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::events::{PRUNED, pruned};
+use crate::events::PRUNED;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::record::{Claim, FrontierEntry, Pack, Phase, Reason, Record, Try};
 use crate::store::{
@@ -166,7 +166,7 @@ impl Engine {
         let trimmed = self.store.trim(&lease, keep, TrimMode::Apply).await;
         let mut unsaid = None;
         if let Ok(trimmed) = trimmed
-            && let Some(note) = pruned(trimmed, keep)
+            && let Some(note) = trimmed.note(keep)
         {
             let phase = Phase::Progress { key: PRUNED.to_owned(), value: Value::Null };
             let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());

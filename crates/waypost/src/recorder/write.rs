@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::engine::chain::{Chain, Draft};
-use crate::events::pruned;
 use crate::id::{CheckpointRef, RunId, StepId};
 use crate::record::{Body, FrontierEntry, Note, Position, Record, RunStatus, Settled, Status};
 use crate::store::{Batch, BatchId, Lease, Progress, Store, StoreError, Summary, TrimMode};
@@ -183,7 +182,7 @@ impl Writing {
             // An error is ignored: the next trim repeats the work, and the caller must learn that its record
             // was acknowledged.
             let trimmed = store.trim(&self.lease, keep, TrimMode::Apply).await;
-            self.pruned = trimmed.ok().and_then(|trimmed| pruned(trimmed, keep));
+            self.pruned = trimmed.ok().and_then(|trimmed| trimmed.note(keep));
         }
     }
 }

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::events::PRUNED;
 use crate::id::{BranchPath, RunId};
 use crate::lock::Holder;
-use crate::record::{Record, RunStatus, SealedRun};
+use crate::record::{Note, RETENTION_MIN, Record, RunStatus, SealedRun};
 
 use super::batch::Summary;
 use super::error::Damage;
@@ -272,4 +274,13 @@ pub struct Trimmed {
     pub checkpoints: u64,
     /// Bytes of these bodies.
     pub bytes: u64,
+}
+
+impl Trimmed {
+    /// Returns the note of a trim that kept `keep` states; `None` if the trim removed none.
+    pub(crate) fn note(self, keep: u32) -> Option<Note> {
+        let Self { checkpoints, bytes } = self;
+        let data = json!({ "states": checkpoints, "bytes": bytes, "keep": keep.max(RETENTION_MIN) });
+        (checkpoints > 0).then(|| Note::Event { name: PRUNED.to_owned(), data })
+    }
 }
