@@ -83,44 +83,36 @@
 //! The guide, in the folder `docs/guide` of the repository, leads from a first graph to human approval. The
 //! programs in `examples` are templates.
 
-pub mod change;
-pub mod clock;
-pub mod diff;
-pub mod disk;
 pub mod engine;
-pub mod events;
 pub mod evidence;
-pub mod file;
-pub mod folder;
 pub mod graph;
 pub mod id;
-pub mod in_use;
-pub mod lock;
-pub mod memory;
-pub mod path;
+mod json;
 pub mod plan;
-pub mod portable;
+mod projection;
 pub mod record;
 pub mod recorder;
-pub mod report;
 pub mod schema;
-mod sealed;
-pub mod shape;
 pub mod store;
+mod system;
 
-pub use clock::{Clock, SystemClock};
-pub use diff::diff;
 pub use engine::{
     Doubtful, Engine, OnChange, OnDamage, OnDoubt, OnUnknown, Outcome, RunError, StopHandle, StopLevel,
     TreatAs,
 };
 pub use evidence::{Probe, Verifier};
-pub use file::FileStore;
 pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
-pub use memory::MemoryStore;
-pub use portable::{Portable, SaveMode};
+pub use json::diff::diff;
+pub use json::{diff, path};
+pub use plan::shape::Retry;
+pub use plan::{change, shape};
+pub use projection::{events, report};
 pub use record::{Claim, Durability, FailureKind, Pack, RunStatus, Usage, Verdict, WaitKind};
 pub use schema::Migrations;
-pub use shape::Retry;
-pub use store::{Scan, Store, StoreError, StoreExt};
+pub use store::file::FileStore;
+pub use store::memory::MemoryStore;
+pub use store::portable::{Portable, SaveMode};
+pub use store::{Scan, Store, StoreError, StoreExt, file, folder, memory, portable};
+pub use system::clock::{Clock, SystemClock};
+pub use system::{clock, disk, in_use, lock};

@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::clock::{Clock, SteadyClock};
 use crate::evidence::{Site, Verifier};
 use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
+use crate::system::clock::{Clock, SteadyClock};
 
 use super::pending_wait::PendingWait;
 use super::request::{Asked, Request};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::change;
 use crate::id::BranchPath;
-use crate::lock::Holder;
+use crate::plan::change;
+use crate::plan::shape::Shape;
 use crate::record::{
     Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Try,
 };
-use crate::shape::Shape;
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
+use crate::system::lock::Holder;
 
 use super::chain::{Chain, Draft, body_as_it_stands};
 use super::child_heads::pass_missing;

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
+use crate::plan::shape::Shape;
 use crate::record::{Header, Phase, Position, Record};
-use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::RunError;

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, Digest};
+use crate::plan::shape::{Children, Shape};
 use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
-use crate::shape::{Children, Shape};
 use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;

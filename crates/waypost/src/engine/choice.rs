@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use crate::events::STEP_SETTLED;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
+use crate::plan::shape::{Shape, Unfinished};
+use crate::projection::events::STEP_SETTLED;
 use crate::record::{Choice, Note, Position, SettleBy, SkipCause, Status};
-use crate::shape::{Shape, Unfinished};
 
 use super::in_doubt::{note_trace, traced};
 use super::scope::{Scope, ScopeId};

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use crate::events::CHECKPOINT_FAILED;
 use crate::id::StepId;
+use crate::projection::events::CHECKPOINT_FAILED;
 use crate::record::{Body, End, FailedStep, Note, Phase, Position, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
 

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::change::{self, CarriedOver, Carry, Change};
-use crate::events::{RerunCause, STEP_SETTLED};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::change::{self, CarriedOver, Carry, Change};
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
     Definition, Fan, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
 };
-use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};

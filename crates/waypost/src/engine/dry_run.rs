@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use jiff::{Span, Timestamp};
 
-use crate::clock::Clock;
-use crate::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Unfinished;
 use crate::plan::{Action, Cause, Decision, Plan};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
 use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status};
-use crate::shape::Unfinished;
+use crate::system::clock::Clock;
 
 use super::inspect::position_of;
 use super::{Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot};

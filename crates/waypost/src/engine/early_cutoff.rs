@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::events::{RerunCause, STEP_INVALIDATED};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED};
 use crate::record::{Fan, Note, Occasion, Position, Record, Reusable, Settled, SkipCause, Verdict};
-use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;

@@ -9,10 +9,10 @@
 use std::collections::BTreeSet;
 
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
 };
-use crate::shape::{Shape, Unfinished};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::chain::{Chain, Draft, body_as_it_stands};

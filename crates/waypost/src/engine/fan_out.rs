@@ -18,8 +18,8 @@ use serde_json::Value;
 use super::fork_children::CARRIED_ITEMS;
 use super::scope::ScopeId;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
+use crate::plan::shape::{Children, FailureLimits};
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
-use crate::shape::{Children, FailureLimits};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 /// How many children a commit opens: enough for a low cost per child, few enough for a batch in memory.

@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value};
 
-use crate::events::SIGNAL_KEY;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
-use crate::portable::Portable;
+use crate::plan::shape::Shape;
+use crate::projection::events::SIGNAL_KEY;
 use crate::record::{
     Definition, FORMAT, FrontierEntry, Header, Parent, Phase, Position, Reason, Record, RunRecord, RunStatus,
     SealedRun, Status, Taken, TakenSignal, Try, Wait,
 };
-use crate::shape::Shape;
+use crate::store::portable::Portable;
 use crate::store::{Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
 use super::begin::decode_state;

@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
-use crate::portable::{PORTABLE_BYTES_MAX, Portable};
+use crate::plan::shape::{Children, Shape};
 use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Settled, Status, Try};
-use crate::shape::{Children, Shape};
+use crate::store::portable::{PORTABLE_BYTES_MAX, Portable};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;

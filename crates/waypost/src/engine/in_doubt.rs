@@ -2,9 +2,9 @@
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
 use crate::record::{EndDigests, Ending, FrontierEntry, Pack, Phase, Position, Record, Trace, Verdict};
-use crate::shape::Shape;
 use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;

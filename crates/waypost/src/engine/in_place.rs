@@ -4,9 +4,9 @@
 //!   a: echo 1 > d     b: echo 2 >> d        d is gone: b fails its claim, and so does its base a; a reruns, then b
 //! ```
 
+use crate::plan::shape::Shape;
 use crate::plan::{Bound, Broken, Check, Effective};
 use crate::record::{Claim, RunRecord, Verdict};
-use crate::shape::Shape;
 
 use super::trust::{FoundClaims, verify};
 use super::{Engine, OnUnknown, Program, RunError};

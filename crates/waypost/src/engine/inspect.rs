@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan, steps_in_lost};
 use crate::record::{
     Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Record, Repeated, Reusable,
     RunStatus, Settled, SettledAs, Status,
 };
-use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
 use super::child_ends::{counting_ends, has_state};

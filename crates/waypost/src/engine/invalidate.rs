@@ -13,10 +13,10 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::events::{RerunCause, STEP_INVALIDATED};
 use crate::id::StepId;
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED};
 use crate::record::{FrontierEntry, Note, Position, Reusable, Status};
-use crate::shape::{Shape, Step, Unfinished};
 
 use super::definition::Forget;
 use super::trace::pass_in;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::events::PRUNED;
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::projection::events::PRUNED;
 use crate::record::{Claim, FrontierEntry, Pack, Phase, Reason, Record, Try};
 use crate::store::{
     Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _, TrimMode,
@@ -159,7 +159,7 @@ impl Engine {
     /// [`RunError::Store`] with [`StoreError::Held`] if another worker holds the lease; otherwise with the error
     /// of the trim. The next call prunes the remaining states.
     ///
-    /// [`EventKind::Pruned`]: crate::events::EventKind::Pruned
+    /// [`EventKind::Pruned`]: crate::projection::events::EventKind::Pruned
     pub async fn prune(&self, run: &RunId, keep: u32) -> Result<Pruned, RunError> {
         self.store.wait_while_dying(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;

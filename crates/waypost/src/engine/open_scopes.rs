@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
+use crate::plan::shape::Unfinished;
 use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
-use crate::shape::Unfinished;
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::{by_hand, decode_state};

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::Shape;
 use crate::record::{Choice, Definition};
-use crate::shape::Shape;
 
 /// The reaction to a checkpoint that cannot be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct SessionOptions {
     pub step_limit: Option<u64>,
     /// The limit of running steps on all branches together, in addition to the limits per branch and fan-out.
     pub parallel_max: Option<NonZeroUsize>,
-    /// A failure stops new starts on all graphs: see [`Shape::failing_fast`](crate::shape::Shape::failing_fast).
+    /// A failure stops new starts on all graphs: see [`Shape::failing_fast`](crate::plan::shape::Shape::failing_fast).
     pub fail_fast: bool,
     /// The interval of checkpoints within a running step; `None` for no such checkpoints.
     pub interval: Option<Duration>,

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 use super::{Attempt, Item, Joined};
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::{Shape, Step};
 use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Try, Usage};
 use crate::schema::SchemaError;
-use crate::shape::{Shape, Step};
 use crate::store::Lease;
 
 /// A step with its branch and shape: the subject of a call to a program.
@@ -328,7 +328,7 @@ pub struct OnFailure {
     /// True to tolerate the failure once the retry budget is used up.
     pub tolerate: bool,
     /// The hooks to open once the retry budget is used up, for a step with
-    /// [hooks](crate::shape::Children::afterwards). The join of the hooks fails with the same failure.
+    /// [hooks](crate::plan::shape::Children::afterwards). The join of the hooks fails with the same failure.
     pub opens: Vec<Item>,
 }
 
@@ -356,7 +356,7 @@ pub enum Performed<O> {
         /// True if work had begun: the attempt counts as interrupted. False undoes the start.
         in_progress: bool,
     },
-    /// The step has found the branches to open: [`Children::by_work`](crate::shape::Children::by_work). The step
+    /// The step has found the branches to open: [`Children::by_work`](crate::plan::shape::Children::by_work). The step
     /// ends after these branches.
     Opened {
         /// The items, with unique keys.

@@ -3,10 +3,10 @@
 //! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position
 //! of each scope after the invalidation, and the records.
 
-use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::RerunCause;
 use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
-use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;

@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::events::RerunCause;
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::Shape;
+use crate::projection::events::RerunCause;
 use crate::record::{Position, RerunRequest};
-use crate::shape::Shape;
 
 use super::ResumeFrom;
 use super::invalidate::{Results, exclude};

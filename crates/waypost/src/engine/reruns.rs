@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::events::EVIDENCE_FAILED;
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
+use crate::plan::shape::Shape;
+use crate::projection::events::EVIDENCE_FAILED;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
-use crate::shape::Shape;
 
 use super::chain::Draft;
 use super::definition::Forget;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, RunId};
+use crate::plan::shape::Shape;
 use crate::record::{Position, Reason, Record};
-use crate::shape::Shape;
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
 
 use super::begin::{by_hand, first_position};

@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::clock::Clock as _;
 use crate::id::{BranchPath, RunId};
-use crate::lock::Holder;
+use crate::plan::shape::Shape;
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
-use crate::shape::Shape;
 use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
+use crate::system::clock::Clock as _;
+use crate::system::lock::Holder;
 
 use super::begin::{Prepared, by_hand, prepare_resume};
 use super::chain::Draft;

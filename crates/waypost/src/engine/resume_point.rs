@@ -8,9 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status};
-use crate::shape::Shape;
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::events::{RerunCause, STEP_REUSED};
 use crate::id::{BranchPath, StepId};
+use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, SettledAs, Status, Trace, WaitKind,
 };

@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::events::STEP_REUSED;
 use crate::id::StepId;
+use crate::plan::shape::{Shape, Step};
+use crate::projection::events::STEP_REUSED;
 use crate::record::{
     FrontierEntry, Header, Note, Phase, Position, Reason, Record, ReusableChain, Status, Try,
 };
-use crate::shape::{Shape, Step};
 use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::chain::Draft;

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::record::{
     Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
 };
-use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;

@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 
+use crate::plan::shape::{Children, OnChildFailure};
 use crate::record::{
     End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, SettledAs, SkipCause,
     Status, Try, WAIT_AFTER, Wait, WaitKind,
 };
-use crate::shape::{Children, OnChildFailure};
 use crate::store::Progress;
 
 use super::failure::upstream;

@@ -7,11 +7,11 @@ use futures_util::future::AbortHandle;
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, EndDigests, Failure, Fan, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
     STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
 };
-use crate::shape::{Shape, Unfinished};
 
 use super::chain::{Chain, Draft};
 use super::escalation::Dying;

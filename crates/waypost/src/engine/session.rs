@@ -16,13 +16,13 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::clock::SteadyClock;
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
-use crate::lock::Holder;
+use crate::plan::shape::Shape;
 use crate::record::{Definition, Phase, RunStatus, SealedRun};
-use crate::shape::Shape;
 use crate::store::{Damage, Lease, Signal, StoreError};
+use crate::system::clock::SteadyClock;
+use crate::system::lock::Holder;
 
 use super::attempt::Memos;
 use super::failure::{failed_upstream, upstream};

@@ -11,8 +11,8 @@ use super::Program;
 use super::fan_out::{Item, JoinedDigests};
 use super::scope::Scope;
 use crate::id::{BranchPath, Digest, StepId};
+use crate::plan::shape::{Shape, Step};
 use crate::record::{Claim, EndDigests, Pack, Trace};
-use crate::shape::{Shape, Step};
 
 /// The input of a scope without an opener.
 fn no_input() -> Digest {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
     Action, Bound, Broken, Cause, Check, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks, due,
     is_under_way, plan,
@@ -19,7 +20,6 @@ use crate::plan::{
 use crate::record::{
     Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
 };
-use crate::shape::{Shape, Step, Unfinished};
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;

@@ -20,8 +20,8 @@ use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::plan::shape::Shape;
 use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
-use crate::shape::Shape;
 use crate::store::{
     Batch, BatchId, Lease, Renewal, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _, Summary,
 };

@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use rustix::fs::{FileType, Stat};
 use serde_json::{Value, json};
 
-use crate::clock::{Clock, SystemClock};
 use crate::id::{Digest, Digester};
 use crate::record::Claim;
+use crate::system::clock::{Clock, SystemClock};
 
 use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::Site;
 use super::pattern::named_by;
 use super::pattern::resolved;
-use crate::in_use::is_in_use;
+use crate::system::in_use::is_in_use;
 
 /// Most links in one walk, as in the kernel (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;

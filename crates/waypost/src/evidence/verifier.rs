@@ -11,8 +11,8 @@ use futures_util::FutureExt as _;
 use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 
-use crate::clock::{Clock, SystemClock};
 use crate::record::{Claim, Occasion, Pack, Verdict};
+use crate::system::clock::{Clock, SystemClock};
 
 use super::{Cost, ExistsProbe, ExitProbe, Finding, Probe, Sha256Probe, Site, other_names};
 

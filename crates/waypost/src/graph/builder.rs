@@ -19,9 +19,9 @@ use super::way::{Way, print_of_starts, prints_of, targets_of, told_edge, told_fo
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
+use crate::plan::shape::{Children, FailureLimits, OnChildFailure, Retry, Shape, Step};
 use crate::record::Pack;
 use crate::schema::Migrations;
-use crate::shape::{Children, FailureLimits, OnChildFailure, Retry, Shape, Step};
 
 /// Default for how many children of a fan-out run in parallel. Eight suits requests over a network from a single
 /// machine.

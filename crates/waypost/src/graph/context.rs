@@ -13,7 +13,7 @@ use super::error::StepError;
 use super::pending::Waits;
 use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, StepReport};
 use crate::id::{BranchPath, RunId, StepId};
-use crate::path::FieldPath;
+use crate::json::path::FieldPath;
 use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, encode};
 
 /// Upper limit for the events and report text of a checkpoint, in encoded bytes. The checkpoint header holds

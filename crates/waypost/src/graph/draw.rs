@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::shape::{Children, Shape, Step};
+use crate::plan::shape::{Children, Shape, Step};
 
 /// Draws a Mermaid flowchart; child branches are nested boxes.
 pub(super) fn mermaid(shape: &Shape) -> String {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use crate::id::{InvalidName, StepId};
-use crate::shape::ShapeError;
+use crate::plan::shape::ShapeError;
 
 /// The error of a step: any error, with the information whether a retry may help.
 ///

@@ -14,8 +14,8 @@ use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_val
 use super::way::{targets_of, told_fork};
 use crate::engine::Joined;
 use crate::id::StepId;
+use crate::plan::shape::{OnChildFailure, Retry};
 use crate::record::Pack;
-use crate::shape::{OnChildFailure, Retry};
 
 /// A fork without its join.
 #[derive(Debug)]

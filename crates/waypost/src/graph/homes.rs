@@ -2,7 +2,7 @@
 
 use super::error::GraphError;
 use crate::id::{BRANCH_DEPTH_MAX, StepId};
-use crate::shape::ShapeError;
+use crate::plan::shape::ShapeError;
 
 /// Steps and edges by index.
 pub(super) struct Outline {

@@ -13,8 +13,8 @@ use crate::engine::{
     Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
 };
 use crate::id::{CheckpointRef, RunId, StepId};
-use crate::portable::Portable;
 use crate::record::{Durability, Position, Record};
+use crate::store::portable::Portable;
 
 /// A checkpoint of a run, decoded by its graph.
 #[derive(Debug, Clone)]

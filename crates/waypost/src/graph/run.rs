@@ -19,8 +19,8 @@ use crate::engine::{
     Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
     ResumeFrom, ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
-use crate::events::{self, Event};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::projection::events::{self, Event};
 use crate::record::{Durability, FORMAT, Position, Record, RunRecord};
 use crate::store::{Progress, StoreError};
 

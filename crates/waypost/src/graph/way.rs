@@ -6,7 +6,7 @@ use super::END;
 use super::error::GraphError;
 use super::level::RouteFn;
 use crate::id::StepId;
-use crate::shape::{Shape, Step};
+use crate::plan::shape::{Shape, Step};
 
 /// The outgoing way of a step, by step id.
 pub(super) enum Way<S> {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::plan::shape::{Shape, Step};
 use crate::record::{Position, Status};
-use crate::shape::{Shape, Step};
 
 /// Returns the non-idempotent steps possibly started in `lost` records after this position.
 ///

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use crate::id::{BranchPath, StepId};
-use crate::shape::Shape;
+use crate::plan::shape::Shape;
 
 use super::Effective;
 

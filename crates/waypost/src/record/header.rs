@@ -329,7 +329,7 @@ impl Phase {
         self.opens(false)
     }
 
-    /// Returns whether the record opens the branches that come [after](crate::shape::Step::after) a step's
+    /// Returns whether the record opens the branches that come [after](crate::plan::shape::Step::after) a step's
     /// work.
     pub fn opens_after(&self) -> bool {
         self.opens(true)

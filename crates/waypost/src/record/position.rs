@@ -508,7 +508,7 @@ pub struct Fan {
     /// The earlier passes, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passes: Vec<PassEnd>,
-    /// The fan-out comes after the work of a step with branches: [`Step::after`](crate::shape::Step::after).
+    /// The fan-out comes after the work of a step with branches: [`Step::after`](crate::plan::shape::Step::after).
     #[serde(default, skip_serializing_if = "is_default")]
     pub after: bool,
     /// The fan-out of the work, if the work has one: a rerun begins there.

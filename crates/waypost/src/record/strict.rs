@@ -30,7 +30,7 @@ use std::io;
 use serde::ser::{self, Serialize, Serializer};
 
 use super::{Flaw, STATE_BYTES_MAX};
-use crate::path::{FieldPath, unfinished};
+use crate::json::path::{FieldPath, unfinished};
 
 mod key;
 mod unordered;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::clock::{Clock, SystemClock};
 use crate::evidence::Verifier;
 use crate::id::RunId;
 use crate::record::{Definition, Durability, FORMAT, RunRecord};
 use crate::schema::Migrations;
+use crate::system::clock::{Clock, SystemClock};
 
 /// Settings of a recorder.
 #[derive(Debug, Clone)]

@@ -54,7 +54,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::path::{FieldPath, Segment};
+use crate::json::path::{FieldPath, Segment};
 use crate::record::{Record, encode};
 
 mod round_trip;

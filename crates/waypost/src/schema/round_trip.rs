@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{DecodeError, decode};
-use crate::path::{FieldPath, quoted};
+use crate::json::path::{FieldPath, quoted};
 use crate::record::{Flaw, encode};
 
 /// Checks that a state survives a round trip: encodes, decodes, encodes again and compares.

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::id::{BranchPath, RunId};
-use crate::lock::Holder;
 use crate::record::{Flaw, other_format};
+use crate::system::lock::Holder;
 
 /// A damaged or missing record.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::events::PRUNED;
 use crate::id::{BranchPath, RunId};
-use crate::lock::Holder;
+use crate::projection::events::PRUNED;
 use crate::record::{Note, RETENTION_MIN, Record, RunStatus, SealedRun};
+use crate::system::lock::Holder;
 
 use super::batch::Summary;
 use super::error::Damage;

@@ -9,12 +9,12 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId};
-use crate::lock::Holder;
 use crate::record::{Record, SealedRun};
 use crate::store::{
     Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Renewal, RunEntry, RunQuery,
     Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError, Summary, TrimMode, Trimmed,
 };
+use crate::system::lock::Holder;
 
 /// The cursor of the page with the records of the dry run.
 const WRITTEN: &str = "written";

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use crate::id::{BranchPath, StepId};
+use crate::plan::shape::Shape;
 use crate::record::{Claim, Ending, Failure, Flaw, Phase, SkipCause, Try};
-use crate::shape::Shape;
 use crate::store::Lease;
 
 use super::super::{

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::ser::{Impossible, Serialize, SerializeMap, Serializer};
 
 use super::{Refusal, Strict, Text};
-use crate::path::quoted;
+use crate::json::path::quoted;
 
 /// Up to this many keys are compared pairwise, without an allocation; more keys are sorted.
 const KEYS_COMPARED_MAX: usize = 8;

@@ -1,0 +1,291 @@
+//! The engine: executes a plan and records the results.
+//!
+//! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
+//! (`engine/turn.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
+//! the functions of a Rust graph run through the same loop.
+//!
+//! ```text
+//!   create / acquire --> plan --> [ start steps --> wait for an end --> record it, and what starts next ]* --> release
+//!                                        ^                 a crash here: the start is recorded, the end is not
+//! ```
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::evidence::{Site, Verifier};
+use crate::id::RunId;
+use crate::record::{Position, Record, RunRecord, SealedRun};
+use crate::store::{Progress, RunEntry, Store, StoreError};
+use crate::system::clock::{Clock, SystemClock};
+use crate::system::lock::Holder;
+
+mod accept;
+mod attempt;
+mod begin;
+mod cancel;
+mod capacity;
+pub(crate) mod chain;
+mod child_ends;
+mod child_heads;
+mod children;
+mod choice;
+mod commit;
+mod completion;
+mod definition;
+mod dry_run;
+mod early_cutoff;
+mod escalation;
+mod failure;
+mod fan_out;
+mod fork;
+mod fork_children;
+mod in_doubt;
+mod in_place;
+mod inspect;
+mod invalidate;
+mod isolation;
+mod manual;
+mod open_scopes;
+mod options;
+mod outcome;
+mod panics;
+pub(crate) mod pending_wait;
+mod program;
+mod reentry;
+mod request;
+mod requested;
+mod reruns;
+mod restart;
+mod resume;
+mod resume_point;
+mod reuse;
+mod rewind;
+mod rollback;
+mod scheduler;
+mod scope;
+mod scopes;
+mod session;
+mod signals;
+mod taken;
+mod trace;
+mod trust;
+mod turn;
+mod undo;
+
+pub use attempt::{
+    Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
+};
+pub use cancel::Cancel;
+pub use definition::{Compared, changed_within};
+pub use dry_run::DryRun;
+pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
+pub use fork::{OriginEvidence, StartOptions};
+pub use inspect::Look;
+pub use inspect::Snapshot;
+use inspect::changed_at;
+pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
+pub use options::{
+    Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
+    OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
+    Validate, ValidateFn,
+};
+pub use outcome::{Outcome, RunError, StepFailure, Waiting};
+pub(crate) use panics::{panic_message, unpanicked};
+pub use program::{
+    Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Salvage, Settlement,
+    StateError, StepRef, StepReport, Upstream,
+};
+pub use reuse::step_path;
+pub use signals::{Stop, StopHandle, StopLevel};
+pub use undo::{UNDO, Undone};
+
+/// How often the engine polls its store for stop requests.
+pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Receives every commit right after its write, for screens and streams.
+pub trait Observer: Debug + Send + Sync {
+    /// Called after each commit of a batch.
+    fn committed(&self, records: &[Record], position: &Position, progress: Progress);
+    /// Called with a warning for a person.
+    fn warned(&self, text: &str);
+}
+
+/// Ignores all events.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn committed(&self, _: &[Record], _: &Position, _: Progress) {}
+    fn warned(&self, _: &str) {}
+}
+
+/// Forwards to two observers.
+/// Runs programs on a store.
+#[derive(Debug)]
+struct Both(Arc<dyn Observer>, Arc<dyn Observer>);
+
+impl Observer for Both {
+    fn committed(&self, records: &[Record], position: &Position, progress: Progress) {
+        self.0.committed(records, position, progress);
+        self.1.committed(records, position, progress);
+    }
+
+    fn warned(&self, text: &str) {
+        self.0.warned(text);
+        self.1.warned(text);
+    }
+}
+
+/// Runs programs over a store.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    observer: Arc<dyn Observer>,
+    verifier: Arc<Verifier>,
+    base: Option<PathBuf>,
+    allowed: Vec<PathBuf>,
+    host: Option<String>,
+    is_base_shared: bool,
+}
+
+impl Engine {
+    /// Creates an engine on a store, with the system clock, without an observer, and with the probes of this
+    /// crate.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        let (clock, observer, verifier) = (Arc::new(SystemClock), Arc::new(Silent), Arc::default());
+        let (base, allowed, host) = (None, Vec::new(), None);
+        Self { store, clock, observer, verifier, base, allowed, host, is_base_shared: false }
+    }
+
+    /// Sets the base folder for the files of evidence. The default is the base folder of the run, next to its
+    /// store. A store outside a folder, such as memory, has no base folder: claims about files are then
+    /// `unknown`.
+    #[must_use]
+    pub fn with_base(self, folder: impl Into<PathBuf>) -> Self {
+        Self { base: Some(folder.into()), ..self }
+    }
+
+    /// Declares that all machines that work on runs of this store share the files of evidence. Without this call,
+    /// a claim about a file from another machine is `unknown`: a local check proves nothing about the other host.
+    #[must_use]
+    pub fn with_shared_base(self) -> Self {
+        Self { is_base_shared: true, ..self }
+    }
+
+    /// Sets the host name for evidence, instead of the name of this machine. For containers: their host name
+    /// changes with each start, but their files stay.
+    #[must_use]
+    pub fn on_host(self, host: impl Into<String>) -> Self {
+        Self { host: Some(host.into()), ..self }
+    }
+
+    /// Allows absolute paths under `folder` in evidence.
+    #[must_use]
+    pub fn allowing(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.allowed.push(folder.into());
+        self
+    }
+
+    /// Sets the probes and limits for evidence checks.
+    #[must_use]
+    pub fn with_verifier(self, verifier: Verifier) -> Self {
+        Self { verifier: Arc::new(verifier), ..self }
+    }
+
+    /// Returns the site of the evidence checks of a run.
+    fn site(&self, run: &RunRecord) -> Site {
+        // An absolute path from a store is not trusted: the store may come from another machine.
+        let own = Path::new(run.base.as_deref().unwrap_or("."));
+        let own = self.store.home().filter(|_| own.is_relative()).map(|home| home.join(own));
+        let site = self.base.clone().or(own).map_or_else(Site::nowhere, Site::beneath);
+        let site = if self.is_base_shared { site.shared() } else { site };
+        let site = self.host.iter().fold(site, Site::on_host);
+        self.allowed.iter().fold(site, Site::allowing)
+    }
+
+    /// Replaces the clock.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Returns the clock.
+    pub fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    /// Adds an observer.
+    #[must_use]
+    pub(crate) fn also_observed_by(self, observer: Arc<dyn Observer>) -> Self {
+        let observer = Arc::new(Both(Arc::clone(&self.observer), observer));
+        Self { observer, ..self }
+    }
+
+    /// Sets the observer of all commits.
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer, ..self }
+    }
+
+    /// Creates a run and executes the run until it is done, fails, waits or is stopped.
+    ///
+    /// # Errors
+    /// - [`RunError::Store`] with [`StoreError::Exists`]: nothing was done.
+    /// - [`RunError::Checkpoint`]: the run exists up to its last acknowledged checkpoint; resume the run.
+    pub async fn run_program<P: Program>(
+        &self,
+        program: &P,
+        run: RunRecord,
+        state: P::State,
+        options: SessionOptions,
+    ) -> Result<Outcome<P::State>, RunError> {
+        let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
+        let holder = self.holder()?;
+        begin::first(self, program, &sealed, state, options, &holder).await
+    }
+
+    /// Resumes a run.
+    ///
+    /// # Errors
+    /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease. Nothing changed.
+    /// - [`RunError::Store`] with [`StoreError::Damaged`]: no sound record is left. Nothing changed; only
+    ///   [`ResumeOptions::restart`] can continue.
+    /// - [`RunError::InDoubt`]: no step was started.
+    /// - [`RunError::Checkpoint`]: as for [`run_program`](Self::run_program).
+    pub async fn resume_program<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        options: ResumeOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        let holder = self.holder()?;
+        resume::resumed(self, program, run, options, &holder).await
+    }
+
+    /// Returns the configuration in force at a position.
+    async fn config_of(
+        &self,
+        entry: &RunEntry,
+        position: &Position,
+    ) -> Result<serde_json::Map<String, serde_json::Value>, StoreError> {
+        let frozen = entry.record.record();
+        let Some(seq) = position.config else { return Ok(frozen.config.clone()) };
+        Ok(changed_at(self.store.as_ref(), &frozen.run, seq).await?.config.unwrap_or_default())
+    }
+
+    fn holder(&self) -> Result<Holder, StoreError> {
+        Holder::here(self.clock.now()).map_err(|source| StoreError::Io {
+            action: "read",
+            place: "the process table".into(),
+            source,
+        })
+    }
+}

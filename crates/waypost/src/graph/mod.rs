@@ -1,0 +1,337 @@
+//! Graphs of Rust functions over a typed state.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use serde::{Deserialize, Serialize};
+//! use waypost::memory::MemoryStore;
+//! use waypost::{Context, END, Engine, Graph, StepError};
+//!
+//! #[derive(Debug, Default, Clone, Serialize, Deserialize)]
+//! struct Research { question: String, notes: Vec<String> }
+//!
+//! async fn search(mut state: Research, _: Context) -> Result<Research, StepError> {
+//!     state.notes.push(format!("note {}", state.notes.len() + 1));
+//!     Ok(state)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let graph = Graph::<Research>::builder("research")
+//!     .step("search", search)
+//!     .route("search", ["search", END], |state| if state.notes.len() < 3 { "search" } else { END })
+//!     .build()?;
+//! let engine = Engine::new(Arc::new(MemoryStore::new()));
+//! let outcome = engine.run(&graph, "run-1", Research::default()).await?;
+//! assert_eq!(outcome.state.notes.len(), 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A branch has one state and runs its steps in sequence. Forks and [`each`](Builder::each) run in parallel; each
+//! branch has its own state. This module does not know the store: the result is a [`Program`] for the engine.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use crate::engine::{
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
+    Salvage, Settlement, StateError, StepRef, Upstream, unpanicked,
+};
+use crate::id::StepId;
+use crate::json::path::FieldPath;
+use crate::plan::shape::Shape;
+use crate::record::{Claim, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
+use crate::store::Lease;
+
+mod builder;
+mod by_hand;
+mod context;
+mod draw;
+mod error;
+mod evidence;
+mod fork;
+mod history;
+mod homes;
+mod join;
+mod level;
+mod origin;
+mod pending;
+mod perform;
+mod run;
+mod trial;
+mod waits;
+mod way;
+
+pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY};
+pub use context::{Context, SAID_BYTES_MAX};
+pub use error::{GraphError, StepError};
+pub use fork::{Each, Fork};
+pub use history::HistoryEntry;
+pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
+pub use level::State;
+pub use origin::{Forked, Inspected};
+pub use run::{Resume, Run, RunStream, Update};
+pub use waits::SLEEP_IN_MEMORY_MAX;
+
+pub use crate::plan::shape::END;
+
+use level::{Held, Level};
+use perform::{Given, GraphJob, Work};
+use trial::{Reading, Trials};
+
+/// How long a step that observes [`Context::cancelled`] may take to end before its future is dropped.
+pub const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A checked graph of functions over states of type `S`.
+pub struct Graph<S> {
+    name: String,
+    shape: Arc<Shape>,
+    levels: Arc<[Arc<dyn Level>]>,
+    reading: Reading,
+    state: PhantomData<fn() -> S>,
+}
+
+impl<S> Clone for Graph<S> {
+    fn clone(&self) -> Self {
+        let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
+        Self { name: self.name.clone(), shape, levels, reading: self.reading, state: PhantomData }
+    }
+}
+
+impl<S> fmt::Debug for Graph<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("name", &self.name).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl<S: State> Graph<S> {
+    /// Starts a builder for a graph called `name`.
+    pub fn builder(name: &str) -> Builder<S> {
+        Builder::new(name)
+    }
+
+    /// Returns the name of the graph.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the steps and edges.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Decodes each state right after its encoding, also in release builds, and passes the decoded state to the
+    /// next step.
+    ///
+    /// Each step then sees the state as after a crash: a field with `#[serde(skip)]` has its default from the
+    /// next step on, not only after a resume. A state that decodes with other fields is refused, with the names
+    /// of the step and the field. Builds with debug assertions always do this. A release build checks only the
+    /// first states of a session, by comparison. The check costs about four times as much as encoding the state.
+    #[must_use]
+    pub fn strict_states(self) -> Self {
+        Self { reading: Reading::All, ..self }
+    }
+
+    /// Refuses a run of another graph, for calls that name the run only by id.
+    fn check_name(&self, other: &RunRecord) -> Result<(), RunError> {
+        if other.workflow == self.name {
+            return Ok(());
+        }
+        let why =
+            format!("it is a run of graph `{}`, and this one is called `{}`", other.workflow, self.name);
+        Err(RunError::Changed { run: other.run.clone(), why })
+    }
+
+    /// Draws the graph as a Mermaid flowchart.
+    pub fn mermaid(&self) -> String {
+        draw::mermaid(&self.shape)
+    }
+
+    /// Draws the graph in the language of Graphviz.
+    pub fn dot(&self) -> String {
+        draw::dot(&self.name, &self.shape)
+    }
+}
+
+/// A graph with its state type erased, for a session of the engine.
+pub(crate) struct Erased {
+    shape: Arc<Shape>,
+    levels: Arc<[Arc<dyn Level>]>,
+    reading: Reading,
+    trials: Trials,
+}
+
+impl<S> Graph<S> {
+    pub(crate) fn erased(&self) -> Erased {
+        let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
+        let trials = Trials::of(levels.len());
+        Erased { shape, levels, reading: self.reading, trials }
+    }
+}
+
+impl Erased {
+    /// Returns the way on from a step, by the state after it.
+    fn route(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, Failure> {
+        perform::route(self.levels[spot.level].as_ref(), spot.place, &spot.step.id, state)
+    }
+}
+
+#[async_trait]
+impl Program for Erased {
+    type State = Held;
+    type Job = GraphJob;
+    type Output = Given;
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn schema(&self, level: usize) -> u32 {
+        self.levels[level].schema()
+    }
+
+    fn encode(&self, level: usize, state: &Held, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
+        let begin = bytes.len();
+        let written = unpanicked(|| {
+            self.levels[level].encode(state, bytes)?;
+            if self.reading == Reading::All || self.trials.is_due(level, bytes.len() - begin) {
+                self.levels[level].check(&bytes[begin..])?;
+            }
+            Ok(())
+        });
+        let written = written.unwrap_or_else(|panic| {
+            let why = format!("writing or reading the state panicked: {panic}");
+            Err(Flaw::Unkept { path: FieldPath::default(), why })
+        });
+        written.inspect_err(|_| bytes.truncate(begin))
+    }
+
+    fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Held, StateError> {
+        let read = unpanicked(|| self.levels[level].decode(bytes, schema));
+        let panicked = |panic| StateError::Malformed(format!("reading the state panicked: {panic}"));
+        read.unwrap_or_else(|panic| Err(panicked(panic)))
+    }
+
+    fn admit(&self, _: StepRef<'_>, _: &Held, upstream: Upstream<'_>) -> Result<Admission, Failure> {
+        Ok(upstream.admission())
+    }
+
+    fn open(&self, spot: StepRef<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
+        let called = format_args!("the items or the keys of step `{}`", spot.step.id);
+        perform::unpanicked(called, || self.levels[spot.level].open(spot.place, state))
+    }
+
+    fn child(&self, spot: StepRef<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
+        let called = format_args!("the state of branch `{}` of step `{}`", item.key, spot.step.id);
+        perform::unpanicked(called, || self.levels[spot.level].child(spot.place, state, item))
+    }
+
+    fn attach(&self, _: StepRef<'_>, _: &Held, _: &mut Held) {}
+
+    fn prepare(&self, spot: StepRef<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
+        let called = format_args!("the copy of the state for step `{}`", spot.step.id);
+        let level = self.levels[spot.level].as_ref();
+        let state = perform::unpanicked(called, || Ok(self.reading.back(level, level.copy(state))))?;
+        let (level, place, idempotent) = (spot.level, spot.place, spot.step.idempotent);
+        Ok(GraphJob { level, place, state, joined, idempotent })
+    }
+
+    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
+        let GraphJob { level, place, state, joined, idempotent } = job;
+        let level = self.levels[level].as_ref();
+        let context = Context::new(attempt.clone());
+        let work = Work { level, attempt: &attempt, context, place, idempotent, reading: self.reading };
+        work.perform(state, joined).await
+    }
+
+    fn subjects(&self, spot: StepRef<'_>, state: &Held) -> Vec<String> {
+        let level = &self.levels[spot.level];
+        let pack = unpanicked(|| level.evidence(spot.place, state));
+        // The evidence function may panic on an input state. The step then has no known subjects.
+        let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
+        claims.into_iter().map(|claim| claim.subject).collect()
+    }
+
+    /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
+    fn forget(&self, _: StepRef<'_>, _: &mut Held) {}
+
+    fn forget_failure(&self, _: StepRef<'_>, _: &mut Held) {}
+
+    fn forget_join(&self, _: StepRef<'_>, _: &mut Held) {}
+
+    fn restore(&self, _: StepRef<'_>, _: &mut Held, _: &Held) {}
+
+    /// The engine knows no secrets of a graph.
+    fn redact(&self, _: &mut Claim) {}
+
+    fn redact_answer(&self, _: &mut Value) {}
+
+    fn keeps_apart(&self) -> bool {
+        false
+    }
+
+    /// Whole states are compared instead.
+    fn gave(&self, _: StepRef<'_>, _: &Held) -> Option<Value> {
+        None
+    }
+
+    /// Each function is given the whole state.
+    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
+        Vec::new()
+    }
+
+    /// A graph declares no compensation.
+    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Held) -> Result<Option<GraphJob>, Failure> {
+        Ok(None)
+    }
+
+    /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
+    async fn salvage(&self, _: StepRef<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+        None
+    }
+
+    /// Only the caller can provide the output state of the step, with [`Resume::settle_doubtful`].
+    fn settle_as_done(
+        &self,
+        _: StepRef<'_>,
+        _: &mut Held,
+        _: crate::engine::KnownOutputs<'_>,
+    ) -> Result<(Follow, Phase), String> {
+        Err("what it gave is for the caller to say".to_owned())
+    }
+
+    fn follow(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, String> {
+        self.route(spot, state).map_err(|failure| failure.error.join(": "))
+    }
+
+    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
+        let may_have_effect = failure.kind == FailureKind::Evidence && !spot.step.idempotent;
+        let retry = failure.kind != FailureKind::Fatal && !may_have_effect;
+        OnFailure { retry, tolerate: false, ..OnFailure::default() }
+    }
+
+    fn apply(
+        &self,
+        state: &mut Held,
+        spot: StepRef<'_>,
+        settled: Settlement<'_, Given>,
+    ) -> Result<Follow, Failure> {
+        let Settlement::Completed(given, _) = settled else {
+            // A graph never skips or tolerates a step; the state would stay unchanged.
+            return self.route(spot, state);
+        };
+        *state = given.state;
+        Ok(given.follow)
+    }
+
+    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
+        Ok(())
+    }
+
+    async fn end(&self) {}
+}

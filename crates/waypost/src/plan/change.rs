@@ -1,0 +1,356 @@
+//! The effect of a changed definition on a run in progress. Pure.
+//!
+//! Steps are compared by id and fingerprint, not by place. Comments, order, names, timeouts and retries are
+//! not in a fingerprint, so changes of these have no effect. A step is affected after a change of its
+//! definition, an addition or a removal. A step that now comes after an unfinished step is affected, too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+use crate::id::{Digest, StepId};
+use crate::plan::shape::{END, Shape, Step, Unfinished};
+use crate::plan::{Action, Cause, Plan};
+use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind};
+
+/// The change of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The step.
+    pub step: StepId,
+    /// The kind of the change.
+    pub kind: ChangeKind,
+    /// The step is finished in this run, or has open branches of a shared definition, so that results would
+    /// be discarded.
+    pub touches_finished: bool,
+    /// The reason is the step's open branches.
+    pub half_done: bool,
+}
+
+/// The kind of a change between two definitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// The step is new.
+    Added,
+    /// The step was removed.
+    Removed,
+    /// The definition of the step changed.
+    Altered,
+    /// Only nested steps changed, none of them finished: the branches continue from their positions.
+    Within,
+    /// Only the list of items changed: items on both lists keep the results.
+    Relisted,
+    /// The routes changed: to other steps, or to the end. The rest of the definition may have changed, too.
+    Rerouted {
+        /// The old targets, sorted.
+        before: Vec<StepId>,
+        /// The new targets, sorted.
+        now: Vec<StepId>,
+    },
+    /// The step did not change, but comes after this unfinished step now.
+    Reordered(StepId),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = &self.step;
+        match &self.kind {
+            ChangeKind::Added => write!(f, "step `{step}` is new"),
+            ChangeKind::Removed => write!(f, "step `{step}` is gone"),
+            ChangeKind::Altered => write!(f, "step `{step}` does something else"),
+            ChangeKind::Within => write!(f, "what stands within step `{step}` does something else"),
+            ChangeKind::Relisted => write!(f, "step `{step}` has another list of items"),
+            ChangeKind::Rerouted { before, now } => {
+                write!(f, "step `{step}` now leads to {}, and led to {}", told(now), told(before))
+            }
+            ChangeKind::Reordered(before) => write!(f, "step `{step}` now comes after `{before}`"),
+        }
+    }
+}
+
+/// Returns the names of the route targets; `end` without routes.
+fn told(targets: &[StepId]) -> String {
+    if targets.is_empty() {
+        return format!("`{END}`");
+    }
+    targets.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(" or ")
+}
+
+/// Returns whether a definition matches a graph: the same steps with the same fingerprints, in any order.
+pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
+    definition.steps.len() == shape.steps().len()
+        && definition.steps.iter().all(|print| {
+            shape.step(print.id.as_str()).is_some_and(|step| step.fingerprint == print.fingerprint)
+        })
+}
+
+/// Compares the definition of a run with another graph.
+///
+/// `before` is the graph of the run's own definition, `position` the run's position; `within` as for
+/// [`carry_over`].
+pub fn changes(
+    before: &Shape,
+    position: &Position,
+    definition: &Definition,
+    (after, within): (&Shape, &BTreeSet<StepId>),
+) -> Vec<Change> {
+    let unfinished = Unfinished::of(before, position);
+    let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
+    let touching = |id: &StepId, kind| {
+        let half_done = is_under_way(before, position, id);
+        Change { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
+    };
+    let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
+    let mut changes = Vec::new();
+    for step in after.steps() {
+        match old.get(&step.id) {
+            None => changes.push(Change {
+                step: step.id.clone(),
+                kind: ChangeKind::Added,
+                touches_finished: false,
+                half_done: false,
+            }),
+            Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
+                let kind = ChangeKind::Within;
+                changes.push(Change {
+                    step: step.id.clone(),
+                    kind,
+                    touches_finished: false,
+                    half_done: false,
+                });
+            }
+            Some(print)
+                if print.fingerprint != step.fingerprint
+                    && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step)) =>
+            {
+                let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
+                changes.push(Change { step: step.id.clone(), kind, touches_finished, half_done: false });
+            }
+            Some(print) if print.fingerprint != step.fingerprint => {
+                let (before, now) = (print.leads_to.clone(), step.leads_to());
+                let kind =
+                    if before == now { ChangeKind::Altered } else { ChangeKind::Rerouted { before, now } };
+                changes.push(touching(&step.id, kind));
+            }
+            Some(_) => {}
+        }
+    }
+    for step in &definition.steps {
+        if after.place(step.id.as_str()).is_none() {
+            changes.push(touching(&step.id, ChangeKind::Removed));
+        }
+    }
+    for place in after.order() {
+        let step = &after.steps()[place];
+        let mut open =
+            after.needs(place).iter().map(|need| &after.steps()[*need].id).filter(|need| !finished(need));
+        let change = open.next().map(|need| touching(&step.id, ChangeKind::Reordered(need.clone())));
+        changes.extend(change.filter(|change| change.touches_finished));
+    }
+    changes
+}
+
+/// Returns whether two openers differ only in their lists of items.
+fn is_relisted(old: &Step, new: &Step) -> bool {
+    let prints = |step: &Step| {
+        let steps = step.children.iter().flat_map(|children| children.shape.steps());
+        steps.map(|step| (step.id.clone(), step.fingerprint)).collect::<Vec<_>>()
+    };
+    let is_same = old.frame.is_some() && old.frame == new.frame && old.after.is_some() == new.after.is_some();
+    is_same && old.list.is_some() && new.list.is_some() && old.list != new.list && prints(old) == prints(new)
+}
+
+/// Returns whether a step has open branches of a shared definition.
+fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
+    let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
+    let mut entries = position.frontier.iter().filter(|entry| entry.step == *id);
+    entries.any(|entry| entry.fan.is_some()) && before.step(id.as_str()).is_some_and(is_whole)
+}
+
+/// Says whether the work of a step has ended, and its hooks have not.
+fn is_amid_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
+    let children = before.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
+    entry.fan.is_some() && children.is_some_and(|children| children.afterwards)
+}
+
+/// A position carried over to another graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CarriedOver {
+    /// The new position.
+    pub position: Position,
+    /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
+    /// changed step, or the newly unfinished upstream step.
+    pub redone: Vec<(StepId, StepId)>,
+    /// Openers with branches and a changed list of items.
+    pub relisted: Vec<StepId>,
+}
+
+/// The input of [`carry_over`]: a position, and the graphs before and after.
+#[derive(Debug, Clone, Copy)]
+pub struct Carry<'a> {
+    /// The graph of the definition so far.
+    pub before: &'a Shape,
+    /// The position in the graph before.
+    pub position: &'a Position,
+    /// The definition so far.
+    pub definition: &'a Definition,
+    /// The new graph.
+    pub after: &'a Shape,
+    /// Openers whose branches stay, although nested steps changed.
+    pub within: &'a BTreeSet<StepId>,
+    /// Finished steps with results to keep: changed steps, and steps downstream of unfinished steps.
+    pub kept: &'a BTreeSet<StepId>,
+    /// The newest ends of finished steps outside the ledger.
+    pub ends: &'a BTreeMap<StepId, Settled>,
+    /// A person must confirm reruns of steps with `idempotent: false`.
+    pub asks: bool,
+}
+
+/// Carries a position over to another graph: a finished step stays finished if all upstream steps are
+/// finished.
+///
+/// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
+/// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
+/// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
+pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
+    let Carry { before, position, definition, after, within, kept, ends, asks } = *carry;
+    let unfinished = Unfinished::of(before, position);
+    let old: HashMap<&StepId, Digest> =
+        definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
+    let mut finished = vec![false; after.steps().len()];
+    let (mut redone, mut asked, mut reusable) = (Vec::new(), Vec::new(), Vec::new());
+    let mut relisted: HashMap<StepId, u64> = HashMap::new();
+    for place in after.order() {
+        let step = &after.steps()[place];
+        let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
+        let known = position.frontier.iter().find(|entry| entry.step == step.id);
+        let open = after.needs(place).iter().find(|need| !finished[**need]);
+        let is_kept = kept.contains(&step.id);
+        let is_other_list =
+            !is_kept && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step));
+        let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined.get(&step.id));
+        if let Some(fan) = fan.filter(|_| is_other_list && open.is_none()) {
+            relisted.insert(step.id.clone(), fan.since);
+            continue;
+        }
+        // The passes of a changed step with `repeat` count: it continues with the next pass.
+        let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
+        let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
+        let is_amid_hooks = known.is_some_and(|entry| is_amid_hooks(before, entry));
+        let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_amid_hooks;
+        if !was_finished && !is_half_done && !is_unsettled {
+            continue;
+        }
+        let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+        // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are
+        // compared.
+        let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
+        let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
+        let is_kept =
+            is_kept || above.is_some_and(|(_, result)| matches!(result, Reusable::Ended { kept: true, .. }));
+        let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
+        let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
+        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
+        if let Some(end) = end {
+            let fan = position.joined.get(&step.id).cloned();
+            let result = if is_kept { Reusable::kept(*end, fan) } else { Reusable::ended(*end, fan, false) };
+            reusable.push((step.id.clone(), result));
+            continue;
+        }
+        let reason = match (is_same, open) {
+            (false, _) => Some(step.id.clone()),
+            (true, Some(need)) => Some(after.steps()[*need].id.clone()),
+            (true, None) => None,
+        };
+        finished[place] = was_finished && reason.is_none();
+        let Some(reason) = reason else { continue };
+        if asks && step.must_ask_again(was_finished && position.did(&step.id), known) {
+            asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned()));
+        } else {
+            redone.push((step.id.clone(), reason));
+        }
+    }
+    let newest = position
+        .frontier
+        .iter()
+        .map(|entry| entry.at.epoch)
+        .chain([position.epoch, position.epoch_max])
+        .max();
+    let epoch = newest.unwrap_or_default() + 1;
+    let is_redone = |id: &StepId| redone.iter().any(|(step, _)| step == id);
+    let is_asked = |id: &StepId| asked.iter().any(|(step, _)| step == id);
+    let is_anew = |id: &StepId| is_redone(id) || is_asked(id);
+    let around = before.passes_around(position);
+    let entry = |place: usize| {
+        let step = &after.steps()[place].id;
+        let known = position.frontier.iter().find(|entry| entry.step == *step).cloned();
+        let known = known.filter(|_| !is_anew(step));
+        let begin = || {
+            let mut entry = FrontierEntry::ready(step.clone());
+            entry.at.iteration = after.first_iteration(place, around);
+            entry
+        };
+        let mut entry = known.unwrap_or_else(begin);
+        let asks = entry.waits.iter().any(|wait| wait.on == WaitKind::Answer);
+        if asks && old.get(step) != Some(&after.steps()[place].fingerprint) {
+            // The changed step asks its own question.
+            (entry.status, entry.since) = (Status::Ready, 0);
+            entry.waits.clear();
+        }
+        if let Some(since) = relisted.get(step) {
+            entry = FrontierEntry { relisted: Some(*since), ..begin() };
+        }
+        if is_anew(&entry.step) {
+            entry.at.epoch = epoch;
+        }
+        entry
+    };
+    let minimal = |place: &usize| !finished[*place] && after.needs(*place).iter().all(|need| finished[*need]);
+    let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
+    let mut joined = position.joined.clone();
+    joined.retain(|step, _| !redone.iter().any(|(again, _)| again == step) && !relisted.contains_key(step));
+    let counts =
+        |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id) && !relisted.contains_key(id);
+    let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
+    let is_new = redone.is_empty() && asked.is_empty();
+    let mut position = Position {
+        frontier,
+        ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
+        joined,
+        epoch: if is_new { position.epoch } else { epoch },
+        ..position.clone()
+    };
+    for (step, entry) in asked {
+        position.ask_about(&step, entry);
+    }
+    for (step, result) in reusable {
+        position.joined.remove(&step);
+        position.ledger.remove(&step);
+        position.reusable.entry(step).or_default().insert(1, result);
+    }
+    // Branches of another definition cannot continue.
+    let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+    position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
+    let is_there = |step: &StepId| after.place(step.as_str()).is_some();
+    position.reusable.retain(|step, _| is_there(step));
+    for (step, _) in &redone {
+        position.drop_results(step);
+        position.ask_no_more(step);
+        if after.step(step.as_str()).is_some_and(|step| step.children.is_some()) && !after.is_routed() {
+            position.rerun_whole.insert(step.clone());
+        }
+    }
+    let relisted = relisted.into_keys().collect();
+    CarriedOver { position, redone, relisted }
+}
+
+/// Sets action and cause of rerun steps in a plan for a carried-over position.
+pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
+    for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
+        let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };
+        decision.action = Action::Run;
+        decision.cause = match step == reason {
+            true => Cause::Redefined,
+            false => Cause::UpstreamChanged(reason.clone()),
+        };
+    }
+}
