@@ -1,9 +1,9 @@
 //! A release with evidence for each step: rows of a database, and a tag, checked by a probe of this program.
 //!
 //! ```text
-//! cargo run -p waypost-evidence --example releases -- FOLDER     loads rows, publishes the tag, records both
+//! cargo run -p waypost-evidence --example releases -- FOLDER     loads the rows, publishes the tag, records the release
 //! sqlite3 FOLDER/sales.db "DELETE FROM sales"                    removes the rows
-//! cargo run -p waypost-evidence --example releases -- FOLDER     reruns this step only
+//! cargo run -p waypost-evidence --example releases -- FOLDER     reruns the load only
 //! ```
 //!
 //! Shows: claims, a custom probe, an engine and a recorder with the same verifier.
