@@ -467,3 +467,36 @@ fn an_output_of_a_nested_item_counts_outside_of_the_outer_items() {
     assert_eq!(resume(&rig, &[]), Some(0));
     assert_eq!(ran(&rig), "p", "the same output and file rerun nothing");
 }
+
+const TOLERATED: &str = "steps:
+  - {id: a, run: 'echo a >> trace; test -e ok', continue_on_error: true}
+  - {id: b, run: 'echo b${{ steps.a.exit_code }} >> trace', needs: [a]}
+  - {id: c, run: echo c >> trace}
+  - id: each
+    needs: [c]
+    foreach:
+      items: [x, y]
+      as: it
+      steps:
+        - {id: f, run: 'echo f${{ it }} >> trace; test -e ok || test ${{ it }} = y', continue_on_error: true}
+        - {id: g, run: 'echo g${{ it }} >> trace', evidence: [{exit: 0}]}
+  - {id: d, needs: [each], run: echo d >> trace, evidence: [{exit: 0}]}
+";
+
+#[test]
+fn a_retry_of_failures_runs_tolerated_steps_and_their_readers() {
+    let rig = Rig::with(TOLERATED);
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+    assert_eq!(resume(&rig, &[]), Some(3), "a plain resume retries no tolerated failure");
+    assert_eq!(ran(&rig), "");
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(0));
+
+    let mut again: Vec<String> = ran(&rig).split(' ').map(ToOwned::to_owned).collect();
+    again.sort();
+    assert_eq!(again, ["a", "b0", "d", "fx", "gx"]);
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(0), "no failure is left");
+    assert_eq!(ran(&rig), "");
+}
