@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
-use waypost::engine::{Attempt, Ended, Performed, StepReport};
+use waypost::engine::{Attempt, CancelCause, Performed, StepReport};
 use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
@@ -64,7 +64,7 @@ impl LogSink for BlobSink {
 /// How the process of an attempt ended.
 enum Life {
     Exited(Exit),
-    Told(Ended),
+    Told(CancelCause),
     Lost(SupervisorError),
 }
 
@@ -237,7 +237,7 @@ impl WorkflowProgram {
             return Performed::Cut { why, told };
         }
         match life {
-            Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+            Life::Told(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
             Life::Lost(error) => cut(&error),
             life => {
                 let output_files = job.output_files(scratch, captured, &life, self.mask());
@@ -245,7 +245,7 @@ impl WorkflowProgram {
                     match &life {
                         // The attempt's time is over; reading its outputs is limited to the grace period.
                         Life::Told(ended) => tokio::select! {
-                            stop = attempt.stop_asked() => Ended::Stop(stop),
+                            stop = attempt.stop_asked() => CancelCause::Stop(stop),
                             () = tokio::time::sleep(job.grace) => ended.clone(),
                         },
                         _ => must_end.await,
@@ -254,7 +254,7 @@ impl WorkflowProgram {
                 let taken = output_files.take(interrupted).await;
                 let performed = match taken {
                     Ok(taken) => self.ended(&job, life, taken, ending, told),
-                    Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+                    Err(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
                     Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },
                 };
                 if is_done && !matches!(performed, Performed::Completed { .. }) {
@@ -423,7 +423,7 @@ impl Command {
     fn cut_midway(&self, life: &Life, attempt: &Attempt) -> Option<String> {
         match life {
             _ if self.may_be_cut || self.is_done(life) => None,
-            Life::Told(Ended::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
+            Life::Told(CancelCause::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
             Life::Exited(exit) if exit.signal().is_some() => {
                 Some(format!("the end of step {} by {exit}", attempt.step))
             }
@@ -514,14 +514,14 @@ const LATE: Duration = Duration::from_millis(250);
 async fn live(
     child: &mut Child,
     attempt: &Attempt,
-    must_end: impl Future<Output = Ended>,
+    must_end: impl Future<Output = CancelCause>,
     grace: Duration,
 ) -> Life {
     let ended = tokio::select! {
         exit = child.wait() => return exit.map_or_else(Life::Lost, Life::Exited),
         ended = must_end => ended,
     };
-    if let Ended::Timeout(_) = ended
+    if let CancelCause::Timeout(_) = ended
         && let Ok(Ok(exit)) = tokio::time::timeout(LATE, child.wait()).await
     {
         return Life::Exited(exit);
@@ -560,10 +560,12 @@ fn failed(life: Life, ending: Ending) -> Failure {
     let (kind, error) = match life {
         Life::Exited(exit @ Exit::Code(_)) => (FailureKind::Exit, vec![exit.to_string()]),
         Life::Exited(exit @ Exit::Signal(_)) => (FailureKind::Signal, vec![format!("ended by {exit}")]),
-        Life::Told(Ended::Timeout(limit)) => {
+        Life::Told(CancelCause::Timeout(limit)) => {
             (FailureKind::Timeout, vec![format!("it took longer than {limit:?}")])
         }
-        Life::Told(Ended::Stop(stop)) => (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)]),
+        Life::Told(CancelCause::Stop(stop)) => {
+            (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)])
+        }
         Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };
     Failure { ending, error, ..Failure::new(kind, Vec::new()) }

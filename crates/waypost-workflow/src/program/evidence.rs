@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Salvage, Settlement, StepRef,
+    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Recovered, Settlement, StepRef,
 };
 use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
@@ -110,12 +110,12 @@ impl WorkflowProgram {
     ///
     /// The outputs must come from files that can be read again, or from the record if the step has `exited`.
     /// Returns `None` if outputs would be lost or the claims are not enough.
-    pub(super) fn salvage_of(
+    pub(super) fn recover_of(
         &self,
         spot: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<StepOutput>> {
+    ) -> Option<Recovered<StepOutput>> {
         let step = self.step(spot);
         let Work::Run(text) = &step.work else { return None };
         if step.capture.is_some() || step.keeps_stdout || !step.hooks.is_empty() {
@@ -147,7 +147,7 @@ impl WorkflowProgram {
             // Checked now, whatever occasions the claim names.
             claim.terms.at.clear();
         }
-        Some(Salvage { pack, output: outputs, ending })
+        Some(Recovered { pack, output: outputs, ending })
     }
 
     /// Settles a step as done on a person's word. The outputs come from the state, from the caller, or are

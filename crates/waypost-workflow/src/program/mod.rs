@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, StateError, StepRef, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, Upstream,
 };
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
@@ -474,13 +474,13 @@ impl Program for WorkflowProgram {
         self.taken_as_done(spot, state, outputs)
     }
 
-    async fn salvage(
+    async fn recover(
         &self,
         spot: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<StepOutput>> {
-        self.salvage_of(spot, state, exited)
+    ) -> Option<Recovered<StepOutput>> {
+        self.recover_of(spot, state, exited)
     }
 
     fn follow(&self, spot: StepRef<'_>, _: &WorkflowState) -> Result<Follow, String> {

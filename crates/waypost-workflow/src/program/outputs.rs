@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
-use waypost::engine::Ended;
+use waypost::engine::CancelCause;
 use waypost::record::{Failure, FailureKind, Note, Usage};
 
 use crate::expr::exact_number;
@@ -91,7 +91,10 @@ impl OutputFiles {
     /// Reads all sources, unless `ended` resolves first.
     ///
     /// `ended` resolves when the step must end; the reading thread is then abandoned.
-    pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<StepOutputs, Ended> {
+    pub(super) async fn take(
+        self,
+        ended: impl Future<Output = CancelCause>,
+    ) -> Result<StepOutputs, CancelCause> {
         if self.is_in_memory() {
             return Ok(self.read());
         }

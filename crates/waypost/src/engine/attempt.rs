@@ -173,7 +173,7 @@ impl Attempt {
     /// Resolves when the step must end: on a stop request or on the timeout.
     ///
     /// The timeout counts from this call; call once, at the start of the work.
-    pub async fn stopped(&self) -> Ended {
+    pub async fn stopped(&self) -> CancelCause {
         let limit = async {
             match self.timeout {
                 Some(limit) => {
@@ -185,9 +185,9 @@ impl Attempt {
         };
         tokio::select! {
             biased;
-            stop = self.stop.stopped() => Ended::Stop(stop),
-            stop = self.cancel.stopped() => Ended::Stop(stop),
-            limit = limit => Ended::Timeout(limit),
+            stop = self.stop.stopped() => CancelCause::Stop(stop),
+            stop = self.cancel.stopped() => CancelCause::Stop(stop),
+            limit = limit => CancelCause::Timeout(limit),
         }
     }
 
@@ -319,7 +319,7 @@ impl Attempt {
 
 /// The reason why a step must end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum CancelCause {
     /// The run, or this branch of the run, is stopped.
     Stop(Stop),
     /// The attempt took longer than this timeout.

@@ -19,13 +19,16 @@ use super::choice;
 use super::definition::{self, Adopting, Forget, check_fit, check_stand, forget};
 use super::early_cutoff::read_digests;
 use super::failure::{decide_openers, position_for_retry};
-use super::in_doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
+use super::in_doubt::{
+    AbandonRequest, DoubtScope, check_abandoned, decide_as_told, questions_of_lost, recovered,
+    settle_recovered,
+};
 use super::inspect::{Snapshot, position_of};
 use super::invalidate::Results;
 use super::manual;
 use super::open_scopes;
 use super::options::merge;
-use super::reentry::from_step;
+use super::reentry::{RequestedRerun, from_step};
 use super::requested::Requested;
 use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};
@@ -217,7 +220,7 @@ impl Base {
 }
 
 /// The start of the session of a resume.
-struct Begin {
+struct SessionStart {
     /// The positions of the other branches, and the steps in doubt.
     resume_point: ResumePoint,
     /// The first drafts to write.
@@ -262,7 +265,7 @@ async fn find_begin<P: Program>(
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
     carried: Option<&Carried>,
-) -> Result<Option<Begin>, RunError> {
+) -> Result<Option<SessionStart>, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -313,7 +316,8 @@ async fn find_begin<P: Program>(
         let sees_edits = goes_on || base.position.frontier.iter().all(|at| at.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                from_step(engine, began_with, base, (step, results, options.by.as_deref())).await?
+                let requested = RequestedRerun { step, results, by: options.by.as_deref() };
+                from_step(engine, began_with, base, requested).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
@@ -333,9 +337,9 @@ async fn find_begin<P: Program>(
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
     }
     if results == Results::Drop {
-        let wanted =
-            (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
-        refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
+        let asks = matches!(options.on_doubt, OnDoubt::Ask);
+        let request = AbandonRequest { from: options.from.as_ref(), adopts: options.adopt.is_some(), asks };
+        check_abandoned(engine, lease.run(), began_with, (&before, &base.position), request).await?;
     }
     // An adopted definition has another position: invalid steps are found from there, or the change would be
     // lost.
@@ -360,7 +364,7 @@ async fn find_begin<P: Program>(
         choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
         last_or_by_hand(&mut drafts);
     }
-    Ok(Some(Begin { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
+    Ok(Some(SessionStart { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
 
 /// Moves the main branch to the target of a transition.
@@ -391,10 +395,10 @@ async fn main_line<'a, P: Program>(
     program: &'a P,
     chain: Chain,
     base: &mut Base,
-    begin: &mut Begin,
+    begin: &mut SessionStart,
     options: &mut ResumeOptions<P::State>,
 ) -> Result<(Scope<'a, P::State>, Map<String, Value>), RunError> {
-    let Begin { resume_point, drafts, reopens } = begin;
+    let SessionStart { resume_point, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
@@ -411,9 +415,10 @@ async fn main_line<'a, P: Program>(
         read_digests(engine.store.as_ref(), program, &mut main).await?;
     }
     let (branch, asked) = (main.branch().clone(), &mut resume_point.settled);
-    let about = (&main.chain.run, &site, &branch, &main.state);
-    let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;
-    settle_salvaged(program, &mut main, done)?;
+    let shape = program.shape();
+    let doubt = DoubtScope { run: &main.chain.run, branch: &branch, shape, site: &site, state: &main.state };
+    let done = recovered(engine, program, doubt, asked, true).await;
+    settle_recovered(program, &mut main, done)?;
     // Evidence that no longer holds becomes a question.
     resume_point.questions.append(asked);
     decide_as_told(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
@@ -472,8 +477,8 @@ fn asked<'a, S>(
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     // An edit of a state with separate outputs applies for every rerun step.
     let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
-    let salvages = matches!(options.on_doubt, OnDoubt::Ask);
-    ResumeQuery { trust, again: false, anew: false, by_hand, still, resume, salvages, retries, requested }
+    let recovers = matches!(options.on_doubt, OnDoubt::Ask);
+    ResumeQuery { trust, again: false, anew: false, by_hand, still, resume, recovers, retries, requested }
 }
 
 /// Returns the last draft; adds a manual draft if there is none.

@@ -17,14 +17,15 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::RunError;
 use super::inspect::position_of;
 use super::reruns::opener_of;
-use super::trust::{Branches, Wanted};
+use super::trust::{Branches, ChildInForce};
 
 /// Returns the newest record of a branch for the fan-out `since`; a later fan-out may have reopened the branch.
 /// If the state was pruned, matches by `pass`, if given.
 pub(super) async fn life_of(
     store: &dyn Store,
     newest: &Record,
-    (since, pass): (u64, &[u32]),
+    since: u64,
+    pass: &[u32],
 ) -> Result<Option<Record>, StoreError> {
     if has_state(newest) && position_of(newest)?.origin == Some(since) {
         return Ok(Some(newest.clone()));
@@ -71,9 +72,9 @@ pub(super) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
     (branches, joins): (&Branches, &mut Joins),
-    (newest, wanted): (Record, Wanted),
+    (newest, wanted): (Record, ChildInForce),
 ) -> Result<Option<(Record, u64)>, RunError> {
-    if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
+    if let Some(stands) = life_of(store, &newest, wanted.origin, &[]).await? {
         return Ok(Some((stands, wanted.origin)));
     }
     let branch = &newest.header().branch;
@@ -81,7 +82,7 @@ pub(super) async fn in_pass(
     let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
     let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
     if since != wanted.origin
-        && let Some(stands) = life_of(store, &newest, (since, &[])).await?
+        && let Some(stands) = life_of(store, &newest, since, &[]).await?
     {
         return Ok(Some((stands, since)));
     }

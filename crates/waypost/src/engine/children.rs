@@ -23,7 +23,7 @@ use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
 use super::scheduler::{children_of, for_children, for_what_comes_after};
-use super::scope::{Found, Opener, Scope, ScopeId};
+use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{child_input, trace_of, work_pins};
 use super::{Performed, Program, RunError, StepReport};
@@ -44,7 +44,7 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(items) => {
                 self.open_as(
                     id,
-                    Opening { place, items, told: StepReport::default(), after: false, joined: None },
+                    FanOutStart { place, items, told: StepReport::default(), after: false, joined: None },
                 )
                 .await
             }
@@ -54,15 +54,15 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
-    pub(super) async fn open_found(&mut self, id: ScopeId, found: Found) -> Result<(), RunError> {
-        let Found { place, items, told, after, failure, joined } = found;
+    pub(super) async fn open_found(&mut self, id: ScopeId, found: ListedChildren) -> Result<(), RunError> {
+        let ListedChildren { place, items, told, after, failure, joined } = found;
         let scope = self.scopes.get(id);
         if scope.cancel.is_asked() || scope.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
         let comes_after = after || failure.is_some();
-        let opening = Opening { place, items: Source::Items(items), told, after, joined };
+        let opening = FanOutStart { place, items: Source::Items(items), told, after, joined };
         match self.open_as(id, opening).await? {
             Ok(()) => {}
             Err(refused) if comes_after => {
@@ -77,8 +77,8 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.
-    async fn open_as(&mut self, id: ScopeId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
-        let Opening { place, items, told, after, joined } = opening;
+    async fn open_as(&mut self, id: ScopeId, opening: FanOutStart) -> Result<Result<(), Failure>, RunError> {
+        let FanOutStart { place, items, told, after, joined } = opening;
         let items = match items {
             Source::Items(list) => check_items(list).map(Source::Items),
             named @ Source::Named(_) => Ok(named),
@@ -298,9 +298,9 @@ impl<'a, P: Program> Session<'a, P> {
         place: usize,
         item: &Item,
         state: P::State,
-        begin: Begin,
+        begin: ChildStart,
     ) {
-        let Begin { chain, epoch, before } = begin;
+        let ChildStart { chain, epoch, before } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -463,7 +463,7 @@ impl<'a, P: Program> Session<'a, P> {
 }
 
 /// A fan-out about to begin.
-struct Opening {
+struct FanOutStart {
     place: usize,
     items: Source,
     told: StepReport,
@@ -488,17 +488,17 @@ enum Earlier {
     /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
     /// No record in force.
-    None(Box<Begin>),
+    None(Box<ChildStart>),
 }
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(Begin { chain, epoch, before: None }))
+        Self::None(Box::new(ChildStart { chain, epoch, before: None }))
     }
 }
 
 /// The start of a child.
-pub(super) struct Begin {
+pub(super) struct ChildStart {
     /// The chain to continue.
     pub(super) chain: Chain,
     /// The epoch of the child's steps.

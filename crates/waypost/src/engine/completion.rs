@@ -14,11 +14,20 @@ use super::fan_out::JoinedDigests;
 use super::reuse::ReusableVerdicts;
 use super::rewind::drop_chain;
 use super::scheduler::hold;
-use super::scope::{Caught, Found, MAIN, Scope, ScopeId};
+use super::scope::{Caught, ListedChildren, MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::signals::StopLevel;
-use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, trace_of};
+use super::trace::{EndResult, chain_digests, digests_of, failed_digests, join_trace, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
+
+/// The end of a completed attempt.
+struct Completed<O> {
+    output: O,
+    ending: Ending,
+    told: StepReport,
+    /// The joined children, for a join.
+    joined: Option<JoinedDigests>,
+}
 
 impl<P: Program> Session<'_, P> {
     /// Applies the end of an attempt: state, position and draft change together.
@@ -33,14 +42,14 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(id);
         match performed {
             Performed::Completed { output, ending, told } => {
-                self.complete(id, place, (output, ending, told), root);
+                self.complete(id, place, Completed { output, ending, told, joined: root });
             }
             Performed::Failed { failure, told } => self.fail(id, place, failure, told),
             Performed::Opened { items, told } => {
                 let scope = self.scopes.get_mut(id);
                 // The children of the step's work are already joined.
                 let after = scope.entry(place).fan.is_some();
-                scope.found.push(Found { place, items, told, after, failure: None, joined: root });
+                scope.found.push(ListedChildren { place, items, told, after, failure: None, joined: root });
             }
             Performed::Cut { why, told } => self.cut(id, place, why, told),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
@@ -67,8 +76,7 @@ impl<P: Program> Session<'_, P> {
         &mut self,
         id: ScopeId,
         place: usize,
-        (output, mut ending, told): (P::Output, Ending, StepReport),
-        joined: Option<JoinedDigests>,
+        Completed { output, mut ending, told, joined }: Completed<P::Output>,
     ) {
         let root = joined.map(|joined| joined.root);
         inline_outputs(&mut ending);
@@ -112,7 +120,7 @@ impl<P: Program> Session<'_, P> {
             let work = fan_of(scope).and_then(|fan| fan.work_pins);
             let pins = joined.map(|joined| joined.pins).into_iter().chain(work).collect::<Vec<_>>();
             let children = (!pins.is_empty()).then(|| Digest::merkle(&pins));
-            Made { output, evidence: told.evidence.as_ref(), children }
+            EndResult { output, evidence: told.evidence.as_ref(), children }
         };
         let digests = match keeps_chain {
             true => end_of_chain(program, scope, &made(scope)),
@@ -217,7 +225,14 @@ impl<P: Program> Session<'_, P> {
         if scope.fans.iter().any(|fan| fan.place == place) && scope.entry(place).status == Status::Waiting {
             scope.caught.push(Caught { place, failure, items, told });
         } else {
-            scope.found.push(Found { place, items, told, after, failure: Some(failure), joined: None });
+            scope.found.push(ListedChildren {
+                place,
+                items,
+                told,
+                after,
+                failure: Some(failure),
+                joined: None,
+            });
         }
     }
 
@@ -377,7 +392,7 @@ fn apply<P: Program>(
 fn end_of_chain<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
-    made: &Made<'_>,
+    made: &EndResult<'_>,
 ) -> Option<EndDigests> {
     let mut state = Vec::new();
     program.encode(scope.shape.level(), &scope.state, &mut state).ok()?;

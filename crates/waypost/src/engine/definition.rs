@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::change::{self, CarriedOver, Carry, Change};
+use crate::plan::change::{self, CarriedOver, Carry, StepChange};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
@@ -253,7 +253,7 @@ pub(super) fn check_fit(
         return check_stand(shape, position);
     }
     let changes = change::changes(shape, position, definition, (shape, &BTreeSet::new()));
-    let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
+    let listed: Vec<_> = changes.iter().map(StepChange::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }
 

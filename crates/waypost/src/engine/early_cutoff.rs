@@ -162,7 +162,7 @@ impl<P: Program> Session<'_, P> {
         // Uncommitted ends are upstream of all reuse candidates.
         position.ledger.retain(|_, settled| settled.seq < scope.chain.next);
         let AsIfInForce { effective, incomplete } =
-            as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
+            as_if_in_force(store.as_ref(), root, &run, &branch, position).await?;
         let run = store.run(&run).await?;
         let run = run.record.record();
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
@@ -237,7 +237,9 @@ struct AsIfInForce {
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
-    (run, branch, mut position): (&RunId, &BranchPath, Position),
+    run: &RunId,
+    branch: &BranchPath,
+    mut position: Position,
 ) -> Result<AsIfInForce, RunError> {
     let newest = store.newest(run, branch).await?;
     for (step, results) in std::mem::take(&mut position.reusable) {

@@ -9,15 +9,13 @@
 //! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
 //! cancelled, and no child stays open.
 
-use std::collections::HashSet;
-
-use crate::id::{BranchPath, StepId};
 use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
+use std::collections::HashSet;
 
 use super::chain::Draft;
 use super::completion::{Failing, before_what_comes_after};
 use super::scheduler::collects;
-use super::scope::{Caught, Found, Opener, Scope, ScopeId};
+use super::scope::{Caught, ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::{Program, StepFailure, StepReport, StopLevel};
 
@@ -34,14 +32,15 @@ impl<P: Program> Session<'_, P> {
     /// branch fails its opener and the opener has hooks, the hooks run first.
     pub(super) fn end_by_failure(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let origin = self.scopes.get(id);
-        let (step, below) = (origin.step_id(place).clone(), origin.branch().clone());
+        let (step, branch) = (origin.step_id(place).clone(), origin.branch().clone());
+        let mut failure = StepFailure { branch, step, failure };
         let mut failed = id;
         while let Some(opener) = self.scopes.get(failed).opener {
             let parent = self.scopes.get(opener.scope);
             if collects(parent, opener.place) {
-                let mut dying = Dying { place, failure };
+                let mut dying = Dying { place, failure: failure.failure };
                 if failed != id {
-                    dying.failure.error.insert(0, format!("branch `{below}` failed"));
+                    dying.failure.error.insert(0, format!("branch `{}` failed", failure.branch));
                     let scope = self.scopes.get(failed);
                     dying.place = scope.fans.first().expect("a branch above another has a fan-out").place;
                 }
@@ -52,18 +51,17 @@ impl<P: Program> Session<'_, P> {
             }
             let by = format!("branch `{}` failed", self.scopes.get(failed).branch());
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            if self.is_caught(opener, (&below, &step, &failure)) {
+            if self.is_caught(opener, &failure) {
                 return self.cancel_below(opener.scope, None, &by);
             }
             self.cancel_below(opener.scope, Some(failed), &by);
             failed = opener.scope;
         }
         self.halted = true;
-        let (branch, step) = match &failure.below {
-            Some(at) => (at.branch.clone(), at.step.clone()),
-            None => (below, step),
-        };
-        self.failed.get_or_insert(StepFailure { branch, step, failure });
+        if let Some(at) = &failure.failure.below {
+            (failure.branch, failure.step) = (at.branch.clone(), at.step.clone());
+        }
+        self.failed.get_or_insert(failure);
     }
 
     /// Ends a branch of a graph with `needs` after a failed step, once no step can run: the branch ends as
@@ -71,20 +69,20 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn fail_branch(&mut self, id: ScopeId) {
         let scope = self.scopes.get(id);
         let opener = scope.opener.expect("a child has an opener");
-        let Some(StepFailure { step, failure, .. }) = scope.failures.first().cloned() else { return };
+        let Some(failed) = scope.failures.first().cloned() else { return };
         let parent = self.scopes.get(opener.scope);
         if collects(parent, opener.place) {
             self.end_failed_child(id);
         } else if parent.shape.is_routed() {
             let place =
                 scope.position.failed.first().and_then(|entry| scope.shape.place(entry.step.as_str()));
-            self.end_by_failure(id, place.expect("a failed step is one of the shape"), failure);
+            self.end_by_failure(id, place.expect("a failed step is one of the shape"), failed.failure);
         } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
             // The first failure cancels the other branches. A second cancel would wake these repeatedly.
             let branch = scope.branch().clone();
             let by = format!("branch `{branch}` failed");
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            self.catch(opener, (&branch, &step, &failure));
+            self.catch(opener, &StepFailure { branch, ..failed });
             self.cancel_below(opener.scope, Some(id), &by);
         }
     }
@@ -108,7 +106,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Defers the failure of an opener until its branches are at rest.
-    fn catch(&mut self, opener: Opener, failed: (&BranchPath, &StepId, &Failure)) {
+    fn catch(&mut self, opener: Opener, failed: &StepFailure) {
         if self.is_caught(opener, failed) {
             return;
         }
@@ -118,11 +116,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Returns whether the opener of a failed branch has hooks for this failure; if so, defers the failure.
-    fn is_caught(
-        &mut self,
-        opener: Opener,
-        (branch, step, failure): (&BranchPath, &StepId, &Failure),
-    ) -> bool {
+    fn is_caught(&mut self, opener: Opener, failed: &StepFailure) -> bool {
         let (program, scope) = (self.program, self.scopes.get(opener.scope));
         if scope.caught.iter().any(|caught| caught.place == opener.place) {
             return true;
@@ -130,7 +124,7 @@ impl<P: Program> Session<'_, P> {
         if scope.shape.steps()[opener.place].after.is_none() || scope.comes_after(opener.place) {
             return false;
         }
-        let failure = with_branch((branch, step, failure));
+        let failure = with_branch(failed);
         let items = program.on_failure(scope.spot(opener.place), &failure).opens;
         if items.is_empty() {
             return false;
@@ -203,7 +197,7 @@ impl<P: Program> Session<'_, P> {
             self.settle_failure(id, place, Failing { failure, told, pause: None, causes });
         } else {
             let failure = Some(failure);
-            scope.found.push(Found { place, items, told, after: true, failure, joined: None });
+            scope.found.push(ListedChildren { place, items, told, after: true, failure, joined: None });
         }
     }
 
@@ -349,7 +343,7 @@ impl<P: Program> Session<'_, P> {
 }
 
 /// Returns the failure of an opener with a failed branch.
-fn with_branch((branch, step, failure): (&BranchPath, &StepId, &Failure)) -> Failure {
+fn with_branch(StepFailure { branch, step, failure }: &StepFailure) -> Failure {
     let below = failure.below.clone();
     let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
     let mut error = failure.error.clone();

@@ -86,7 +86,7 @@ pub(super) struct FanOut {
     /// Open branches to remove from memory after the commit, unless capacity becomes free first.
     pub(super) parked: VecDeque<ScopeId>,
     /// The ends of children.
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<ChildEnds>,
     here: Vec<bool>,
 }
 
@@ -123,7 +123,7 @@ impl FanOut {
             hungry: VecDeque::new(),
             cut: VecDeque::new(),
             parked: VecDeque::new(),
-            ends: Arc::new(Ends::new(total)),
+            ends: Arc::new(ChildEnds::new(total)),
             here: vec![false; total as usize],
         }
     }
@@ -177,7 +177,7 @@ impl FanOut {
 
 /// The last records of the ended children, as far as known.
 #[derive(Debug, Clone)]
-pub(super) struct Ends {
+pub(super) struct ChildEnds {
     /// By index; 0 if unknown.
     seqs: Vec<u64>,
     /// By index; undefined if unknown.
@@ -211,7 +211,7 @@ pub(super) struct JoinedDigests {
     pub(super) outcomes: Digest,
 }
 
-impl Ends {
+impl ChildEnds {
     pub(super) fn new(total: u64) -> Self {
         let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
         Self { seqs, pins: digests.clone(), outcomes: digests.clone(), digests, unknown: total }
@@ -436,7 +436,7 @@ pub struct Joined {
     pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<ChildEnds>,
     pub(super) is_after: bool,
     /// True for a pass, named by its number.
     pub(super) passes: bool,
@@ -487,7 +487,7 @@ impl Joined {
     /// Returns the digests of all children, and reads unknown digests from the store.
     pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
-            let Ends { digests, pins, outcomes, .. } = &*self.ends;
+            let ChildEnds { digests, pins, outcomes, .. } = &*self.ends;
             let [root, pins, outcomes] = [digests, pins, outcomes].map(|leaves| Digest::merkle(leaves));
             return Ok(JoinedDigests { root, pins, outcomes });
         }

@@ -19,11 +19,12 @@ use super::fork_children::{Along, OpenFans, copy_settled, openings, settled_on};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
-use super::reentry::invalidate_named;
+use super::reentry::{RequestedRerun, invalidate_named};
 use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
 use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::taken::free_signals_at;
+use super::trust::CopiedBranch;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting, trust};
 
@@ -190,7 +191,7 @@ impl Engine {
         let newest = position_of(&self.store.newest(&from.run, &from.branch).await?)?;
         ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         let signals = free_signals_at(self.store.as_ref(), &from.run, from.seq, &position).await?;
-        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
@@ -264,18 +265,18 @@ impl Engine {
             from.begun_since().contains(&step.id).then_some(None)
         });
         let signals = Vec::new();
-        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
     async fn start_from<P: Program>(
         &self,
         program: &P,
-        origin: Origin,
+        origin: ForkSource,
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
+        let ForkSource { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
@@ -297,8 +298,8 @@ impl Engine {
         }
         if let Some(step) = &start.from {
             let at = header.reference().to_string();
-            let named = (step, position.epoch, Results::Drop);
-            let after = invalidate_named(program.shape(), &position, named, &at)?;
+            let requested = RequestedRerun { step, results: Results::Drop, by: None };
+            let after = invalidate_named(program.shape(), &position, requested, position.epoch, &at)?;
             position = after.position;
             redone.extend(after.forgotten);
         }
@@ -310,7 +311,8 @@ impl Engine {
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
-            let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
+            let mut branches =
+                vec![CopiedBranch { name: BranchPath::main(), position: &position, settled: &settled }];
             branches.extend(along.trusted());
             let questions = trust::doubted(self, program.shape(), &run, &branches).await;
             if !questions.is_empty() {
@@ -400,7 +402,7 @@ fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
 }
 
 /// The parts of the other run for a new run.
-struct Origin {
+struct ForkSource {
     checkpoint: Record,
     position: Position,
     definition: Definition,

@@ -22,7 +22,7 @@ use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::child_ends::life_of;
-use super::children::Begin;
+use super::children::ChildStart;
 use super::fan_out::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
 use super::fork::{begun_anew, copy_of};
 use super::in_doubt::{cut_in, cut_there};
@@ -34,14 +34,14 @@ use super::rollback::{is_left_behind, joins, load_with_state};
 use super::scheduler::{children_of, for_children};
 use super::scope::{Opener, Scope, ScopeId};
 use super::session::Session;
-use super::trust::joined_on;
+use super::trust::{CopiedBranch, joined_on};
 use super::{Engine, Program, RunError};
 
 /// The blob prefix in the new run for items of the other run.
 pub(super) const CARRIED_ITEMS: &str = "items/carried.";
 
 /// A branch of the other run.
-pub(super) struct Taken {
+pub(super) struct SourceBranch {
     pub(super) record: Record,
     pub(super) position: Position,
     /// The records of the finished steps in force and of the joined fan-outs, without states.
@@ -53,9 +53,9 @@ pub(super) struct Taken {
 /// The branches to copy, besides the main branch.
 #[derive(Default)]
 pub(super) struct Along {
-    pub(super) branches: BTreeMap<BranchPath, Taken>,
+    pub(super) branches: BTreeMap<BranchPath, SourceBranch>,
     /// Joined branches with evidence.
-    pub(super) joined: BTreeMap<BranchPath, Taken>,
+    pub(super) joined: BTreeMap<BranchPath, SourceBranch>,
     /// The finished joins of the main branch, as for a branch.
     joins: HashMap<StepId, u64>,
     /// By branch: the seqs of the joined fan-outs, in the other run and in the new run.
@@ -148,11 +148,15 @@ impl Along {
 
     /// Returns the branches with evidence to check, and their finished steps. Failed and cancelled branches are
     /// not checked.
-    pub(super) fn trusted(&self) -> impl Iterator<Item = (BranchPath, &Position, &[Record])> {
+    pub(super) fn trusted(&self) -> impl Iterator<Item = CopiedBranch<'_>> {
         let joined =
             self.joined.iter().filter(|(_, taken)| taken.record.header().end == Some(End::Completed));
         let all = self.branches.iter().chain(joined);
-        all.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..]))
+        all.map(|(name, taken)| CopiedBranch {
+            name: name.clone(),
+            position: &taken.position,
+            settled: &taken.settled,
+        })
     }
 
     /// Returns the finished joins of the main branch, with the records of their fan-outs.
@@ -184,7 +188,7 @@ impl Along {
             let known = known.filter(|known| seqs.contains(&known.header().seq));
             let own = Some(record).filter(|record| seqs.contains(&record.header().seq));
             let settled = known.chain(own).cloned().collect();
-            let taken = Taken { record: record.clone(), position, settled, joined: HashMap::new() };
+            let taken = SourceBranch { record: record.clone(), position, settled, joined: HashMap::new() };
             along.branches.insert(branch, taken);
         }
         Ok(along)
@@ -264,7 +268,10 @@ impl Along {
                 let name = children.path(&branch, &item.key);
                 let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
                 match self.branches.remove(&name) {
-                    Some(taken) => self.sit(session, (id, place, item.index), (name, taken), leaves)?,
+                    Some(taken) => {
+                        let opener = Opener { scope: id, place, index: item.index };
+                        self.sit(session, opener, (name, taken), leaves)?;
+                    }
                     None => missing.push((item, name)),
                 }
             }
@@ -308,13 +315,14 @@ impl Along {
     fn sit<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
-        (opener, place, index): (ScopeId, usize, u64),
-        (name, taken): (BranchPath, Taken),
+        opener: Opener,
+        (name, taken): (BranchPath, SourceBranch),
         leaves: bool,
     ) -> Result<(), RunError> {
-        let above = session.scopes.get(opener);
+        let Opener { place, index, .. } = opener;
+        let above = session.scopes.get(opener.scope);
         let (around, shape) = (above.entry(place).at.iteration.clone(), &*children_of(above, place).shape);
-        let Taken { record, position, settled, joined } = taken;
+        let SourceBranch { record, position, settled, joined } = taken;
         let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         if let Some(gone) = gone {
             let why =
@@ -336,7 +344,7 @@ impl Along {
         let from = record.header().run.clone();
         let position = Position { origin: Some(0), ..begun_anew(position) };
         let mut scope = Scope::new(Chain::child(&above.chain, name), shape, position, state);
-        scope.opener = Some(Opener { scope: opener, place, index });
+        scope.opener = Some(opener);
         scope.around = around;
         let newest = record.header().seq;
         let is_known = |record: &Record| record.header().seq == newest;
@@ -354,7 +362,7 @@ impl Along {
         let parked = scope.parked;
         let id = session.scopes.add(scope);
         session.mark_dirty(id);
-        let fan = session.scopes.get_mut(opener).fan_mut(place);
+        let fan = session.scopes.get_mut(opener.scope).fan_mut(place);
         match end {
             Some(_) => {
                 fan.ended += 1;
@@ -384,7 +392,7 @@ impl Along {
     ) -> Result<(), RunError> {
         let mut joined: Vec<_> = std::mem::take(&mut self.joined).into_iter().collect();
         joined.sort_by_key(|(name, _)| name.depth());
-        for (name, Taken { record, position, settled, joined }) in joined {
+        for (name, SourceBranch { record, position, settled, joined }) in joined {
             let opened = name.parent().and_then(|parent| self.opened.get(&parent));
             let here = position.origin.and_then(|there| opened?.get(&there).copied());
             let (Some(here), Some(shape)) = (here, program.shape().of_branch(&name)) else { continue };
@@ -525,7 +533,7 @@ fn open_anew<P: Program>(
         RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
     })?;
     let (chain, epoch) = (Chain::child(&scope.chain, name), scope.entry(place).at.epoch);
-    let begin = Begin { chain, epoch, before: None };
+    let begin = ChildStart { chain, epoch, before: None };
     session.scopes.get_mut(id).fan_mut(place).opened -= 1;
     session.open_child(id, place, item, state, begin);
     Ok(())
@@ -543,7 +551,7 @@ async fn newest_of(
     run: &RunId,
     branch: &BranchPath,
     (origins, joined): (&[u64], Option<u64>),
-) -> Result<Option<Taken>, RunError> {
+) -> Result<Option<SourceBranch>, RunError> {
     let store = engine.store.as_ref();
     let mut found = store.newest(run, branch).await;
     while let Err(StoreError::Damaged { older: Some(seq), .. }) = found {
@@ -560,13 +568,13 @@ async fn newest_of(
     // A later, abandoned opening does not hide the joined branch.
     let record = match joined {
         _ if origin.is_some_and(|origin| origins.contains(&origin)) => Some(record),
-        Some(since) => life_of(store, &record, (since, &[])).await?,
+        Some(since) => life_of(store, &record, since, &[]).await?,
         None => None,
     };
     let Some(record) = record else { return Ok(None) };
     let position = position_of(&record)?.back_at_work();
     let settled = settled_on(store, record.header(), &position).await?;
-    Ok(Some(Taken { record, position, settled, joined: HashMap::new() }))
+    Ok(Some(SourceBranch { record, position, settled, joined: HashMap::new() }))
 }
 
 pub(super) fn carried_name(items: &FrozenItems) -> String {

@@ -13,10 +13,10 @@ use super::inspect::{Snapshot, position_of};
 use super::reruns::opener_of;
 use super::rewind::drop_chain;
 use super::scope::Scope;
-use super::trace::{Made, digests_of, trace_of};
+use super::trace::{EndResult, digests_of, trace_of};
 use super::{
-    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,
-    Salvage, Settlement, StepRef, TreatAs,
+    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, Recovered, ResumeFrom,
+    RunError, Settlement, StepRef, TreatAs,
 };
 
 /// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
@@ -38,6 +38,16 @@ pub(super) fn questions_of_lost(
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
 }
 
+/// A resume that may abandon steps in doubt.
+#[derive(Clone, Copy)]
+pub(super) struct AbandonRequest<'a> {
+    pub(super) from: Option<&'a ResumeFrom>,
+    /// True if the resume adopts a definition.
+    pub(super) adopts: bool,
+    /// True if the caller has not decided yet.
+    pub(super) asks: bool,
+}
+
 /// Asks about interrupted steps that the resume would silently abandon:
 ///
 /// - after a rerun of another step: steps of the main branch that left the frontier, but come again later,
@@ -46,28 +56,28 @@ pub(super) fn questions_of_lost(
 /// A rollback to a checkpoint asks nothing: the caller knows the later steps.
 ///
 /// `before`: the position of the main branch in the graph `began_with`. `after`: the position in the current
-/// graph. `asks`: true if the caller has not decided yet.
+/// graph.
 ///
 /// # Errors
 /// [`RunError::InDoubt`]: there are questions. [`RunError::NotSettled`]: the caller's decision is not a retry.
-pub(super) async fn refuse_to_leave(
+pub(super) async fn check_abandoned(
     engine: &Engine,
     run: &RunId,
     began_with: &Shape,
     (before, after): (&Position, &Position),
-    (from, adopts, asks): (Option<&ResumeFrom>, bool, bool),
+    request: AbandonRequest<'_>,
 ) -> Result<(), RunError> {
     let mut questions = Vec::new();
-    if let Some(ResumeFrom::Step(named)) = from {
+    if let Some(ResumeFrom::Step(named)) = request.from {
         let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
         let main = BranchPath::main();
         let cut = questions_at(before, began_with, &main);
         questions.extend(cut.filter(|question| question.step != *named && !stands(&question.step)));
     }
-    if adopts && !matches!(from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
-        let left = questions_of_left(engine, run, began_with, (before, after)).await?;
+    if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
+        let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
         if let Some(Decision { branch, step, .. }) = left.first()
-            && !asks
+            && !request.asks
         {
             let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
             let why = "the definition in hand does not go on with its branch; go on with the run's own first";
@@ -79,7 +89,7 @@ pub(super) async fn refuse_to_leave(
 }
 
 /// Returns the questions about steps on abandoned branches: their opener changed or is gone.
-async fn questions_of_left(
+async fn questions_of_abandoned(
     engine: &Engine,
     run: &RunId,
     began_with: &Shape,
@@ -155,29 +165,39 @@ pub(super) fn questions_of_cut<S>(scope: &Scope<'_, S>, before: Option<&Shape>) 
 
 /// An interrupted step with an effect proved by evidence: its output, and the verified claims.
 #[derive(Debug)]
-pub(super) struct Salvaged<O> {
+pub(super) struct RecoveredStep<O> {
     step: StepId,
-    salvage: Salvage<O>,
+    recovered: Recovered<O>,
 }
 
-impl<O> Salvaged<O> {
+impl<O> RecoveredStep<O> {
     /// Returns whether this settles the question.
     pub(super) fn is_about(&self, question: &Decision) -> bool {
         self.step == question.step && question.cause.is_of_one_try()
     }
 }
 
+/// A branch with steps in doubt: its graph, the place of its evidence, and its state.
+pub(super) struct DoubtScope<'a, S> {
+    pub(super) run: &'a RunId,
+    pub(super) branch: &'a BranchPath,
+    pub(super) shape: &'a Shape,
+    pub(super) site: &'a Site,
+    pub(super) state: &'a S,
+}
+
 /// Returns the steps in doubt of a branch that their evidence proves to be done, and removes their questions.
 ///
 /// Only claims that are `ok` now count, and pins taken at the end of a step do not: the end was not observed. A
 /// dry check (`waits` false) ignores the time limits of claims that may hold later.
-pub(super) async fn salvaged<P: Program>(
+pub(super) async fn recovered<P: Program>(
     engine: &Engine,
     program: &P,
-    shape: &Shape,
-    (run, site, branch, state): (&RunId, &Site, &BranchPath, &P::State),
-    (questions, waits): (&mut Vec<Decision>, bool),
-) -> Vec<Salvaged<P::Output>> {
+    doubt: DoubtScope<'_, P::State>,
+    questions: &mut Vec<Decision>,
+    waits: bool,
+) -> Vec<RecoveredStep<P::Output>> {
+    let DoubtScope { run, branch, shape, site, state } = doubt;
     let mut found = Vec::new();
     for (at, question) in std::mem::take(questions).into_iter().enumerate() {
         let is_cut = question.branch == *branch && question.cause.is_of_one_try();
@@ -188,19 +208,19 @@ pub(super) async fn salvaged<P: Program>(
         };
         let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
         let exited = exited_at(engine, (run, branch), &question).await;
-        let checked = match program.salvage(spot, state, exited.as_ref()).await {
-            Some(mut salvage) => {
+        let checked = match program.recover(spot, state, exited.as_ref()).await {
+            Some(mut result) => {
                 if !waits {
-                    salvage.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
+                    result.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
                 }
                 let site = site.clone().with_exit_code(exited.map(|exited| exited.exit_code));
-                let pack = engine.verifier.verify(&salvage.pack, &site).await;
-                Some(Salvage { pack, ..salvage }).filter(|salvage| salvage.pack.verdict() == Verdict::Ok)
+                let pack = engine.verifier.verify(&result.pack, &site).await;
+                Some(Recovered { pack, ..result }).filter(|result| result.pack.verdict() == Verdict::Ok)
             }
             None => None,
         };
         match checked {
-            Some(salvage) => found.push(Salvaged { step: question.step, salvage }),
+            Some(recovered) => found.push(RecoveredStep { step: question.step, recovered }),
             None => questions.push(question),
         }
     }
@@ -233,42 +253,45 @@ async fn exited_at(
 }
 
 /// Returns the questions about a branch that evidence answers, for the state of a record.
-pub(super) async fn salvageable<P: Program>(
+pub(super) async fn recoverable<P: Program>(
     engine: &Engine,
     program: &P,
-    (shape, site, record): (&Shape, &Site, &Record),
+    site: &Site,
+    record: &Record,
     asked: Vec<Decision>,
 ) -> Result<Vec<Decision>, RunError> {
     if !asked.iter().any(|question| question.cause.is_of_one_try()) {
         return Ok(Vec::new());
     }
+    let (shape, header) = (program.shape(), record.header());
     let state = decode_state(program, shape.level(), record)?;
-    salvageable_in(engine, program, (shape, site, record, &state), (asked, true)).await
+    let doubt = DoubtScope { run: &header.run, branch: &header.branch, shape, site, state: &state };
+    Ok(recoverable_in(engine, program, doubt, asked, true).await)
 }
 
-/// As [`salvageable`], for a branch with this state.
-pub(super) async fn salvageable_in<P: Program>(
+/// As [`recoverable`], for a branch with its state.
+pub(super) async fn recoverable_in<P: Program>(
     engine: &Engine,
     program: &P,
-    (shape, site, record, state): (&Shape, &Site, &Record, &P::State),
-    (asked, waits): (Vec<Decision>, bool),
-) -> Result<Vec<Decision>, RunError> {
-    let about = (&record.header().run, site, &record.header().branch, state);
-    let found = salvaged(engine, program, shape, about, (&mut asked.clone(), waits)).await;
+    doubt: DoubtScope<'_, P::State>,
+    asked: Vec<Decision>,
+    waits: bool,
+) -> Vec<Decision> {
+    let found = recovered(engine, program, doubt, &mut asked.clone(), waits).await;
     let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
-    Ok(asked.into_iter().filter(is_found).collect())
+    asked.into_iter().filter(is_found).collect()
 }
 
 /// Settles steps by their evidence.
 ///
 /// # Errors
 /// The program refuses a result.
-pub(super) fn settle_salvaged<P: Program>(
+pub(super) fn settle_recovered<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
-    found: Vec<Salvaged<P::Output>>,
+    found: Vec<RecoveredStep<P::Output>>,
 ) -> Result<(), RunError> {
-    for Salvaged { step, salvage: Salvage { pack, output, ending } } in found {
+    for RecoveredStep { step, recovered: Recovered { pack, output, ending } } in found {
         let standing = scope.position.frontier.iter().any(|entry| entry.step == step);
         let Some(place) = scope.shape.place(step.as_str()).filter(|_| standing) else { continue };
         let branch = scope.branch().clone();
@@ -293,7 +316,7 @@ pub(super) fn traced<P: Program>(
 ) -> Option<(Trace, EndDigests)> {
     let trace = trace_of(program, scope, place).filter(|_| !scope.shape.is_routed())?;
     let output = program.gave(scope.spot(place), &scope.state);
-    let digests = digests_of(scope, place, &Made { output, evidence, children: None });
+    let digests = digests_of(scope, place, &EndResult { output, evidence, children: None });
     Some((trace, digests))
 }
 

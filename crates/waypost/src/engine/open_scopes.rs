@@ -15,7 +15,9 @@ use super::chain::{Chain, Draft};
 use super::definition::{add_new_steps, forget};
 use super::failure::{decide_openers, position_for_retry};
 use super::fan_out::{FanOut, Items, Queued, named_items};
-use super::in_doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
+use super::in_doubt::{
+    DoubtScope, decide_as_told, questions_of_cut, questions_of_lost, recovered, settle_recovered,
+};
 use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
 use super::manual::{Edits, refuse_left};
@@ -46,7 +48,8 @@ pub(super) async fn take_up<P: Program>(
     let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let retried = Vec::new();
-    let mut found = Found { scopes, indexes, questions, on_doubt, resume_point, edits, raised, retried };
+    let mut found =
+        LoadedScopes { scopes, indexes, questions, on_doubt, resume_point, edits, raised, retried };
     open_fans(session, &mut found, MAIN).await?;
     if session.scopes.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -106,7 +109,7 @@ pub(super) async fn take_up<P: Program>(
 }
 
 /// The branches and questions found so far.
-struct Found<'a, S> {
+struct LoadedScopes<'a, S> {
     scopes: HashMap<BranchPath, ScopeId>,
     /// By line and place of the opener: the index of each key of the fan-out.
     indexes: HashMap<(ScopeId, usize), HashMap<String, u64>>,
@@ -126,7 +129,7 @@ struct Found<'a, S> {
 /// Loads the open fan-outs of a branch. Until all heads are read, `ended` counts the open children.
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
     id: ScopeId,
 ) -> Result<(), RunError> {
     for out in fans_of(session.scopes.get(id))? {
@@ -246,7 +249,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
 async fn take_up_one<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
     head: Head,
 ) -> Result<(), RunError> {
     let branch = head.record.header().branch.clone();
@@ -288,9 +291,10 @@ async fn take_up_one<P: Program>(
     }
     questions.extend(questions_of_cut(scope, session.before.as_ref()));
     if matches!(found.on_doubt, OnDoubt::Ask) {
-        let about = (&scope.chain.run, &*site, &branch, &scope.state);
-        let done = salvaged(engine, program, scope.shape, about, (&mut questions, true)).await;
-        settle_salvaged(program, scope, done)?;
+        let (run, shape) = (&scope.chain.run, scope.shape);
+        let doubt = DoubtScope { run, branch: &branch, shape, site: &site, state: &scope.state };
+        let done = recovered(engine, program, doubt, &mut questions, true).await;
+        settle_recovered(program, scope, done)?;
     }
     let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_told {
@@ -309,7 +313,7 @@ async fn take_up_one<P: Program>(
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
     for branch in found.resume_point.moves.keys().chain(found.edits.branches()) {

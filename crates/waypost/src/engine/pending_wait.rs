@@ -29,11 +29,11 @@ pub(crate) struct PendingWait {
     pub(crate) wait: Option<Wait>,
     /// The deadline.
     pub(crate) due: Option<Instant>,
-    progress: Mutex<Progress>,
+    progress: Mutex<WaitState>,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct WaitState {
     waker: Option<Waker>,
     end: Option<WaitEnd>,
     is_closed: bool,
@@ -96,7 +96,7 @@ impl PendingWait {
         self.wait.as_ref().is_some_and(on_message) && !std::mem::replace(&mut progress.is_recorded, true)
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    fn progress(&self) -> MutexGuard<'_, WaitState> {
         self.progress.lock().expect("no code panics while it holds this lock")
     }
 }

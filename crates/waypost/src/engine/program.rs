@@ -149,12 +149,12 @@ pub trait Program: Send + Sync {
     /// Returns the claims that prove an interrupted non-idempotent step to be done, with its output. The output
     /// is read again, or is the recorded output from before the evidence check. `None` if only the end of the
     /// step could prove this; then a person decides.
-    async fn salvage(
+    async fn recover(
         &self,
         spot: StepRef<'_>,
         state: &Self::State,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<Self::Output>>;
+    ) -> Option<Recovered<Self::Output>>;
 
     /// Marks a step in doubt as done in the state, by decision of a person who does not know the output. Returns
     /// the next steps, and the phase for the record: completed, or a tolerated failure.
@@ -270,7 +270,7 @@ pub struct Exited {
 
 /// The proof and the result of an interrupted step that is done.
 #[derive(Debug)]
-pub struct Salvage<O> {
+pub struct Recovered<O> {
     /// The claims of the proof; without pins taken at the end of a step.
     pub pack: Pack,
     /// The output for the state.

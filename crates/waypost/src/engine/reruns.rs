@@ -16,7 +16,7 @@ use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record
 use super::chain::Draft;
 use super::definition::Forget;
 use super::requested::Requested;
-use super::trust::{Branches, InForce, Judged};
+use super::trust::{BranchInForce, Branches, Judged};
 
 /// The transition of a branch to another position.
 #[derive(Debug)]
@@ -227,7 +227,7 @@ fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<S
 }
 
 /// Returns whether a branch has ended and was joined.
-pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &InForce) -> bool {
+pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &BranchInForce) -> bool {
     let header = known.record.header();
     let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
     let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };

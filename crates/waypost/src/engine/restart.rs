@@ -41,7 +41,7 @@ pub(super) async fn restarted<'a, P: Program>(
     if let Some(validate) = options.validate {
         validate.check(&state, || format!("run {run}"))?;
     }
-    let Ends { newest, damaged } = ends(engine, run).await?;
+    let NewestRecords { newest, damaged } = ends(engine, run).await?;
     let given = newest_given(engine, run).await;
     let config = Config::in_force(engine, run).await;
     for damage in &damaged {
@@ -107,14 +107,14 @@ pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
 }
 
 /// The newest records of the main branch.
-struct Ends {
+struct NewestRecords {
     /// The newest record with a sound header.
     newest: Option<Record>,
     /// The damaged records among the newest.
     damaged: Vec<Damage>,
 }
 
-async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
+async fn ends(engine: &Engine, run: &RunId) -> Result<NewestRecords, RunError> {
     let mut scan =
         Scan { branch: Some(BranchPath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let mut found = engine.store.scan(&scan).await?;
@@ -126,7 +126,7 @@ async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
         found.damaged.extend(next.damaged);
         found.next = next.next;
     }
-    Ok(Ends { newest: found.records.into_iter().next(), damaged: found.damaged })
+    Ok(NewestRecords { newest: found.records.into_iter().next(), damaged: found.damaged })
 }
 
 /// Returns the highest seq ever used on the main branch, quarantine included; 0 without a head.

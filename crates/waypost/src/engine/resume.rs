@@ -81,7 +81,7 @@ async fn unless_stopped<T>(
 }
 
 /// The result of starting a resume.
-enum Taken {
+enum StartResult {
     /// The first record is written; with the status of the run if no step can run.
     Up(Option<RunStatus>),
     /// The requested work is already done: nothing was written, and the status is unchanged.
@@ -99,12 +99,12 @@ impl<P: Program> Session<'_, P> {
         self.lease = Some(lease.clone());
         self.write_adoption();
         let taken = self.take_up().await;
-        if self.is_again && !matches!(taken, Ok(Taken::Up(_))) {
+        if self.is_again && !matches!(taken, Ok(StartResult::Up(_))) {
             self.program.end().await;
         }
         match taken {
-            Ok(Taken::Up(status)) => self.work_on(status).await,
-            Ok(Taken::Nothing(stood)) => {
+            Ok(StartResult::Up(status)) => self.work_on(status).await,
+            Ok(StartResult::Nothing(stood)) => {
                 let wake_at = self.summary(Some(stood)).wake_at;
                 self.engine.store.release(lease, wake_at).await?;
                 Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
@@ -126,7 +126,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Writes the first record of a resume, unless there is no work.
-    async fn take_up(&mut self) -> Result<Taken, RunError> {
+    async fn take_up(&mut self) -> Result<StartResult, RunError> {
         self.deliver_all().await?;
         // Sleeping steps may be due; this session has no timer for these yet.
         let now = self.now();
@@ -134,7 +134,7 @@ impl<P: Program> Session<'_, P> {
         self.schedule().await?;
         let status = self.standstill();
         if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
-            return Ok(Taken::Nothing(stood));
+            return Ok(StartResult::Nothing(stood));
         }
         // A step with a separate start commit writes its own record. Everything else begins with this record,
         // even if all steps are delayed.
@@ -142,7 +142,7 @@ impl<P: Program> Session<'_, P> {
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
         }
-        Ok(Taken::Up(status))
+        Ok(StartResult::Up(status))
     }
 
     /// Returns whether the requested work is done and nothing else changed.

@@ -16,16 +16,16 @@ use crate::store::{StoreError, StoreExt as _};
 use super::begin::Base;
 use super::child_ends::{Joins, has_state, in_pass, of_whole_passes};
 use super::failure::position_for_retry;
-use super::in_doubt::salvageable;
+use super::in_doubt::recoverable;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
-use super::reentry::{Opening, open_again};
+use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, Targets, opener_of, targets};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
-    Branches, InForce, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    BranchInForce, Branches, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::{Engine, Program, RunError};
 
@@ -72,7 +72,7 @@ pub(super) struct ResumeQuery<'a> {
     /// The number of the resume.
     pub(super) resume: u64,
     /// No person settles the cut steps: their evidence may.
-    pub(super) salvages: bool,
+    pub(super) recovers: bool,
     /// True if a person requests the rerun of non-idempotent steps.
     pub(super) retries: bool,
     /// Requested reruns below the main branch.
@@ -90,13 +90,13 @@ pub(super) async fn find<P: Program>(
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
-        let known = InForce { record, position, joined: HashMap::new() };
+        let known = BranchInForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
-    let mut survey = Survey::new(engine, shape);
+    let mut survey = BranchLoader::new(engine, shape);
     survey.requested = Some(asked.requested);
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
@@ -108,9 +108,9 @@ pub(super) async fn find<P: Program>(
         judged.release();
     }
     let mut settled = Vec::new();
-    if asked.salvages {
+    if asked.recovers {
         let asked = judged.questions.clone();
-        settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
+        settled = recoverable(engine, program, &site, &base.record, asked).await?;
         judged.questions.retain(|question| !settled.contains(question));
     }
     if asked.by_hand {
@@ -196,12 +196,12 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut survey = Survey::new(engine, shape);
+    let mut survey = BranchLoader::new(engine, shape);
     Ok(survey.survey(main).await?.0)
 }
 
 /// Loads the branches in force of a run.
-struct Survey<'a> {
+struct BranchLoader<'a> {
     engine: &'a Engine,
     shape: &'a Shape,
     /// Rewound branches with an opener at a record after their join: the transition back to their end, for a join
@@ -211,7 +211,7 @@ struct Survey<'a> {
     requested: Option<&'a Requested>,
 }
 
-impl<'a> Survey<'a> {
+impl<'a> BranchLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
         Self { engine, shape, left_behind: BTreeMap::new(), requested: None }
     }
@@ -237,7 +237,7 @@ impl<'a> Survey<'a> {
     async fn take_back<P: Program>(
         &self,
         program: &P,
-        (known, targets): (&InForce, &[Target]),
+        (known, targets): (&BranchInForce, &[Target]),
         (branches, judged): (&Branches, &Judged),
         asked: ResumeQuery<'_>,
     ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
@@ -249,7 +249,7 @@ impl<'a> Survey<'a> {
                 true => Results::dropped(!asked.retries),
             };
             let named = asked.requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
-            let opening = Opening { engine, root: program.shape(), judged, results, named };
+            let opening = Invalidation { engine, root: program.shape(), judged, results, named };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
                 let causes = asked.requested.causes_on(&branch);
@@ -273,7 +273,7 @@ impl<'a> Survey<'a> {
         moves: &mut BTreeMap<BranchPath, Reopened>,
     ) -> Result<(), RunError> {
         self.left_behind.clear();
-        let opens = |known: &InForce| {
+        let opens = |known: &BranchInForce| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
         let any = self.shape.steps().iter().any(|step| step.opens_evidence());
@@ -383,7 +383,7 @@ impl<'a> Survey<'a> {
         let also = self.requested.iter().flat_map(|requested| requested.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
         let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
-        branches.insert((branch.depth(), branch), InForce { record, position, joined });
+        branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
         Ok(())
     }
 

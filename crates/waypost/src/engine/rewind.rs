@@ -26,12 +26,12 @@ use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::chain::Draft;
 use super::child_ends::is_end;
-use super::fan_out::{Ends, Items, Joined, named_items};
+use super::fan_out::{ChildEnds, Items, Joined, named_items};
 use super::inspect::position_of;
 use super::reruns::{Reopened, Target, is_joined, redo_draft};
 use super::rollback::{epochs, fanned_out_since, is_copied, load_with_state};
 use super::trace::pass_in;
-use super::trust::{Branches, InForce, Judged};
+use super::trust::{BranchInForce, Branches, Judged};
 use super::{Engine, RunError};
 
 /// A step in an iteration.
@@ -132,7 +132,7 @@ async fn joins_the_same(
         name: children.name.clone(),
         source,
         total: fan.total,
-        ends: Arc::new(Ends::new(fan.total)),
+        ends: Arc::new(ChildEnds::new(fan.total)),
         is_after: false,
         passes: children.passes,
     };
@@ -182,7 +182,7 @@ pub(super) struct Rewind<'a> {
     /// The graph of the run.
     pub(super) root: &'a Shape,
     pub(super) branches: &'a Branches,
-    pub(super) known: &'a InForce,
+    pub(super) known: &'a BranchInForce,
     /// The step to run again.
     pub(super) target: &'a Target,
     /// The verdicts, for the record.

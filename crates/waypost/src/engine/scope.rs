@@ -62,7 +62,7 @@ pub(super) struct Opener {
 
 /// The children found by a step, until these are opened.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ListedChildren {
     pub(super) place: usize,
     pub(super) items: Vec<Item>,
     pub(super) told: StepReport,
@@ -102,7 +102,7 @@ pub(super) struct Scope<'a, S> {
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
     /// Children found by steps, until these are opened.
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<ListedChildren>,
     /// Deferred failures of openers.
     pub(super) caught: Vec<Caught>,
     /// True on the first load after a person's resume: interrupted, failed and held steps continue.

@@ -176,14 +176,14 @@ pub(super) struct Suspended {
 
 /// An answer or a signal.
 struct Message {
-    wanted: Wanted,
+    wanted: MessageKind,
     value: Value,
     signal: Option<TakenSignal>,
     sent_at: jiff::Timestamp,
 }
 
 /// The kind of wait for a message.
-enum Wanted {
+enum MessageKind {
     Answer(String),
     Signal(WaitKind),
 }
@@ -193,14 +193,14 @@ impl Message {
         let sent_at = signal.created_at;
         match &signal.kind {
             SignalKind::Answer { wait, value } => Some(Self {
-                wanted: Wanted::Answer(wait.clone()),
+                wanted: MessageKind::Answer(wait.clone()),
                 value: value.clone(),
                 signal: None,
                 sent_at,
             }),
             SignalKind::Named { name, value } => {
                 let taken = TakenSignal { id: signal.id.clone(), name: name.clone(), sent_at };
-                let wanted = Wanted::Signal(WaitKind::Signal(name.clone()));
+                let wanted = MessageKind::Signal(WaitKind::Signal(name.clone()));
                 Some(Self { wanted, value: value.clone(), signal: Some(taken), sent_at })
             }
             SignalKind::Stop | SignalKind::Cancel | SignalKind::Checkpoint { .. } => None,
@@ -210,8 +210,8 @@ impl Message {
     /// Returns whether the message fulfils a wait and was sent before the deadline.
     fn fulfils(&self, wait: &Wait) -> bool {
         let is_meant = match &self.wanted {
-            Wanted::Answer(id) => wait.id == *id,
-            Wanted::Signal(on) => wait.on == *on,
+            MessageKind::Answer(id) => wait.id == *id,
+            MessageKind::Signal(on) => wait.on == *on,
         };
         is_meant && wait.until.is_none_or(|until| self.sent_at <= until)
     }

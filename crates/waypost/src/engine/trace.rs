@@ -70,7 +70,7 @@ pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
 
 /// The result of an end.
 #[derive(Debug, Default)]
-pub(super) struct Made<'a> {
+pub(super) struct EndResult<'a> {
     /// The output: the step's part of the state.
     pub(super) output: Option<Value>,
     /// Pins of the step.
@@ -80,14 +80,14 @@ pub(super) struct Made<'a> {
 }
 
 /// Returns the digests of a completed end.
-pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
+pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> EndDigests {
     let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
     let output = Digest::of_parts([b"completed", output.as_bytes()]);
     EndDigests { output, pins: pins_of(scope, place, made) }
 }
 
 /// Returns the digests of an end of a chain: of the whole state, and of the pins in force of all steps so far.
-pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &Made<'_>) -> EndDigests {
+pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &EndResult<'_>) -> EndDigests {
     let state =
         std::str::from_utf8(state).map_or_else(|_| state.to_vec(), |text| canonical(text).into_bytes());
     // In a dry run, the result of the step is not in the state.
@@ -134,7 +134,7 @@ fn canonical(text: &str) -> String {
 
 /// Returns the digests of a skipped end: a fixed output, and the pins of the needs.
 pub(super) fn skipped_digests<S>(scope: &Scope<'_, S>, place: usize) -> EndDigests {
-    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(scope, place, &Made::default()) }
+    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(scope, place, &EndResult::default()) }
 }
 
 /// Returns the digests of a failed end, unequal to those of every other end.
@@ -145,13 +145,13 @@ pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
 }
 
 /// Returns the pins of a step: each claim with the expected value and the machine.
-fn claims_of(made: &Made<'_>) -> Vec<String> {
+fn claims_of(made: &EndResult<'_>) -> Vec<String> {
     let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
     let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
     let claims = claims_of(made);
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
@@ -162,7 +162,7 @@ fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> Digest {
 
 /// Returns the pins of the work of a step before its hooks: its own claims, and the pins of the branches that it joined.
 pub(super) fn work_pins(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> Digest {
-    let claims = claims_of(&Made { evidence, ..Made::default() });
+    let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
     let claims = claims.iter().map(|claim| claim.as_bytes());
     let joined = joined.map(|joined| joined.pins);
     Digest::of_parts(claims.chain(joined.iter().map(|pins| &pins.as_bytes()[..])))

@@ -36,7 +36,7 @@ use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopH
 
 mod history;
 
-use history::{Before, Told, told_before};
+use history::{Before, UndoRecord, told_before};
 pub(super) use history::{refuse_amid, refuse_undone, undone_steps};
 
 /// The key of the progress records of an undo.
@@ -129,7 +129,7 @@ impl Engine {
             undoer.position.undoing = Some(to);
             // A resume stops until the undo is finished.
             undoer.summary.status = RunStatus::InDoubt;
-            undoer.tell(&Told::Begun { to }).await?;
+            undoer.tell(&UndoRecord::Begun { to }).await?;
         }
         program.begin(lease).await?;
         let undone = undoer.undo_all(due, &before, (stop, &mut told)).await;
@@ -153,6 +153,15 @@ struct Undoer<'a, P: Program> {
     branches: HashMap<BranchPath, Record>,
     /// Cached states of branches with their records, each nested in the branch before.
     around: Vec<((BranchPath, u64), P::State)>,
+}
+
+/// A fan-out of a step: the record that opened the branches, and the iteration of the step.
+#[derive(Clone, Copy)]
+struct FanOutRef<'a> {
+    branch: &'a BranchPath,
+    step: &'a StepId,
+    since: u64,
+    pass: &'a [u32],
 }
 
 impl<'a, P: Program> Undoer<'a, P> {
@@ -203,8 +212,13 @@ impl<'a, P: Program> Undoer<'a, P> {
                 if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
-                    let pass = (fan.since, entry.at.iteration.as_slice());
-                    self.effects_of_fan((&main, &entry.step, pass), &mut effects).await?;
+                    let fan = FanOutRef {
+                        branch: &main,
+                        step: &entry.step,
+                        since: fan.since,
+                        pass: &entry.at.iteration,
+                    };
+                    self.effects_of_fan(fan, &mut effects).await?;
                 }
             }
         }
@@ -272,7 +286,8 @@ impl<'a, P: Program> Undoer<'a, P> {
     async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
         let Some(step) = &header.step else { return Ok(()) };
         let since = self.engine.store.carrier(header).await?;
-        self.effects_of_fan((&header.branch, step, (since, &header.at.iteration)), effects).await
+        let fan = FanOutRef { branch: &header.branch, step, since, pass: &header.at.iteration };
+        self.effects_of_fan(fan, effects).await
     }
 
     /// Returns whether an older end of a branch belongs to the same fan-out, continued later.
@@ -285,23 +300,19 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(record.state_bytes().is_some() && position_of(&record)?.origin == origin)
     }
 
-    async fn effects_of_fan(
-        &self,
-        (parent, opener, (since, pass)): (&BranchPath, &StepId, (u64, &[u32])),
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RunError> {
-        let Some(shape) = self.shape().of_branch(parent) else { return Ok(()) };
-        let place = shape.place(opener.as_str());
+    async fn effects_of_fan(&self, fan: FanOutRef<'_>, effects: &mut Vec<Effect>) -> Result<(), RunError> {
+        let Some(shape) = self.shape().of_branch(fan.branch) else { return Ok(()) };
+        let place = shape.place(fan.step.as_str());
         let is_ours = |name: &BranchPath| {
-            name.parent().as_ref() == Some(parent)
+            name.parent().as_ref() == Some(fan.branch)
                 && name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) == place
         };
         let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
         names.sort_unstable_by(|one, other| other.cmp(one));
         for name in names {
             let store = self.engine.store.as_ref();
-            if let Some(record) = life_of(store, &self.branches[name], (since, pass)).await? {
-                Box::pin(self.effects_of(&record, (0, Some(since)), effects)).await?;
+            if let Some(record) = life_of(store, &self.branches[name], fan.since, fan.pass).await? {
+                Box::pin(self.effects_of(&record, (0, Some(fan.since)), effects)).await?;
             }
         }
         Ok(())
@@ -355,7 +366,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             Err(failure) => return Err(self.not_undone(effect, failure, None)),
         };
         let (branch, step, seq) = effect.key();
-        self.tell(&Told::Started { branch: branch.clone(), step: step.clone(), seq }).await?;
+        self.tell(&UndoRecord::Started { branch: branch.clone(), step: step.clone(), seq }).await?;
         let attempt = u32::try_from(tries).unwrap_or(u32::MAX).saturating_add(1);
         let at = Try { attempt, ..effect.at.clone() };
         let attempt = Attempt::of_undo(self.engine, (self.lease, stop), spot, at);
@@ -365,14 +376,14 @@ impl<'a, P: Program> Undoer<'a, P> {
         };
         let failure = match performed {
             Performed::Completed { .. } => {
-                self.tell(&Told::Done { branch, step, seq }).await?;
+                self.tell(&UndoRecord::Done { branch, step, seq }).await?;
                 return Ok(true);
             }
             Performed::Failed { failure, .. } => failure,
             Performed::Cut { why, .. } => Failure::new(FailureKind::Error, vec![why]),
             _ => stopped(),
         };
-        self.tell(&Told::Failed { branch, step, seq, error: failure.error.clone() }).await?;
+        self.tell(&UndoRecord::Failed { branch, step, seq, error: failure.error.clone() }).await?;
         Err(self.not_undone(effect, failure, stop.asked().map(|asked| asked.by)))
     }
 
@@ -492,7 +503,7 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 
     /// Writes a progress record; the position of the run is unchanged.
-    async fn tell(&mut self, told: &Told) -> Result<(), RunError> {
+    async fn tell(&mut self, told: &UndoRecord) -> Result<(), RunError> {
         let value = serde_json::to_value(told).expect("names and numbers are plain JSON");
         let phase = Phase::Progress { key: UNDO.to_owned(), value };
         let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use super::builder::{Builder, Fan, Other};
+use super::builder::{Builder, FanOutKind, Other};
 use super::context::Context;
 use super::error::{GraphError, StepError};
 use super::join::{BranchEnd, Branches, Child, ItemEnds};
-use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_value};
+use super::level::{ChildFn, Held, JoinFn, OpenFn, Opens, State, StepAction, item_value};
 use super::way::{targets_of, told_fork};
 use crate::engine::Joined;
 use crate::id::StepId;
@@ -76,8 +76,8 @@ impl<S: State> Fork<S> {
             }
             .boxed()
         });
-        let fan = Fan::Fork { after: after_id, starts };
-        let mut builder = builder.add(id, Action::Join(action), Some(fan)).fork_way(&after, id);
+        let fan = FanOutKind::Fork { after: after_id, starts };
+        let mut builder = builder.add(id, StepAction::Join(action), Some(fan)).fork_way(&after, id);
         if let Some(step) = builder.steps.last_mut() {
             (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
         }
@@ -180,7 +180,8 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
         let shape = Arc::unwrap_or_clone(inner.shape);
         let opens = Opens { items: Some(items), child };
         let other = Other { shape, levels: inner.levels.to_vec(), named: Vec::new(), opens };
-        let mut builder = builder.add(&id, Action::Join(action), Some(Fan::Other(Box::new(other))));
+        let mut builder =
+            builder.add(&id, StepAction::Join(action), Some(FanOutKind::Other(Box::new(other))));
         if let Some(step) = builder.steps.last_mut() {
             (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
         }

@@ -39,8 +39,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Salvage, Settlement, StateError, StepRef, Upstream, unpanicked,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
+    RunError, Settlement, StateError, StepRef, Upstream, unpanicked,
 };
 use crate::id::StepId;
 use crate::json::path::FieldPath;
@@ -81,7 +81,7 @@ pub use waits::SLEEP_IN_MEMORY_MAX;
 pub use crate::plan::shape::END;
 
 use level::{Held, Level};
-use perform::{Given, GraphJob, Work};
+use perform::{AttemptOutput, GraphJob, Work};
 use trial::{Reading, Trials};
 
 /// How long a step that observes [`Context::cancelled`] may take to end before its future is dropped.
@@ -185,7 +185,7 @@ impl Erased {
 impl Program for Erased {
     type State = Held;
     type Job = GraphJob;
-    type Output = Given;
+    type Output = AttemptOutput;
 
     fn shape(&self) -> &Shape {
         &self.shape
@@ -241,7 +241,7 @@ impl Program for Erased {
         Ok(GraphJob { level, place, state, joined, idempotent })
     }
 
-    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
+    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<AttemptOutput> {
         let GraphJob { level, place, state, joined, idempotent } = job;
         let level = self.levels[level].as_ref();
         let context = Context::new(attempt.clone());
@@ -291,7 +291,12 @@ impl Program for Erased {
     }
 
     /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
-    async fn salvage(&self, _: StepRef<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+    async fn recover(
+        &self,
+        _: StepRef<'_>,
+        _: &Held,
+        _: Option<&Exited>,
+    ) -> Option<Recovered<AttemptOutput>> {
         None
     }
 
@@ -319,7 +324,7 @@ impl Program for Erased {
         &self,
         state: &mut Held,
         spot: StepRef<'_>,
-        settled: Settlement<'_, Given>,
+        settled: Settlement<'_, AttemptOutput>,
     ) -> Result<Follow, Failure> {
         let Settlement::Completed(given, _) = settled else {
             // A graph never skips or tolerates a step; the state would stay unchanged.

@@ -12,14 +12,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::waits::{Keys, SLEEP_IN_MEMORY_MAX};
+use super::waits::{CallKeys, SLEEP_IN_MEMORY_MAX};
 use crate::engine::pending_wait::{PendingWait, WaitEnd};
 use crate::record::Wait;
 
 /// The waits of an attempt.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    pub(super) keys: Keys,
+    pub(super) keys: CallKeys,
     open: Mutex<Vec<Arc<PendingWait>>>,
     /// Signals a new wait, possibly from another task.
     opened: Notify,

@@ -22,7 +22,7 @@ use super::evidence::{self, Evidence};
 use super::level::{Held, Level};
 use super::pending::{Turn, Turns};
 use super::trial::Reading;
-use crate::engine::{Attempt, Ended, Follow, Joined, Performed, panic_message};
+use crate::engine::{Attempt, CancelCause, Follow, Joined, Performed, panic_message};
 use crate::id::StepId;
 use crate::record::{Ending, Failure, FailureKind};
 
@@ -37,7 +37,7 @@ pub(crate) struct GraphJob {
 }
 
 /// The output of an attempt.
-pub(crate) struct Given {
+pub(crate) struct AttemptOutput {
     pub(super) state: Held,
     pub(super) follow: Follow,
 }
@@ -64,7 +64,7 @@ pub(super) struct Work<'a> {
 
 impl Work<'_> {
     /// Performs the step on `state`.
-    pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<Given> {
+    pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<AttemptOutput> {
         let step = &self.attempt.step;
         let state = match self.call(state, joined).await {
             FunctionEnd::Returned(Ok(state)) => self.reading.back(self.level, state),
@@ -103,7 +103,7 @@ impl Work<'_> {
         };
         let mut told = self.context.take_told();
         told.evidence = checked;
-        Performed::Completed { output: Given { state, follow }, ending, told }
+        Performed::Completed { output: AttemptOutput { state, follow }, ending, told }
     }
 
     /// Calls the function of the step, within its timeout and until a stop.
@@ -126,8 +126,8 @@ impl Work<'_> {
             never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
         };
         match ended {
-            Ended::Timeout(limit) => FunctionEnd::TimedOut(limit),
-            Ended::Stop(_) if context.heeds_stop() => {
+            CancelCause::Timeout(limit) => FunctionEnd::TimedOut(limit),
+            CancelCause::Stop(_) if context.heeds_stop() => {
                 context.waits().stop();
                 tokio::select! {
                     biased;
@@ -136,7 +136,7 @@ impl Work<'_> {
                     () = tokio::time::sleep(STOP_GRACE) => FunctionEnd::Stopped,
                 }
             }
-            Ended::Stop(_) => FunctionEnd::Stopped,
+            CancelCause::Stop(_) => FunctionEnd::Stopped,
         }
     }
 
@@ -181,22 +181,22 @@ impl Work<'_> {
         Failure::new(kind, chain)
     }
 
-    fn failed(&self, failure: Failure) -> Performed<Given> {
+    fn failed(&self, failure: Failure) -> Performed<AttemptOutput> {
         Performed::Failed { failure, told: self.context.take_told() }
     }
 
     /// Ends an attempt with a failure that the function did not return: interrupted if the step is not
     /// idempotent.
-    fn broken(&self, failure: Failure) -> Performed<Given> {
+    fn broken(&self, failure: Failure) -> Performed<AttemptOutput> {
         let text = failure.error.join(": ");
         self.unsettled(failure, || format!("the failure of step {}: {text}", self.attempt.step))
     }
 
-    fn unsettled(&self, failure: Failure, why: impl FnOnce() -> String) -> Performed<Given> {
+    fn unsettled(&self, failure: Failure, why: impl FnOnce() -> String) -> Performed<AttemptOutput> {
         if self.idempotent { self.failed(failure) } else { self.cut(why()) }
     }
 
-    fn cut(&self, why: String) -> Performed<Given> {
+    fn cut(&self, why: String) -> Performed<AttemptOutput> {
         Performed::Cut { why, told: self.context.take_told() }
     }
 }

@@ -14,7 +14,7 @@ use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Stat
 
 /// The change of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct StepChange {
     /// The step.
     pub step: StepId,
     /// The kind of the change.
@@ -50,7 +50,7 @@ pub enum ChangeKind {
     Reordered(StepId),
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for StepChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = &self.step;
         match &self.kind {
@@ -92,18 +92,18 @@ pub fn changes(
     position: &Position,
     definition: &Definition,
     (after, within): (&Shape, &BTreeSet<StepId>),
-) -> Vec<Change> {
+) -> Vec<StepChange> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
     let touching = |id: &StepId, kind| {
         let half_done = is_under_way(before, position, id);
-        Change { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
+        StepChange { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
     };
     let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
     for step in after.steps() {
         match old.get(&step.id) {
-            None => changes.push(Change {
+            None => changes.push(StepChange {
                 step: step.id.clone(),
                 kind: ChangeKind::Added,
                 touches_finished: false,
@@ -111,7 +111,7 @@ pub fn changes(
             }),
             Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
                 let kind = ChangeKind::Within;
-                changes.push(Change {
+                changes.push(StepChange {
                     step: step.id.clone(),
                     kind,
                     touches_finished: false,
@@ -123,7 +123,7 @@ pub fn changes(
                     && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step)) =>
             {
                 let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
-                changes.push(Change { step: step.id.clone(), kind, touches_finished, half_done: false });
+                changes.push(StepChange { step: step.id.clone(), kind, touches_finished, half_done: false });
             }
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());

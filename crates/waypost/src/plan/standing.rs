@@ -3,7 +3,7 @@
 use crate::id::StepId;
 use crate::record::{Claim, Verdict};
 
-use super::{BranchView, Made};
+use super::{BranchView, PassEvidence};
 
 /// The combined verdict on the evidence of a step.
 pub(super) enum Standing {
@@ -23,7 +23,7 @@ impl BranchView<'_> {
         self.weigh_all(self.branch.made_by(step).filter(|made| made.seq.is_some()))
     }
 
-    fn weigh_all<'m>(&self, made: impl Iterator<Item = Made<'m>>) -> Option<Standing> {
+    fn weigh_all<'m>(&self, made: impl Iterator<Item = PassEvidence<'m>>) -> Option<Standing> {
         let mut all = None;
         for made in made {
             all = match (all, self.weigh(&made)) {
@@ -55,8 +55,8 @@ impl BranchView<'_> {
     ///
     /// A finished step's superseded claim keeps the recorded verdict, without a check. For an interrupted
     /// step, only claims checked now count.
-    pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
-        let Made { step, seq, pack, first } = made;
+    pub(super) fn weigh(&self, made: &PassEvidence<'_>) -> Option<Standing> {
+        let PassEvidence { step, seq, pack, first } = made;
         let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
         let places = *first..*first + pack.claims.len();
         wanted.range(places).next()?;

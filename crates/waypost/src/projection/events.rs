@@ -351,7 +351,7 @@ fn is_pruned(note: &Note) -> bool {
 /// Ignores the body: a record without its body, as after retention, has the same events.
 pub fn of(record: &Record) -> Vec<Event> {
     let header = record.header();
-    let mut told = Told { header, parent: parent(header), events: Vec::with_capacity(4) };
+    let mut told = RecordEvents { header, parent: parent(header), events: Vec::with_capacity(4) };
     told.begin();
     told.phase();
     told.beside();
@@ -380,13 +380,13 @@ fn reference(header: &Header, seq: u64) -> String {
     reference.to_string()
 }
 
-struct Told<'a> {
+struct RecordEvents<'a> {
     header: &'a Header,
     parent: Option<String>,
     events: Vec<Event>,
 }
 
-impl Told<'_> {
+impl RecordEvents<'_> {
     fn say(&mut self, what: EventKind) {
         let header = self.header;
         let attempt = Some(header.at.attempt).filter(|attempt| *attempt > 0 && header.step.is_some());

@@ -146,7 +146,7 @@ impl RunFolder {
             }
         };
         let report = self.path.join(REPORT);
-        let mut written = report::Written::new(self.disk.as_ref(), &report);
+        let mut written = report::ReportSections::new(self.disk.as_ref(), &report);
         let mut missing = Vec::new();
         // The number of records missing from each file, once known.
         let (mut unlogged, mut unreported) = (None, None);

@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
+    Recovered, ResumeOptions, RunError, SessionOptions, Settlement, StateError, StepRef, StepReport,
+    Upstream,
 };
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -200,7 +201,7 @@ impl Program for Hooked {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<Value>> {
         None
     }
 

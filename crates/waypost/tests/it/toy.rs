@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Ended, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
+    Admission, Attempt, BeginError, CancelCause, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
+    Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
@@ -245,8 +245,8 @@ impl Program for Toy {
                 told: StepReport::default(),
             },
             Does::Hang => match attempt.stopped().await {
-                Ended::Stop(_) => Performed::Stopped { in_progress: true },
-                Ended::Timeout(_) => Performed::Failed {
+                CancelCause::Stop(_) => Performed::Stopped { in_progress: true },
+                CancelCause::Timeout(_) => Performed::Failed {
                     failure: failure(FailureKind::Timeout, "too slow"),
                     told: StepReport::default(),
                 },
@@ -291,7 +291,7 @@ impl Program for Toy {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<Value>> {
         None
     }
 

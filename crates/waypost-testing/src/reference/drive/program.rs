@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
     Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
@@ -229,7 +229,7 @@ impl Program for Driven {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<Made>> {
+    async fn recover(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Recovered<Made>> {
         None
     }
 

@@ -10,7 +10,7 @@ use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
 use super::super::{Program, RunError};
-use super::{Begin, Earlier, position_before};
+use super::{ChildStart, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
     /// Returns the earlier records of a child: of this fan-out, if damage or a rollback removed the record of the
@@ -83,7 +83,7 @@ impl<P: Program> Session<'_, P> {
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.epoch_anew(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before })))
     }
 
     /// Returns whether a person requested a rerun of a step with all its children.

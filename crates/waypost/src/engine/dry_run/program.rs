@@ -13,7 +13,7 @@ use crate::store::Lease;
 
 use super::super::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 
 /// The known part of the input of a step at the start.
@@ -264,14 +264,14 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.subjects(spot, state)
     }
 
-    async fn salvage(
+    async fn recover(
         &self,
         spot: StepRef<'_>,
         state: &P::State,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<Self::Output>> {
-        let Salvage { pack, output, ending } = self.inner.salvage(spot, state, exited).await?;
-        Some(Salvage { pack, output: DryOutput::InForce(output), ending })
+    ) -> Option<Recovered<Self::Output>> {
+        let Recovered { pack, output, ending } = self.inner.recover(spot, state, exited).await?;
+        Some(Recovered { pack, output: DryOutput::InForce(output), ending })
     }
 
     fn settle_as_done(

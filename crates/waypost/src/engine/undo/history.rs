@@ -14,7 +14,7 @@ use super::{EffectKey, UNDO};
 /// The content of an undo record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum UndoRecord {
     /// An undo of the steps that finished after this record of the main branch has begun.
     Begun {
         to: u64,
@@ -46,15 +46,15 @@ pub(super) struct Before {
 }
 
 impl Before {
-    pub(super) fn of(told: Vec<(u64, Told)>) -> Self {
+    pub(super) fn of(told: Vec<(u64, UndoRecord)>) -> Self {
         let mut before = Self::default();
         for (_, told) in told {
             match told {
-                Told::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
-                Told::Started { branch, step, seq } => {
+                UndoRecord::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
+                UndoRecord::Started { branch, step, seq } => {
                     *before.started.entry((branch, step, seq)).or_default() += 1;
                 }
-                Told::Begun { .. } | Told::Failed { .. } => {}
+                UndoRecord::Begun { .. } | UndoRecord::Failed { .. } => {}
             }
         }
         before
@@ -62,7 +62,7 @@ impl Before {
 }
 
 /// Reads all undo records of a run with their seqs, across all rollbacks.
-pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, Told)>, RunError> {
+pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, UndoRecord)>, RunError> {
     let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
     let mut scan = Scan { branch, phase, ..Scan::of(run) };
     let mut told = Vec::new();
@@ -87,8 +87,8 @@ pub(in crate::engine) async fn undone_steps(
     run: &RunId,
 ) -> Result<BTreeSet<StepId>, RunError> {
     let undone = told_before(engine, run).await?.into_iter().filter_map(|(_, told)| match told {
-        Told::Done { branch, step, .. } if branch.is_main() => Some(step),
-        Told::Done { branch, .. } => opened_on_main(&branch),
+        UndoRecord::Done { branch, step, .. } if branch.is_main() => Some(step),
+        UndoRecord::Done { branch, .. } => opened_on_main(&branch),
         _ => None,
     });
     Ok(undone.collect())
@@ -102,7 +102,7 @@ pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: 
     let (store, main) = (engine.store.as_ref(), BranchPath::main());
     let told = told_before(engine, run).await?;
     let undone = |(at, told)| match told {
-        Told::Done { branch, step, seq } => Some((at, branch, step, seq)),
+        UndoRecord::Done { branch, step, seq } => Some((at, branch, step, seq)),
         _ => None,
     };
     let undone: Vec<(u64, BranchPath, StepId, u64)> = told.into_iter().filter_map(undone).collect();

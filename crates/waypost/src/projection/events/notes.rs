@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{EventKind, RerunCause, Told, step_in};
+use super::{EventKind, RecordEvents, RerunCause, step_in};
 
 /// The note about reused results: `steps`, each with its `step` and `of`, the record of the end.
 pub(crate) const STEP_REUSED: &str = "step_reused";
@@ -13,7 +13,7 @@ pub(crate) const STEP_SETTLED: &str = "step_settled";
 /// The note about a step invalidated by its evidence: its `step` and the failed `claims`.
 pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 
-impl Told<'_> {
+impl RecordEvents<'_> {
     pub(super) fn reused(&mut self, data: &Value) {
         for reused in data["steps"].as_array().into_iter().flatten() {
             let of = reused["of"].as_str().unwrap_or_default().to_owned();

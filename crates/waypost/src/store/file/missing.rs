@@ -21,7 +21,7 @@ use crate::store::{Damage, StoreError};
 
 use super::journal::Index;
 use super::paths::{HISTORY, commit_name};
-use super::read::{DamagedFile, End, MISSING_MAX, RunReader, read_error};
+use super::read::{BranchTail, DamagedFile, MISSING_MAX, RunReader, read_error};
 use super::retain::number_of;
 use super::tail_check::Gone;
 
@@ -34,7 +34,7 @@ pub(super) struct Read<'r> {
     /// Number and checkpoint count of the newest sound commit.
     pub(super) newest: Option<(u64, u64)>,
     /// The end of each branch, by the commit files.
-    pub(super) ends: &'r BTreeMap<BranchPath, End>,
+    pub(super) ends: &'r BTreeMap<BranchPath, BranchTail>,
     pub(super) damaged: &'r [DamagedFile],
     pub(super) gone: &'r Gone,
     /// The journal, read only on suspicion.
@@ -118,7 +118,7 @@ impl Report<'_, '_> {
     }
 
     fn next_of(&self, branch: &BranchPath) -> u64 {
-        let after = || self.read.ends.get(branch).map_or(0, End::newest_seq) + 1;
+        let after = || self.read.ends.get(branch).map_or(0, BranchTail::newest_seq) + 1;
         self.next.get(branch).copied().unwrap_or_else(after)
     }
 
@@ -133,7 +133,7 @@ impl Report<'_, '_> {
             return Ok((HISTORY.to_owned(), Flaw::Missing));
         }
         let moved = self.reader.moved()?;
-        let after = self.read.ends.get(branch).map_or(0, End::newest_commit);
+        let after = self.read.ends.get(branch).map_or(0, BranchTail::newest_commit);
         let absent =
             |number: &u64| self.read.numbers.binary_search(number).is_err() && !moved.contains(number);
         let number = (after + 1..newest).find(absent);
@@ -147,7 +147,7 @@ impl Report<'_, '_> {
         let absent =
             |number: &u64| self.read.numbers.binary_search(number).is_err() && !moved.contains(number);
         let greatest = (1..newest).rev().find(absent).unwrap_or(0);
-        let is_suspect = |(branch, end): &(&BranchPath, &End)| {
+        let is_suspect = |(branch, end): &(&BranchPath, &BranchTail)| {
             end.newest.is_some() && end.newest_commit() < greatest && !self.next.contains_key(*branch)
         };
         let first = self.read.ends.iter().filter(is_suspect).min_by_key(|(_, end)| end.opened);
