@@ -173,7 +173,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
     }
 
     async fn perform(&self, (): (), _: Attempt) -> Performed<()> {
-        Performed::Completed { output: (), ending: Ending::default(), told: StepReport::default() }
+        Performed::Completed { output: (), ending: Ending::default(), report: StepReport::default() }
     }
 
     fn subjects(&self, _: StepRef<'_>, _: &S) -> Vec<String> {
@@ -315,7 +315,7 @@ impl Program for Again {
         let ending = Ending { exit_code: Some(1), ..Ending::default() };
         let error = vec!["exit code 1".to_owned()];
         let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
-        Performed::Failed { failure, told: StepReport::default() }
+        Performed::Failed { failure, report: StepReport::default() }
     }
 
     fn subjects(&self, _: StepRef<'_>, _: &String) -> Vec<String> {

@@ -328,8 +328,8 @@ fn sum(own: Usage, more: &Usage) -> Usage {
 }
 
 /// Returns the failure of an agent from the failure text in the output.
-fn agent_failed(told: &str) -> Failure {
-    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), told.to_owned()])
+fn agent_failed(error: &str) -> Failure {
+    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), error.to_owned()])
 }
 
 fn secret_in(name: &str) -> Failure {

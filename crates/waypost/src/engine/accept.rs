@@ -11,7 +11,7 @@ use crate::record::{Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdic
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::inspect::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
 use super::resume_point::survey;
 use super::trust::{Trust, judge};
@@ -101,7 +101,7 @@ impl Engine {
         if !program.shape().has_anywhere(acceptance.step) {
             return Err(RunError::InvalidStep(acceptance.step.clone()));
         }
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         let accepted = self.accept_under(program, &lease, acceptance).await;
         match accepted {
@@ -212,17 +212,17 @@ impl Engine {
             let at = made.header().at.clone();
             let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
             draft.about = Some(made.header().seq);
-            draft.told.evidence = Some(pack.clone());
+            draft.report.evidence = Some(pack.clone());
             let (key, value) = ACCEPTED_LABEL;
             draft.labels.insert(key.to_owned(), value.to_owned());
             drafts.push(draft);
         }
         if let Some(last) = drafts.last_mut() {
-            last.keep_standing(&newest);
+            last.keep_status(&newest);
         }
         let unwritable =
             |source| RunError::Serialize { run: lease.run().clone(), step: Some(step.clone()), source };
-        let body = body_as_it_stands(&newest, &position)?;
+        let body = unchanged_body(&newest, &position)?;
         chain.seal(&drafts, body, self.clock.now(), records).map_err(unwritable)
     }
 }

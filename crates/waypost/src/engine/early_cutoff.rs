@@ -20,7 +20,7 @@ use super::begin::decode_state;
 use super::child_ends::has_state;
 use super::failure::upstream;
 use super::inspect::{effective_of, position_of};
-use super::reuse::{Candidate, is_given_the_same};
+use super::reuse::{Candidate, has_same_input};
 use super::rollback::load_with_state;
 use super::scope::{Scope, ScopeId};
 use super::session::Session;
@@ -48,7 +48,7 @@ impl<P: Program> Session<'_, P> {
             let is_repeated = scope.shape.share_loop(candidate.place, candidate.place);
             let failed = self.failed_upstream(id, candidate.place);
             let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-            match program.admit(scope.spot(candidate.place), &scope.state, upstream(failed.as_ref())) {
+            match program.admit(scope.step_ref(candidate.place), &scope.state, upstream(failed.as_ref())) {
                 _ if is_kept => {}
                 // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
@@ -63,8 +63,7 @@ impl<P: Program> Session<'_, P> {
             }
             let cause = match candidate.result.clone() {
                 Reusable::Begun { entry, before }
-                    if is_given_the_same(&entry, candidate.trace.as_ref())
-                        && self.has_state_of(id, &entry) =>
+                    if has_same_input(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
                 {
                     self.go_on_with(id, candidate.place, *entry, before)?;
                     None
@@ -143,9 +142,9 @@ impl<P: Program> Session<'_, P> {
         let then = decode_state(program, scope.shape.level(), &then)?;
         let Scope { chain, shape, state, .. } = scope;
         let step = &shape.steps()[candidate.place];
-        let spot =
+        let step_ref =
             super::StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
-        program.restore(spot, state, &then);
+        program.restore(step_ref, state, &then);
         Ok(true)
     }
 

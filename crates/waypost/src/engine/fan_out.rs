@@ -78,13 +78,13 @@ pub(super) struct FanOut {
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
     /// The next seq of each branch that existed before, once read.
-    pub(super) given: Option<HashMap<BranchPath, u64>>,
+    pub(super) next_seqs: Option<HashMap<BranchPath, u64>>,
     /// Branches ready to continue, as soon as capacity permits.
-    pub(super) hungry: VecDeque<ScopeId>,
+    pub(super) waiting_for_capacity: VecDeque<ScopeId>,
     /// Children with an interrupted step; these continue after all other children have started.
     pub(super) cut: VecDeque<ScopeId>,
     /// Open branches to remove from memory after the commit, unless capacity becomes free first.
-    pub(super) parked: VecDeque<ScopeId>,
+    pub(super) unloading: VecDeque<ScopeId>,
     /// The ends of children.
     pub(super) ends: Arc<ChildEnds>,
     here: Vec<bool>,
@@ -93,7 +93,8 @@ pub(super) struct FanOut {
 impl FanOut {
     /// Returns whether branches have not begun, or wait only for capacity.
     pub(super) fn has_more(&self) -> bool {
-        let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked, &self.cut]);
+        let (opened, known) =
+            (self.opened < self.total, [&self.waiting_for_capacity, &self.unloading, &self.cut]);
         opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
     }
 
@@ -119,10 +120,10 @@ impl FanOut {
             is_relisted: false,
             queue: VecDeque::new(),
             reader: None,
-            given: None,
-            hungry: VecDeque::new(),
+            next_seqs: None,
+            waiting_for_capacity: VecDeque::new(),
             cut: VecDeque::new(),
-            parked: VecDeque::new(),
+            unloading: VecDeque::new(),
             ends: Arc::new(ChildEnds::new(total)),
             here: vec![false; total as usize],
         }

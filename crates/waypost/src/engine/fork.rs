@@ -205,14 +205,14 @@ impl Engine {
         let mut cut = cut_in(position, shape);
         if !cut.is_empty() {
             let newest = position_of(&self.store.newest(&header.run, &header.branch).await?)?;
-            let stands = |step: &StepId| {
+            let is_open = |step: &StepId| {
                 let of = |position: &Position| {
                     let entry = position.frontier.iter().find(|entry| entry.step == *step);
                     entry.map(|entry| (entry.is_unsettled(), entry.at.clone()))
                 };
                 of(&newest) == of(position)
             };
-            cut.retain(stands);
+            cut.retain(is_open);
         }
         Ok(cut)
     }
@@ -238,9 +238,8 @@ impl Engine {
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
-    /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
-    /// are about to be joined, as there. A step that must not be repeated and has begun between the checkpoint and the export is
-    /// in doubt. Otherwise as for [`fork_program`](Self::fork_program).
+    /// Open branches are copied at their exported positions; with an edited state, only branches about to be joined.
+    /// A non-idempotent step that started between the checkpoint and the export is in doubt. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for
@@ -333,22 +332,22 @@ impl Engine {
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
         let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position, program.shape()));
-        let mut main = Scope::new(chain, program.shape(), begun_anew(position), state);
+        let mut main = Scope::new(chain, program.shape(), position_in_new_run(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
         along.note_opened(BranchPath::main(), opened);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
-        let stands = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
-        let cut: Vec<&StepId> = cut.iter().filter(stands).collect();
+        let is_open = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
+        let cut: Vec<&StepId> = cut.iter().filter(is_open).collect();
         cut.into_iter().for_each(|step| main.doubt_cut(step, cut_there(&header.run)));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
         session.before = start.adoption.map(|adoption| adoption.before);
         session.mark_dirty(MAIN);
-        along.seat(&mut session, MAIN, (fans, leaves))?;
-        along.seat_joined(&mut session, program)?;
+        along.add_open_branches(&mut session, MAIN, (fans, leaves))?;
+        along.add_joined_branches(&mut session, program)?;
         let status = session.create(&sealed, &holder).await?;
         let lease = session.lease().clone();
         if let Err(error) = Along::keep_items(self, &lease, along.into_items()).await {
@@ -472,15 +471,15 @@ fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
 pub(super) fn copy_of(record: &Record) -> Draft {
     let header = record.header();
     let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
-    draft.told.evidence.clone_from(&header.evidence);
-    draft.told.usage.clone_from(&header.usage);
-    draft.told.notes.clone_from(&header.notes);
+    draft.report.evidence.clone_from(&header.evidence);
+    draft.report.usage.clone_from(&header.usage);
+    draft.report.notes.clone_from(&header.notes);
     draft.labels.clone_from(&header.labels);
     draft
 }
 
 /// Returns a position for a new run: nothing is running, waiting or memoized.
-pub(super) fn begun_anew(mut position: Position) -> Position {
+pub(super) fn position_in_new_run(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();

@@ -21,10 +21,10 @@ use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
-use super::child_ends::life_of;
+use super::child_ends::record_in_fan_out;
 use super::children::ChildStart;
 use super::fan_out::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
-use super::fork::{begun_anew, copy_of};
+use super::fork::{copy_of, position_in_new_run};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{accepted_on, position_of};
 use super::open_scopes::is_fresh;
@@ -242,7 +242,7 @@ impl Along {
     ///
     /// # Errors
     /// [`RunError::Changed`]: the graph does not have these branches.
-    pub(super) fn seat<P: Program>(
+    pub(super) fn add_open_branches<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
         id: ScopeId,
@@ -270,7 +270,7 @@ impl Along {
                 match self.branches.remove(&name) {
                     Some(taken) => {
                         let opener = Opener { scope: id, place, index: item.index };
-                        self.sit(session, opener, (name, taken), leaves)?;
+                        self.add_branch(session, opener, (name, taken), leaves)?;
                     }
                     None => missing.push((item, name)),
                 }
@@ -292,7 +292,7 @@ impl Along {
                 (entry.status, entry.waits) = (Status::Waiting, vec![for_children()]);
             }
             for (item, name) in missing {
-                open_anew(session, (id, place), item, name)?;
+                restart_branch(session, (id, place), item, name)?;
             }
         }
         Ok(())
@@ -312,7 +312,7 @@ impl Along {
     }
 
     /// Adds a branch to the session.
-    fn sit<P: Program>(
+    fn add_branch<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
         opener: Opener,
@@ -330,7 +330,7 @@ impl Along {
             return Err(RunError::Changed { run: record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &record)?;
-        session.program.attach(above.spot(place), &above.state, &mut state);
+        session.program.attach(above.step_ref(place), &above.state, &mut state);
         // A branch held after its last step has ended; only its end was not recorded.
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
@@ -342,7 +342,7 @@ impl Along {
             cut.extend(more.collect::<Vec<_>>());
         }
         let from = record.header().run.clone();
-        let position = Position { origin: Some(0), ..begun_anew(position) };
+        let position = Position { origin: Some(0), ..position_in_new_run(position) };
         let mut scope = Scope::new(Chain::child(&above.chain, name), shape, position, state);
         scope.opener = Some(opener);
         scope.around = around;
@@ -357,9 +357,9 @@ impl Along {
         }
         scope.end = end;
         scope.is_counted_out = end.is_some();
-        scope.parked = end.is_none() && begins;
+        scope.unloading = end.is_none() && begins;
         let dead = end.map_or(0, |end| scope.end_with_last_draft(end));
-        let parked = scope.parked;
+        let unloading = scope.unloading;
         let id = session.scopes.add(scope);
         session.mark_dirty(id);
         let fan = session.scopes.get_mut(opener.scope).fan_mut(place);
@@ -370,13 +370,13 @@ impl Along {
                 fan.failed += dead;
                 Ok(())
             }
-            None if parked => {
-                fan.parked.push_back(id);
+            None if unloading => {
+                fan.unloading.push_back(id);
                 Ok(())
             }
             None => {
                 session.touched.insert(id);
-                self.seat(session, id, (fans, leaves))
+                self.add_open_branches(session, id, (fans, leaves))
             }
         }
     }
@@ -385,7 +385,7 @@ impl Along {
     ///
     /// # Errors
     /// Those of the program while decoding states.
-    pub(super) fn seat_joined<'a, P: Program>(
+    pub(super) fn add_joined_branches<'a, P: Program>(
         &mut self,
         session: &mut Session<'a, P>,
         program: &'a P,
@@ -398,7 +398,7 @@ impl Along {
             let (Some(here), Some(shape)) = (here, program.shape().of_branch(&name)) else { continue };
             let state = decode_state(program, shape.level(), &record)?;
             let ledger = position.ledger.clone();
-            let position = Position { origin: Some(here), ..begun_anew(position) };
+            let position = Position { origin: Some(here), ..position_in_new_run(position) };
             let mut scope = Scope::new(Chain::child(&session.main().chain, name), shape, position, state);
             (scope.end, scope.is_counted_out) = (record.header().end, true);
             let is_known = settled.iter().any(|known| known.header().seq == record.header().seq);
@@ -454,7 +454,7 @@ pub(super) fn copy_settled<'r, S>(
             scope.position.ledger.insert(step.clone(), Settled { seq, ..*known });
         }
         let mut copy = copy_of(record);
-        copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+        copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
         if joined.values().any(|since| *since == old) {
             opened.insert(old, seq);
         }
@@ -521,14 +521,14 @@ pub(super) async fn openings(
 }
 
 /// Restarts a branch without a sound record.
-fn open_anew<P: Program>(
+fn restart_branch<P: Program>(
     session: &mut Session<'_, P>,
     (id, place): (ScopeId, usize),
     item: &Item,
     name: BranchPath,
 ) -> Result<(), RunError> {
     let scope = session.scopes.get(id);
-    let state = session.program.child(scope.spot(place), &scope.state, item).map_err(|failure| {
+    let state = session.program.child(scope.step_ref(place), &scope.state, item).map_err(|failure| {
         let at = format!("{}/{name}", scope.chain.run);
         RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
     })?;
@@ -568,7 +568,7 @@ async fn newest_of(
     // A later, abandoned opening does not hide the joined branch.
     let record = match joined {
         _ if origin.is_some_and(|origin| origins.contains(&origin)) => Some(record),
-        Some(since) => life_of(store, &record, since, &[]).await?,
+        Some(since) => record_in_fan_out(store, &record, since, &[]).await?,
         None => None,
     };
     let Some(record) = record else { return Ok(None) };

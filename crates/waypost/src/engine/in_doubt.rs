@@ -69,10 +69,10 @@ pub(super) async fn check_abandoned(
 ) -> Result<(), RunError> {
     let mut questions = Vec::new();
     if let Some(ResumeFrom::Step(named)) = request.from {
-        let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
+        let is_open = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
         let main = BranchPath::main();
         let cut = questions_at(before, began_with, &main);
-        questions.extend(cut.filter(|question| question.step != *named && !stands(&question.step)));
+        questions.extend(cut.filter(|question| question.step != *named && !is_open(&question.step)));
     }
     if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
         let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
@@ -96,8 +96,8 @@ async fn questions_of_abandoned(
     (before, after): (&Position, &Position),
 ) -> Result<Vec<Decision>, RunError> {
     let goes_on = |step: &StepId| {
-        let stands = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
-        stands || after.asks_about(step)
+        let is_open = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+        is_open || after.asks_about(step)
     };
     let open = before.frontier.iter().filter(|entry| entry.fan.is_some()).map(|entry| &entry.step);
     let left: Vec<&StepId> = open.filter(|step| !goes_on(step)).collect();
@@ -206,9 +206,9 @@ pub(super) async fn recovered<P: Program>(
             questions.push(question);
             continue;
         };
-        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
         let exited = exited_at(engine, (run, branch), &question).await;
-        let checked = match program.recover(spot, state, exited.as_ref()).await {
+        let checked = match program.recover(step_ref, state, exited.as_ref()).await {
             Some(mut result) => {
                 if !waits {
                     result.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
@@ -240,11 +240,11 @@ async fn exited_at(
     loop {
         let page = engine.store.scan(&scan).await.ok()?;
         let is_it = |record: &&Record| record.header().at == *at;
-        let told = |record: &Record| match &record.header().phase {
+        let report = |record: &Record| match &record.header().phase {
             Phase::Progress { key, value } if key == EXITED_KEY => Some(value.clone()),
             _ => None,
         };
-        if let Some(value) = page.records.iter().filter(is_it).find_map(told) {
+        if let Some(value) = page.records.iter().filter(is_it).find_map(report) {
             let exit_code = i32::try_from(value["exit_code"].as_i64()?).ok()?;
             return Some(Exited { exit_code, outputs: value["outputs"].as_object().cloned() });
         }
@@ -292,12 +292,12 @@ pub(super) fn settle_recovered<P: Program>(
     found: Vec<RecoveredStep<P::Output>>,
 ) -> Result<(), RunError> {
     for RecoveredStep { step, recovered: Recovered { pack, output, ending } } in found {
-        let standing = scope.position.frontier.iter().any(|entry| entry.step == step);
-        let Some(place) = scope.shape.place(step.as_str()).filter(|_| standing) else { continue };
+        let is_open = scope.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = scope.shape.place(step.as_str()).filter(|_| is_open) else { continue };
         let branch = scope.branch().clone();
-        let spot =
+        let step_ref =
             StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
-        let follow = program.apply(&mut scope.state, spot, Settlement::Completed(output, &ending));
+        let follow = program.apply(&mut scope.state, step_ref, Settlement::Completed(output, &ending));
         let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
         let follow = follow.map_err(|failure| not_settled(scope, &doubtful, &failure.error.join(": ")))?;
         let traced = traced(program, scope, place, Some(&pack));
@@ -315,7 +315,7 @@ pub(super) fn traced<P: Program>(
     evidence: Option<&Pack>,
 ) -> Option<(Trace, EndDigests)> {
     let trace = trace_of(program, scope, place).filter(|_| !scope.shape.is_routed())?;
-    let output = program.gave(scope.spot(place), &scope.state);
+    let output = program.gave(scope.step_ref(place), &scope.state);
     let digests = digests_of(scope, place, &EndResult { output, evidence, children: None });
     Some((trace, digests))
 }
@@ -335,7 +335,7 @@ pub(super) fn note_trace<S>(scope: &mut Scope<'_, S>, place: usize, traced: Opti
 /// # Errors
 /// - [`RunError::InDoubt`]: there is no decision, or there are other questions.
 /// - [`RunError::NotSettled`]: the decision is not possible for a step.
-pub(super) fn decide_as_told<P: Program>(
+pub(super) fn apply_decisions<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
     questions: Vec<Decision>,
@@ -353,8 +353,8 @@ pub(super) fn decide_as_told<P: Program>(
     for Decision { branch, step, cause, .. } in questions {
         let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
-        let standing = scope.position.frontier.iter().any(|entry| entry.step == *step);
-        if matches!(cause, Cause::InLost(_)) && !standing {
+        let is_open = scope.position.frontier.iter().any(|entry| entry.step == *step);
+        if matches!(cause, Cause::InLost(_)) && !is_open {
             // The step runs at its turn.
             if !matches!(on_doubt, OnDoubt::Retry) {
                 return Err(not_settled(scope, &doubtful, "what comes before it is not finished"));
@@ -363,10 +363,10 @@ pub(super) fn decide_as_told<P: Program>(
         }
         let place = scope.shape.place(step.as_str());
         // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
-        if !standing && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
+        if !is_open && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
             continue;
         }
-        let Some(place) = place.filter(|_| standing) else {
+        let Some(place) = place.filter(|_| is_open) else {
             let why = format!(
                 "step `{step}` is in doubt, and does not come next any more: it can be settled by the run's own definition"
             );
@@ -380,7 +380,7 @@ pub(super) fn decide_as_told<P: Program>(
                 return Err(not_settled(scope, &doubtful, why));
             }
             if !is_cut {
-                scope.go_on_as_told(place);
+                scope.resume_as_decided(place);
                 continue;
             }
             scope.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
@@ -388,7 +388,7 @@ pub(super) fn decide_as_told<P: Program>(
         match settled(program, scope, (place, &doubtful), on_doubt)? {
             Some(settled) => {
                 let traced = traced(program, scope, place, None);
-                scope.settle_as_told(place, settled);
+                scope.settle_as_decided(place, settled);
                 note_trace(scope, place, traced);
                 if scope.position.frontier.is_empty() && scope.branch().is_main() {
                     // The chain has ended without a rejoin.
@@ -401,7 +401,7 @@ pub(super) fn decide_as_told<P: Program>(
                     let again = [Forget::Step(doubtful.step)];
                     forget(program, &doubtful.branch, &again, &mut scope.state)?;
                 }
-                scope.redo_as_told(place);
+                scope.redo_as_decided(place);
             }
         }
     }
@@ -417,18 +417,18 @@ fn settled<P: Program>(
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<(Follow, Phase)>, RunError> {
     let (branch, step) = (&doubtful.branch, &scope.shape.steps()[place]);
-    let spot = StepRef { branch, level: scope.shape.level(), place, step };
+    let step_ref = StepRef { branch, level: scope.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => {
             let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
-            program.settle_as_done(spot, &mut scope.state, known)
+            program.settle_as_done(step_ref, &mut scope.state, known)
         }
         OnDoubt::Settle(settle) => match settle.settle(&mut scope.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
                 let follow = next_of(scope.shape, place);
-                let follow = follow.map_or_else(|| program.follow(spot, &scope.state), Ok);
+                let follow = follow.map_or_else(|| program.follow(step_ref, &scope.state), Ok);
                 follow.map(|follow| (follow, Phase::Completed(Ending::default())))
             }
             Err(why) => Err(why),

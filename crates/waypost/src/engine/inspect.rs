@@ -107,8 +107,8 @@ impl Snapshot {
     /// Returns whether the summary shows a finished run, but the newest record an unfinished run. The summary is
     /// a shortcut for readers; on a mismatch, records after the newest sound record are lost.
     pub fn is_overstated(&self) -> bool {
-        let told = self.entry.summary.summary.status;
-        let is_done = matches!(told, RunStatus::Completed | RunStatus::CompletedWithFailures);
+        let report = self.entry.summary.summary.status;
+        let is_done = matches!(report, RunStatus::Completed | RunStatus::CompletedWithFailures);
         is_done && self.ended.is_none() && self.entry.summary.holder.is_none()
     }
 

@@ -17,7 +17,7 @@ use crate::record::{Wait, WaitKind};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum WaitEnd {
     /// An answer or a signal.
-    Given(Value),
+    Delivered(Value),
     /// The deadline.
     Due,
 }
@@ -60,7 +60,7 @@ impl PendingWait {
     }
 
     /// Ends the wait, unless already ended.
-    pub(crate) fn give(&self, end: WaitEnd) {
+    pub(crate) fn deliver(&self, end: WaitEnd) {
         let mut progress = self.progress();
         if progress.is_closed || progress.end.is_some() {
             return;

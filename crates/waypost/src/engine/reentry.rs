@@ -119,10 +119,10 @@ async fn cut_of(
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
     let made = engine.store.load(run, branch, target.seq).await?;
     let made = made.header();
-    let stands = known.position.frontier.iter().find(|entry| entry.step == target.step);
-    let is_passed = stands.is_some_and(|entry| entry.at.iteration > made.at.iteration);
+    let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
+    let is_passed = open.is_some_and(|entry| entry.at.iteration > made.at.iteration);
     let is_open = Unfinished::of(shape, &known.position).has(place);
-    if !is_passed && (stands.is_some() || is_open) {
+    if !is_passed && (open.is_some() || is_open) {
         return Ok(None);
     }
     let loops = shape.share_loop(place, place);
@@ -154,9 +154,9 @@ async fn cut_of(
 /// Returns the fan-out of the pass of an end, for a step with a branch per pass.
 fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
     let step = &shape.steps()[place].id;
-    let amid =
+    let open_fan =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    let fan = open_fan.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }
 
@@ -184,11 +184,11 @@ async fn pass_again(
 ) -> Result<(Vec<u32>, Option<Forget>), RunError> {
     let step = &shape.steps()[place].id;
     let first = first_pass(shape, place, made);
-    let anew = (first.clone(), Some(Forget::Step(step.clone())));
+    let from_first_pass = (first.clone(), Some(Forget::Step(step.clone())));
     let mut before = made.at.iteration.clone();
     match before.last_mut() {
         Some(pass) if made.at.iteration != first => *pass -= 1,
-        _ => return Ok(anew),
+        _ => return Ok(from_first_pass),
     }
     let ends = |record: &Record| {
         let found = record.header();
@@ -200,15 +200,15 @@ async fn pass_again(
         ended && found.step.as_ref() == Some(step) && found.at.iteration == before
     };
     let Some(ended) = engine.store.find_back(&made.run, &made.branch, made.seq, &ends).await? else {
-        return Ok(anew);
+        return Ok(from_first_pass);
     };
     let ended = match engine.store.load(&made.run, &made.branch, ended.header().seq).await {
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(anew),
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(from_first_pass),
         ended => ended?,
     };
     Ok(match with_state(engine, ended).await? {
         Some(then) => (made.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
-        None => anew,
+        None => from_first_pass,
     })
 }
 
@@ -322,6 +322,6 @@ pub(super) async fn from_step(
     let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
     let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
-    draft.told.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
+    draft.report.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
     Ok(draft)
 }

@@ -28,7 +28,7 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
-    engine.store.wait_while_dying(run).await?;
+    engine.store.wait_for_release(run).await?;
     // Read before the acquisition of the lease: later stop requests are meant for this session.
     let mut overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
@@ -104,10 +104,10 @@ impl<P: Program> Session<'_, P> {
         }
         match taken {
             Ok(StartResult::Up(status)) => self.work_on(status).await,
-            Ok(StartResult::Nothing(stood)) => {
-                let wake_at = self.summary(Some(stood)).wake_at;
+            Ok(StartResult::Nothing(status_before)) => {
+                let wake_at = self.summary(Some(status_before)).wake_at;
                 self.engine.store.release(lease, wake_at).await?;
-                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
+                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(status_before) })))
             }
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
@@ -132,9 +132,9 @@ impl<P: Program> Session<'_, P> {
         let now = self.now();
         self.scopes.iter_mut().for_each(|(_, scope)| scope.wake(now));
         self.schedule().await?;
-        let status = self.standstill();
-        if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
-            return Ok(StartResult::Nothing(stood));
+        let status = self.idle_status();
+        if let (Some(status_before), true) = (self.status_before, self.is_idle(status)) {
+            return Ok(StartResult::Nothing(status_before));
         }
         // A step with a separate start commit writes its own record. Everything else begins with this record,
         // even if all steps are delayed.
@@ -148,7 +148,7 @@ impl<P: Program> Session<'_, P> {
     /// Returns whether the requested work is done and nothing else changed.
     fn is_idle(&self, status: Option<RunStatus>) -> bool {
         if status == Some(RunStatus::Waiting)
-            && self.stood == status
+            && self.status_before == status
             && self.dirty.is_empty()
             && !self.is_again
         {

@@ -43,7 +43,7 @@ pub(super) fn trace_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, pla
 
 /// Returns the steps of the scope that a step reads without a `needs` edge.
 pub(super) fn reads_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, place: usize) -> Vec<StepId> {
-    let mut reads = program.reads(scope.spot(place));
+    let mut reads = program.reads(scope.step_ref(place));
     let needs = scope.shape.needs(place);
     reads.retain(|read| {
         scope.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))

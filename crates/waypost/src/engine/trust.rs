@@ -99,10 +99,10 @@ pub(super) fn wanted(
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
     if children.passes {
-        let amid = waited.and_then(|entry| entry.fan.as_ref());
-        let fan = amid.or_else(|| above.position.joined.get(&step.id))?;
+        let open_fan = waited.and_then(|entry| entry.fan.as_ref());
+        let fan = open_fan.or_else(|| above.position.joined.get(&step.id))?;
         let pass = name.opened_by()?.1.parse().ok()?;
-        let is_joined = amid.is_none() || pass < fan.pass;
+        let is_joined = open_fan.is_none() || pass < fan.pass;
         return fan.of_pass(pass).map(|fan| ChildInForce { origin: fan.since, is_joined });
     }
     // The evidence of hooks is not verified after their end.
@@ -398,8 +398,8 @@ pub(super) fn state_of<P: Program>(
     });
     if let Some((shape, place, parent, above)) = opener {
         let around = state_of(program, root, branches, &above.record)?;
-        let spot = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
-        program.attach(spot, &around, &mut state);
+        let step_ref = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        program.attach(step_ref, &around, &mut state);
     }
     Ok(state)
 }
@@ -417,8 +417,8 @@ pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &Bran
     let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
         let branch = &known.record.header().branch;
-        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
-        program.subjects(spot, &state)
+        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        program.subjects(step_ref, &state)
     };
     places.into_iter().flat_map(subjects).collect()
 }

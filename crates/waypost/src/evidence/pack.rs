@@ -182,7 +182,7 @@ impl Pack {
     pub fn unmet(&self) -> Vec<String> {
         let is_unmet = |claim: &&Claim| claim.counts() && claim.verdict != Verdict::Ok;
         let unmet: Vec<&Claim> = self.claims.iter().filter(is_unmet).collect();
-        let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.told()).collect();
+        let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.describe()).collect();
         if unmet.len() > UNMET_MAX {
             lines.push(format!("and {} more", unmet.len() - UNMET_MAX));
         }
@@ -190,8 +190,8 @@ impl Pack {
     }
 
     /// Returns a line for each claim: expectation and finding.
-    pub fn told(&self) -> Vec<String> {
-        self.claims.iter().map(Claim::told).collect()
+    pub fn descriptions(&self) -> Vec<String> {
+        self.claims.iter().map(Claim::describe).collect()
     }
 
     /// Counts the verdicts; `satisfied` follows [`verdict_at`](Self::verdict_at).
@@ -345,7 +345,7 @@ impl Claim {
     }
 
     /// Returns expectation and finding, for display.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let mut text = self.title();
         let state = match self.verdict {
             Verdict::Ok => ": it holds",

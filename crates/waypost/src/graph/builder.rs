@@ -15,7 +15,7 @@ use super::level::{
     ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
     StepAction, StepFn, Typed, to_value,
 };
-use super::way::{Way, print_of_starts, prints_of, targets_of, told_edge, told_fork, told_route};
+use super::way::{Way, describe_edge, describe_fork, describe_route, print_of_starts, prints_of, targets_of};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -257,7 +257,7 @@ impl<S: State> Builder<S> {
     pub fn edge(self, from: &str, to: &str) -> Self {
         match StepId::new(to) {
             Ok(target) => self.way(from, Way::Edge(target)),
-            Err(why) => self.wrong(GraphError::BadName { edge: told_edge(from, to), why }),
+            Err(why) => self.wrong(GraphError::BadName { edge: describe_edge(from, to), why }),
         }
     }
 
@@ -274,7 +274,7 @@ impl<S: State> Builder<S> {
         targets: impl IntoIterator<Item = T>,
         choose: impl Fn(&S) -> R + Send + Sync + 'static,
     ) -> Self {
-        match targets_of(targets, || told_route(from)) {
+        match targets_of(targets, || describe_route(from)) {
             Ok(targets) => {
                 let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
                 self.way(from, Way::Route { targets, choose })
@@ -295,10 +295,10 @@ impl<S: State> Builder<S> {
     fn way(mut self, from: &str, way: Way<S>) -> Self {
         let from = match StepId::new(from) {
             Ok(from) => from,
-            Err(why) => return self.wrong(GraphError::BadName { edge: way.told(from), why }),
+            Err(why) => return self.wrong(GraphError::BadName { edge: way.describe(from), why }),
         };
         if let Some(before) = self.ways.get(&from) {
-            let (one, other) = (before.told(from.as_str()), way.told(from.as_str()));
+            let (one, other) = (before.describe(from.as_str()), way.describe(from.as_str()));
             return self.wrong(GraphError::TwoWays { step: from, one, other });
         }
         self.written.push(from.clone());
@@ -430,16 +430,16 @@ impl<S: State> Builder<S> {
         // In the order of declaration, so that the first error is deterministic.
         for (from, way) in self.written.iter().map(|from| (from, &self.ways[from])) {
             if !has(from) {
-                return unknown(way.told(from.as_str()), from);
+                return unknown(way.describe(from.as_str()), from);
             }
             if let Some(missing) = way.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
-                return unknown(way.told(from.as_str()), missing);
+                return unknown(way.describe(from.as_str()), missing);
             }
         }
         for step in &self.steps {
             let Some(FanOutKind::Fork { after, starts }) = &step.fan else { continue };
             if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
-                return unknown(told_fork(after.as_str()), missing);
+                return unknown(describe_fork(after.as_str()), missing);
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::context::Context;
 use super::error::{GraphError, StepError};
 use super::join::{BranchEnd, Branches, Child, ItemEnds};
 use super::level::{ChildFn, Held, JoinFn, OpenFn, Opens, State, StepAction, item_value};
-use super::way::{targets_of, told_fork};
+use super::way::{describe_fork, targets_of};
 use crate::engine::Joined;
 use crate::id::StepId;
 use crate::plan::shape::{OnChildFailure, Retry};
@@ -54,9 +54,9 @@ impl<S: State> Fork<S> {
         let Self { builder, after, starts, on_failure, parallel_max } = self;
         let after_id = match StepId::new(&after) {
             Ok(id) => id,
-            Err(why) => return builder.wrong(GraphError::BadName { edge: told_fork(&after), why }),
+            Err(why) => return builder.wrong(GraphError::BadName { edge: describe_fork(&after), why }),
         };
-        let starts = match targets_of(&starts, || told_fork(&after)) {
+        let starts = match targets_of(&starts, || describe_fork(&after)) {
             Ok(starts) => starts,
             Err(problem) => return builder.wrong(problem),
         };

@@ -53,12 +53,12 @@ impl Waits {
         self.open()
             .iter()
             .filter(|wait| wait.due.is_some_and(|due| due <= now))
-            .for_each(|wait| wait.give(WaitEnd::Due));
+            .for_each(|wait| wait.deliver(WaitEnd::Due));
     }
 
     /// Ends the waits for the stop of the step.
     pub(super) fn stop(&self) {
-        self.open().iter().filter(|wait| wait.wait.is_none()).for_each(|wait| wait.give(WaitEnd::Due));
+        self.open().iter().filter(|wait| wait.wait.is_none()).for_each(|wait| wait.deliver(WaitEnd::Due));
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<Arc<PendingWait>>> {

@@ -90,9 +90,9 @@ impl Work<'_> {
         let checked = match evidence::check(self, &state, ending.exit_code).await {
             Evidence::Holds(checked) => checked,
             Evidence::Fails(failure, checked) => {
-                let mut told = self.context.take_told();
-                told.evidence = checked;
-                return Performed::Failed { failure: Failure { ending, ..failure }, told };
+                let mut report = self.context.take_report();
+                report.evidence = checked;
+                return Performed::Failed { failure: Failure { ending, ..failure }, report };
             }
             Evidence::Broken(failure) => return self.broken(Failure { ending, ..failure }),
             Evidence::Stopped => return Performed::Stopped { in_progress: true },
@@ -101,9 +101,9 @@ impl Work<'_> {
             Ok(follow) => follow,
             Err(failure) => return self.broken(Failure { ending, ..failure }),
         };
-        let mut told = self.context.take_told();
-        told.evidence = checked;
-        Performed::Completed { output: AttemptOutput { state, follow }, ending, told }
+        let mut report = self.context.take_report();
+        report.evidence = checked;
+        Performed::Completed { output: AttemptOutput { state, follow }, ending, report }
     }
 
     /// Calls the function of the step, within its timeout and until a stop.
@@ -123,7 +123,7 @@ impl Work<'_> {
             biased;
             end = &mut work => return end,
             ended = attempt.stopped() => ended,
-            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
+            never = attempt.report_progress(|| (Map::new(), context.take_report_now())) => match never {},
         };
         match ended {
             CancelCause::Timeout(limit) => FunctionEnd::TimedOut(limit),
@@ -182,7 +182,7 @@ impl Work<'_> {
     }
 
     fn failed(&self, failure: Failure) -> Performed<AttemptOutput> {
-        Performed::Failed { failure, told: self.context.take_told() }
+        Performed::Failed { failure, report: self.context.take_report() }
     }
 
     /// Ends an attempt with a failure that the function did not return: interrupted if the step is not
@@ -197,7 +197,7 @@ impl Work<'_> {
     }
 
     fn cut(&self, why: String) -> Performed<AttemptOutput> {
-        Performed::Cut { why, told: self.context.take_told() }
+        Performed::Cut { why, report: self.context.take_report() }
     }
 }
 

@@ -186,7 +186,7 @@ impl Context {
                 Some(value) => value,
                 None if until.is_some_and(|until| until <= self.now()) => return Ok(None),
                 None => match self.pause(wait).await {
-                    WaitEnd::Given(value) => value,
+                    WaitEnd::Delivered(value) => value,
                     WaitEnd::Due => return Ok(None),
                 },
             };

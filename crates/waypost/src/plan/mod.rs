@@ -28,14 +28,14 @@ use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Set
 mod cause;
 mod lost;
 mod rank;
-mod standing;
+mod step_verdict;
 
 use crate::evidence::resolved;
 pub(crate) use crate::evidence::{ClaimKey, Newest};
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
 use rank::{Rank, Ranks};
-use standing::Standing;
+use step_verdict::StepVerdict;
 
 /// The plan's input for one branch: the newest sound record, and the evidence of finished steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -375,7 +375,7 @@ impl<'a> Weighed<'a> {
             let Some(view) = self.view(branch, Timestamp::UNIX_EPOCH) else { continue };
             let before = broken.len();
             for made in branch.made() {
-                if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
+                if let (Some(seq), Some(StepVerdict::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
                     let (branch, step) = (branch.branch.clone(), made.step.clone());
                     broken.push(Broken { branch, step, seq, claims });
                 }
@@ -487,18 +487,18 @@ impl BranchView<'_> {
         if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
             return None;
         }
-        match self.standing_of_finished(&step.id)? {
-            Standing::Failed { claims, only_live: true } if !self.shape.is_routed() => {
+        match self.verdict_of_finished(&step.id)? {
+            StepVerdict::Failed { claims, only_live: true } if !self.shape.is_routed() => {
                 Some((Action::Restart, Cause::EvidenceFailed(claims)))
             }
-            Standing::Failed { claims, .. } => {
+            StepVerdict::Failed { claims, .. } => {
                 let may_run =
                     step.idempotent && !(self.has_careful_passes && self.is_broken_before(&step.id));
                 let action = if may_run { Action::Run } else { Action::Ask };
                 Some((action, Cause::EvidenceFailed(claims)))
             }
-            Standing::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
-            Standing::Holds => None,
+            StepVerdict::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
+            StepVerdict::Holds => None,
         }
     }
 
@@ -507,7 +507,7 @@ impl BranchView<'_> {
         let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq);
         let is_before = |made: &PassEvidence<'_>| made.seq.is_some() && made.seq != newest;
         let mut before = self.branch.made_by(step).filter(is_before);
-        before.any(|made| matches!(self.weigh(&made), Some(Standing::Failed { .. })))
+        before.any(|made| matches!(self.weigh(&made), Some(StepVerdict::Failed { .. })))
     }
 
     fn before(&self, place: usize, unfinished: &Unfinished) -> Vec<StepId> {
@@ -567,8 +567,8 @@ impl BranchView<'_> {
 
     /// Decides about a non-idempotent step that may have taken effect.
     fn unsettled(&self, step: &Step, entry: &FrontierEntry) -> (Action, Cause) {
-        match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
-            Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
+        match self.step_verdict(&step.id).filter(|_| !self.is_finished(&step.id)) {
+            Some(StepVerdict::Holds) => (Action::Reuse, Cause::EvidenceSettles),
             _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
         }
     }

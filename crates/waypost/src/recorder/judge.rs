@@ -72,7 +72,7 @@ impl Recorder {
         let next = writing.tip.clone();
         let now_at = Try { epoch: next.epoch, ..Try::default() };
         let mut draft = Draft::new(verified_phase(&checked), Reason::Manual, None, now_at);
-        draft.told = StepReport { evidence: Some(checked), notes: bound.notes(), usage: None };
+        draft.report = StepReport { evidence: Some(checked), notes: bound.notes(), usage: None };
         draft.about = Some(at.seq);
         let state = next.state.clone();
         let verdicts = writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
@@ -149,7 +149,7 @@ impl Recorder {
         restore(&mut next, &record)?;
         let mut draft =
             Draft::new(Phase::Restored, Reason::Rollback, None, Try { epoch: next.epoch, ..Try::default() });
-        draft.told = StepReport { evidence: Some(checked), ..StepReport::default() };
+        draft.report = StepReport { evidence: Some(checked), ..StepReport::default() };
         draft.about = Some(at.seq);
         next.state = state.clone();
         writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;

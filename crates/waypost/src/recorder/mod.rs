@@ -204,7 +204,7 @@ impl Recorder {
     ///
     /// None of these errors changes the run.
     pub async fn open(store: Arc<dyn Store>, run: &RunId, options: Options) -> Result<Self, Error> {
-        store.wait_while_dying(run).await?;
+        store.wait_for_release(run).await?;
         let entry = store.run(run).await?;
         let frozen = entry.record.record();
         check_driver(frozen)?;
@@ -473,7 +473,7 @@ impl Recorder {
     }
 
     /// Returns the state given by the program, with the recorder's schema.
-    fn given(&self, state: Option<Result<RawState, Flaw>>) -> Result<Option<EncodedState>, Error> {
+    fn encoded(&self, state: Option<Result<RawState, Flaw>>) -> Result<Option<EncodedState>, Error> {
         let state = state.transpose().map_err(|source| self.unwritable(source))?;
         Ok(state.map(|state| state.with_schema(self.options.schema)))
     }

@@ -310,7 +310,7 @@ impl Commit {
         let state = match &self.state {
             None => None,
             Some(Err(flaw)) => return Err(flaw.clone()),
-            Some(Ok(given)) => Some(serde_json::from_str::<Value>(given.0.get()).map_err(malformed)?),
+            Some(Ok(state)) => Some(serde_json::from_str::<Value>(state.0.get()).map_err(malformed)?),
         };
         let claim = |claim: &Claim| {
             let Claim { kind, subject, name, expect, pinned, terms, .. } = claim;

@@ -126,7 +126,7 @@ impl Writing {
         state: &EncodedState,
         now: Timestamp,
     ) -> Result<Record, Error> {
-        draft.told.notes.extend(self.pruned.clone());
+        draft.report.notes.extend(self.pruned.clone());
         if self.tip.ended {
             return Err(Error::Ended(next.chain.run));
         }

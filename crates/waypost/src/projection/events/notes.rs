@@ -17,7 +17,7 @@ impl RecordEvents<'_> {
     pub(super) fn reused(&mut self, data: &Value) {
         for reused in data["steps"].as_array().into_iter().flatten() {
             let of = reused["of"].as_str().unwrap_or_default().to_owned();
-            self.say_of(step_in(reused), EventKind::StepReused { of });
+            self.push_of(step_in(reused), EventKind::StepReused { of });
         }
     }
 
@@ -28,12 +28,12 @@ impl RecordEvents<'_> {
             _ => serde_json::from_value(data["cause"].clone()).ok(),
         };
         if let Some(cause) = cause {
-            self.say_of(step_in(data), EventKind::StepInvalidated { cause });
+            self.push_of(step_in(data), EventKind::StepInvalidated { cause });
         }
     }
 
     pub(super) fn settled(&mut self, data: &Value) {
         let how = data["how"].as_str().unwrap_or_default().to_owned();
-        self.say_of(step_in(data), EventKind::StepSettled { how, cause: data["cause"].clone() });
+        self.push_of(step_in(data), EventKind::StepSettled { how, cause: data["cause"].clone() });
     }
 }

@@ -178,22 +178,22 @@ impl RunReader<'_> {
         let journal = journal.map_err(|source| read_error(&path, source))?;
         let read = &Read { journal, ..read };
         let uncounted = read.uncounted();
-        let mut told = Vec::new();
+        let mut listed = Vec::new();
         for (branch, seq) in log {
             match read.lookup(&branch, seq) {
-                Lookup::Missing => told.push((branch, seq)),
-                Lookup::There if told.len() as u64 >= uncounted => break,
+                Lookup::Missing => listed.push((branch, seq)),
+                Lookup::There if listed.len() as u64 >= uncounted => break,
                 Lookup::There | Lookup::Known => {}
             }
         }
-        if (told.is_empty() && uncounted == 0 && read.missing.is_empty()) || self.may_lose()? {
+        if (listed.is_empty() && uncounted == 0 && read.missing.is_empty()) || self.may_lose()? {
             return Ok(Vec::new());
         }
-        told.reverse();
-        let counted = told.len().min(usize::try_from(uncounted).unwrap_or(usize::MAX));
-        let above = told.split_off(counted);
+        listed.reverse();
+        let counted = listed.len().min(usize::try_from(uncounted).unwrap_or(usize::MAX));
+        let above = listed.split_off(counted);
         let mut report = Report { reader: self, read, found: Vec::new(), next: BTreeMap::new() };
-        for (branch, seq) in &told {
+        for (branch, seq) in &listed {
             let (place, flaw) = report.cause_of(branch)?;
             report.add(branch, *seq, (&place, &flaw));
         }

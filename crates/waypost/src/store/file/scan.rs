@@ -53,7 +53,7 @@ impl RunReader<'_> {
                 ScanOrder::NewestFirst => Box::new(slots.into_iter().rev()),
             };
             for (seq, slot) in slots {
-                if after.is_some_and(|(at, after)| opened == at && !comes_after(scan.order, seq, after)) {
+                if after.is_some_and(|(at, after)| opened == at && !is_past(scan.order, seq, after)) {
                     continue;
                 }
                 if found.records.len() == limit {
@@ -165,7 +165,7 @@ impl RunReader<'_> {
     }
 }
 
-fn comes_after(order: ScanOrder, seq: u64, after: u64) -> bool {
+fn is_past(order: ScanOrder, seq: u64, after: u64) -> bool {
     match order {
         ScanOrder::OldestFirst => seq > after,
         ScanOrder::NewestFirst => seq < after,

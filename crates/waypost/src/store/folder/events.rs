@@ -26,7 +26,7 @@ impl LastEvent {
     }
 
     /// Returns whether the record has this event, and further events after it.
-    pub(super) fn is_amid(&self, record: &Record) -> bool {
+    pub(super) fn is_partly_written(&self, record: &Record) -> bool {
         self.names(record.header())
             && events::of(record).last().is_some_and(|last| last.cursor.index > self.0.index)
     }

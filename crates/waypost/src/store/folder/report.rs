@@ -196,8 +196,8 @@ impl ReportFile {
         let first = found.first.unwrap_or(end);
         let head = report::head(&self.run, status);
         let is_same = end > 0 && first == head.len() as u64 && {
-            let stands = disk.read_at(&self.path, 0, head.len())?;
-            stands == head.as_bytes() && disk.metadata(&self.path)?.len == end
+            let written = disk.read_at(&self.path, 0, head.len())?;
+            written == head.as_bytes() && disk.metadata(&self.path)?.len == end
         };
         if !is_same {
             replace_with(disk, &self.path, |file| {
@@ -323,8 +323,9 @@ impl<'a> ReportSections<'a> {
         let name = report::checkpoint_line(record.header());
         loop {
             let end = self.end.get_or_insert_with(|| ReportTail::read(self.disk, self.path, TAIL_BYTES));
-            let stands = || report::section(record).is_some_and(|section| end.text.contains(&section.text));
-            if end.named.contains(&name) && stands() {
+            let is_written =
+                || report::section(record).is_some_and(|section| end.text.contains(&section.text));
+            if end.named.contains(&name) && is_written() {
                 return true;
             }
             if end.is_all {
