@@ -225,7 +225,7 @@ fn check_branch(text: &str) -> Result<(), InvalidName> {
             continue;
         };
         check_step_id(step)?;
-        if key.len() <= BRANCH_KEY_BYTES_MAX && key.bytes().all(stands_as_it_is) {
+        if key.len() <= BRANCH_KEY_BYTES_MAX && key.bytes().all(is_plain) {
             continue;
         }
         let decoded = decode_key(key)
@@ -331,14 +331,14 @@ fn is_pass(text: &str) -> bool {
 }
 
 /// Returns whether a byte of a key is not encoded.
-fn stands_as_it_is(byte: u8) -> bool {
+fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
 /// Appends an encoded key to `text`.
 fn encode_key(key: &str, text: &mut String) {
     for byte in key.bytes() {
-        if stands_as_it_is(byte) {
+        if is_plain(byte) {
             text.push(char::from(byte));
         } else {
             let _ = write!(text, "%{byte:02X}");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
+    Recovered, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, RunStatus,
@@ -173,7 +173,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
     }
 
     async fn perform(&self, (): (), _: Attempt) -> Performed<()> {
-        Performed::Completed { output: (), ending: Ending::default(), told: StepReport::default() }
+        Performed::Completed { output: (), ending: Ending::default(), report: StepReport::default() }
     }
 
     fn subjects(&self, _: StepRef<'_>, _: &S) -> Vec<String> {
@@ -209,7 +209,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<()>> {
         None
     }
 
@@ -315,7 +315,7 @@ impl Program for Again {
         let ending = Ending { exit_code: Some(1), ..Ending::default() };
         let error = vec!["exit code 1".to_owned()];
         let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
-        Performed::Failed { failure, told: StepReport::default() }
+        Performed::Failed { failure, report: StepReport::default() }
     }
 
     fn subjects(&self, _: StepRef<'_>, _: &String) -> Vec<String> {
@@ -351,7 +351,7 @@ impl Program for Again {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<()>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<()>> {
         None
     }
 

@@ -77,8 +77,6 @@ const fn shape_rule(kind: Kind) -> usize {
 /// Areas above [`shape_rule`].
 const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("README.md", Kind::LongLine, 4),
-    ("crates/waypost", Kind::Tuple, 20),
-    ("crates/waypost", Kind::SharedName, 39),
     ("crates/waypost-cli", Kind::Tuple, 3),
     ("crates/waypost-cli", Kind::FlagPair, 2),
     ("crates/waypost-cli", Kind::SharedName, 2),

@@ -66,7 +66,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 
 /// Looks before the question is asked; the store looks again when it deletes.
 async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
-    store.wait_while_dying(run).await?;
+    store.wait_for_release(run).await?;
     match store.run(run).await {
         Ok(entry) => match entry.summary.holder.or_else(|| keepalive_holder(store, run)) {
             None => Ok(()),

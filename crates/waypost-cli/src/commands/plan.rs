@@ -273,7 +273,7 @@ pub(crate) async fn stops(
         snapshot.entry.summary.holder.as_ref().map(|holder| {
             format!("the run is under way, held by {holder}; this is what follows if it ends now")
         });
-    let undone = undo::amid(snapshot);
+    let undone = undo::unfinished(snapshot);
     Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
 }
 

@@ -140,7 +140,7 @@ async fn trim(
 ) -> Result<(), Error> {
     let (kept, dry_run) = args;
     let pruned = if dry_run {
-        store.wait_while_dying(run).await?;
+        store.wait_for_release(run).await?;
         would_trim(store.as_ref(), run, kept).await.map_err(RunError::Store)
     } else {
         Engine::new(Arc::clone(store)).prune(run, kept).await

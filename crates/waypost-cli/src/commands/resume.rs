@@ -290,7 +290,7 @@ impl Prepared {
         run: &RunId,
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
-        store.wait_while_dying(run).await?;
+        store.wait_for_release(run).await?;
         let entry = store.run(run).await?;
         if let Some(holder) = entry.summary.holder.filter(|_| !args.dry_run) {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());

@@ -68,7 +68,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     } else {
         context.output.answer(&summary(context, &view, &shown))?;
     }
-    if let Some(text) = undo::amid(&shown.snapshot).filter(|_| shown.at.is_none()) {
+    if let Some(text) = undo::unfinished(&shown.snapshot).filter(|_| shown.at.is_none()) {
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.snapshot.damaged() {

@@ -25,7 +25,7 @@ pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
 }
 
 /// Returns a message about an undo in progress, with the command to finish it; `None` without one.
-pub(crate) fn amid(snapshot: &Snapshot) -> Option<String> {
+pub(crate) fn unfinished(snapshot: &Snapshot) -> Option<String> {
     let line = to_finish(snapshot)?;
     Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
 }

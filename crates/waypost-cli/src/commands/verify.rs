@@ -520,7 +520,7 @@ fn told_of_evidence(output: &Output, view: &VerifiedRunView) -> String {
                 _ if claim.counts() => output.paint.red("EVIDENCE FAILED"),
                 _ => output.paint.yellow("evidence warns"),
             };
-            let told = Pack::all([claim.clone()]).told().join("; ");
+            let told = Pack::all([claim.clone()]).descriptions().join("; ");
             text.push_str(&format!("\n  {}: {state}: {}", found.reference, shown(&told)));
         }
     }

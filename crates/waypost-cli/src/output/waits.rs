@@ -39,5 +39,5 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
 
 /// Returns a separate line with the allowed answers.
 fn wanted(answer: &AnswerKind) -> String {
-    format!("\n    where ANSWER is {}", shown(&answer.told()))
+    format!("\n    where ANSWER is {}", shown(&answer.describe()))
 }

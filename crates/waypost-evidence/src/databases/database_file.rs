@@ -22,7 +22,7 @@ const LOGGED: u8 = 2;
 /// A database open for reading.
 pub(crate) struct DatabaseFile {
     pub(crate) connection: Connection,
-    spot: FileGuard,
+    guard: FileGuard,
     /// The file's state at open, if it was opened as immutable.
     closed: Option<Snapshot>,
 }
@@ -35,56 +35,58 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn at(spot: &FileGuard) -> io::Result<Self> {
-        let file = spot.open()?.metadata()?;
-        let log_bytes = spot.bytes_beside("-wal")?.unwrap_or_default();
+    fn at(guard: &FileGuard) -> io::Result<Self> {
+        let file = guard.open()?.metadata()?;
+        let log_bytes = guard.bytes_beside("-wal")?.unwrap_or_default();
         Ok(Self { file: (file.ino(), file.size(), file.mtime(), file.mtime_nsec()), log_bytes })
     }
 }
 
 impl DatabaseFile {
     /// Opens a database read-only, with the mode that its sidecar files allow.
-    pub(crate) fn open(spot: FileGuard) -> Result<Self, Finding> {
+    pub(crate) fn open(guard: FileGuard) -> Result<Self, Finding> {
         let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
         // SQLite opens sidecar files by name and would block forever on a pipe; `bytes_beside` rejects pipes.
-        spot.bytes_beside("-journal").map_err(unclear)?;
-        let log_bytes = spot.bytes_beside("-wal").map_err(unclear)?;
-        let has_index = spot.bytes_beside("-shm").map_err(unclear)?.is_some();
-        let (is_logged, is_empty) = read_header(&spot).map_err(unclear)?;
+        guard.bytes_beside("-journal").map_err(unclear)?;
+        let log_bytes = guard.bytes_beside("-wal").map_err(unclear)?;
+        let has_index = guard.bytes_beside("-shm").map_err(unclear)?.is_some();
+        let (is_logged, is_empty) = read_header(&guard).map_err(unclear)?;
         let (closed, parameters) = match log_bytes {
             None if !is_logged => (None, ""),
-            None => (Some(Snapshot::at(&spot).map_err(unclear)?), "?immutable=1"),
-            Some(0) if !has_index => (Some(Snapshot::at(&spot).map_err(unclear)?), "?immutable=1"),
+            None => (Some(Snapshot::at(&guard).map_err(unclear)?), "?immutable=1"),
+            Some(0) if !has_index => (Some(Snapshot::at(&guard).map_err(unclear)?), "?immutable=1"),
             Some(_) if has_index && !is_empty => (None, "?readonly_shm=1"),
-            Some(_) => return Err(unfinished_write(spot.path(), "-wal", "takes that in")),
+            Some(_) => return Err(unfinished_write(guard.path(), "-wal", "takes that in")),
         };
         // The path contains no link now; a link created later is not followed.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_URI
             | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let connection = Connection::open_with_flags(uri(spot.path(), parameters), flags);
-        let connection = connection.map_err(|error| match spot.is_there() {
+        let connection = Connection::open_with_flags(uri(guard.path(), parameters), flags);
+        let connection = connection.map_err(|error| match guard.is_there() {
             true => Finding::unknown(format!("it cannot be asked: {error}")),
             false => swapped(),
         })?;
-        Ok(Self { connection, spot, closed })
+        Ok(Self { connection, guard, closed })
     }
 
     /// Returns a finding if the read result is unreliable: the file was replaced, or written to while open as
     /// immutable.
     pub(crate) fn changed(&self) -> Option<Finding> {
-        if !self.spot.is_there() {
+        if !self.guard.is_there() {
             return Some(swapped());
         }
-        let has_changed =
-            self.closed.as_ref().is_some_and(|before| Snapshot::at(&self.spot).ok().as_ref() != Some(before));
+        let has_changed = self
+            .closed
+            .as_ref()
+            .is_some_and(|before| Snapshot::at(&self.guard).ok().as_ref() != Some(before));
         has_changed.then(|| Finding::unknown_yet("it was written to while it was read"))
     }
 
     /// Returns the path of the database.
     pub(crate) fn path(&self) -> &Path {
-        self.spot.path()
+        self.guard.path()
     }
 }
 
@@ -109,9 +111,9 @@ fn beside(path: &Path, what: &str) -> PathBuf {
 }
 
 /// Returns whether the database is in WAL mode, and whether the file is empty.
-fn read_header(spot: &FileGuard) -> io::Result<(bool, bool)> {
+fn read_header(guard: &FileGuard) -> io::Result<(bool, bool)> {
     let mut header = Vec::new();
-    spot.open()?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
+    guard.open()?.take(READ_VERSION as u64 + 1).read_to_end(&mut header)?;
     Ok((header.get(READ_VERSION) == Some(&LOGGED), header.is_empty()))
 }
 

@@ -106,8 +106,8 @@ impl Probe for SqliteProbe {
             Ok(wanted) => wanted,
             Err(finding) => return finding,
         };
-        let spot = match find_file_guard(site, &claim.subject).await {
-            Ok(spot) => spot,
+        let guard = match find_file_guard(site, &claim.subject).await {
+            Ok(guard) => guard,
             Err(finding) => return finding.either_way(),
         };
         let (answer, found) = tokio::sync::oneshot::channel();
@@ -116,7 +116,7 @@ impl Probe for SqliteProbe {
         let check = asking.0.clone();
         // A dedicated thread: a hung file system must not block other checks.
         let thread = std::thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
-            let _ = answer.send(check_database(spot, in_numbers(wanted), &check));
+            let _ = answer.send(check_database(guard, in_numbers(wanted), &check));
         });
         match thread {
             Ok(_) => found.await.unwrap_or_else(|_| Finding::unknown("the check was cut short")),
@@ -150,8 +150,8 @@ impl Drop for CheckGuard {
 }
 
 /// Checks a database until the result is known or the check is cancelled.
-fn check_database(spot: FileGuard, wanted: RowExpectation, check: &Arc<CheckState>) -> Finding {
-    let database = match open(spot, check) {
+fn check_database(guard: FileGuard, wanted: RowExpectation, check: &Arc<CheckState>) -> Finding {
+    let database = match open(guard, check) {
         Ok(database) => database,
         Err(ended) => return ended.finding(&wanted),
     };
@@ -164,8 +164,8 @@ fn check_database(spot: FileGuard, wanted: RowExpectation, check: &Arc<CheckStat
     })
 }
 
-fn open(spot: FileGuard, check: &Arc<CheckState>) -> Result<DatabaseFile, SqliteQueryError> {
-    let mut database = DatabaseFile::open(spot)?;
+fn open(guard: FileGuard, check: &Arc<CheckState>) -> Result<DatabaseFile, SqliteQueryError> {
+    let mut database = DatabaseFile::open(guard)?;
     let connection = &mut database.connection;
     let seen = Arc::clone(check);
     connection.progress_handler(INSTRUCTIONS, Some(move || seen.is_over.load(Ordering::SeqCst)))?;

@@ -80,7 +80,7 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: Part) -> Str
         Work::Service(command) => json!({ "service": text(command) }),
         Work::Agent(agent) => json!({ "agent": agent.name, "prompt": text(&agent.prompt) }),
         Work::Approve(Approval { question, answer }) => {
-            json!({ "approve": text(question), "answer": answer.told() })
+            json!({ "approve": text(question), "answer": answer.describe() })
         }
         Work::Sleep(time) => json!({ "sleep": time.as_nanos().to_string() }),
         Work::Wait(name) => json!({ "wait": text(name) }),

@@ -184,7 +184,7 @@ pub enum AnswerKind {
 impl AnswerKind {
     /// Returns the expected answer, for display.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::Approval => "`yes` or `no`".to_owned(),
             Self::Text => "a text".to_owned(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::Digest;
-use waypost::engine::{Attempt, Ended, Performed, StepReport};
+use waypost::engine::{Attempt, CancelCause, Performed, StepReport};
 use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
 use waypost::store::Store;
 
@@ -64,7 +64,7 @@ impl LogSink for BlobSink {
 /// How the process of an attempt ended.
 enum Life {
     Exited(Exit),
-    Told(Ended),
+    Cancelled(CancelCause),
     Lost(SupervisorError),
 }
 
@@ -87,7 +87,7 @@ impl WorkflowProgram {
             // The files, the log and the outputs of the step share this disk, so the full disk may be the
             // cause. A failure would use up a retry, and a fallback would replace the step.
             let why = format!("{NO_ROOM} at `{}`", folder.path().display());
-            return Performed::Cut { why, told: StepReport::default() };
+            return Performed::Cut { why, report: StepReport::default() };
         }
         performed
     }
@@ -130,7 +130,7 @@ impl WorkflowProgram {
             Err(error) => {
                 return match lacking(&error) {
                     Some(lack) => interrupted(&lack, attempt),
-                    None => Performed::Failed { failure: no_scratch(&error), told: StepReport::default() },
+                    None => Performed::Failed { failure: no_scratch(&error), report: StepReport::default() },
                 };
             }
         };
@@ -220,7 +220,7 @@ impl WorkflowProgram {
             tokio::select! {
                 biased;
                 life = live(&mut child, attempt, must_end.as_mut(), job.grace) => life,
-                never = attempt.told_meanwhile(|| how_far(&logged)) => match never {},
+                never = attempt.report_progress(|| how_far(&logged)) => match never {},
             }
         };
         let capture = job.captures().then_some(job.capture_max);
@@ -229,23 +229,23 @@ impl WorkflowProgram {
         if let Life::Lost(lost) = &life {
             self.end_leftovers(lost, attempt, mark);
         }
-        let (ending, told) = self.ending(&job, &life, log).await;
+        let (ending, report) = self.ending(&job, &life, log).await;
         if !is_done {
             clear(&mut child, attempt, job.grace).await;
         }
         if let Some(why) = job.cut_midway(&life, attempt) {
-            return Performed::Cut { why, told };
+            return Performed::Cut { why, report };
         }
         match life {
-            Life::Told(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
+            Life::Cancelled(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
             Life::Lost(error) => cut(&error),
             life => {
                 let output_files = job.output_files(scratch, captured, &life, self.mask());
                 let interrupted = async {
                     match &life {
                         // The attempt's time is over; reading its outputs is limited to the grace period.
-                        Life::Told(ended) => tokio::select! {
-                            stop = attempt.stop_asked() => Ended::Stop(stop),
+                        Life::Cancelled(ended) => tokio::select! {
+                            stop = attempt.stop_asked() => CancelCause::Stop(stop),
                             () = tokio::time::sleep(job.grace) => ended.clone(),
                         },
                         _ => must_end.await,
@@ -253,9 +253,11 @@ impl WorkflowProgram {
                 };
                 let taken = output_files.take(interrupted).await;
                 let performed = match taken {
-                    Ok(taken) => self.ended(&job, life, taken, ending, told),
-                    Err(Ended::Stop(_)) => Performed::Stopped { in_progress: true },
-                    Err(timeout) => Performed::Failed { failure: failed(Life::Told(timeout), ending), told },
+                    Ok(taken) => self.ended(&job, life, taken, ending, report),
+                    Err(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
+                    Err(timeout) => {
+                        Performed::Failed { failure: failed(Life::Cancelled(timeout), ending), report }
+                    }
                 };
                 if is_done && !matches!(performed, Performed::Completed { .. }) {
                     clear(&mut child, attempt, job.grace).await;
@@ -271,9 +273,9 @@ impl WorkflowProgram {
         let (lines, bytes) = if job.is_done(life) { SUCCESS_TAIL } else { FAILURE_TAIL };
         let tail = log.tail(lines, bytes);
         let (_, summary) = log.finish().await;
-        let mut told = StepReport::default();
+        let mut report = StepReport::default();
         if let Some(lost) = summary.failure {
-            told.notes.push(Note::Warning(format!("the log could not be kept whole: {lost}")));
+            report.notes.push(Note::Warning(format!("the log could not be kept whole: {lost}")));
         }
         let printed = (summary.bytes > 0).then(|| Printed {
             bytes: summary.bytes,
@@ -281,7 +283,7 @@ impl WorkflowProgram {
             tail,
         });
         let command = job.rendered.then(|| clipped(&self.mask().mask_str(&job.command), COMMAND_BYTES_MAX));
-        (Ending { exit_code, command, log: printed, ..Ending::default() }, told)
+        (Ending { exit_code, command, log: printed, ..Ending::default() }, report)
     }
 
     /// Returns the result of a step that exited or timed out.
@@ -291,35 +293,35 @@ impl WorkflowProgram {
         life: Life,
         taken: StepOutputs,
         mut ending: Ending,
-        mut told: StepReport,
+        mut report: StepReport,
     ) -> Performed<StepOutput> {
         let is_done = job.is_done(&life);
-        told.usage = taken.usage;
-        told.notes.extend(taken.events);
+        report.usage = taken.usage;
+        report.notes.extend(taken.events);
         match taken.stdout_text {
             Ok(printed) => ending.stdout = printed,
             // `taken.output` is the same error in this case.
             Err(_) if is_done => {}
-            Err(unread) => told.notes.push(not_kept("what it printed is", &unread)),
+            Err(unread) => report.notes.push(not_kept("what it printed is", &unread)),
         }
         match taken.output {
             Ok(output) if is_done => {
-                told.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
-                told.notes.extend(job.growth(&output).map(Note::Warning));
+                report.notes.extend(self.report_notes(job, taken.summary, Some(&output.outputs)));
+                report.notes.extend(job.growth(&output).map(Note::Warning));
                 ending.outputs = output.outputs.clone().into_iter().collect();
-                Performed::Completed { output, ending, told }
+                Performed::Completed { output, ending, report }
             }
             Ok(output) => {
-                told.notes.extend(self.report_notes(job, taken.summary, None));
+                report.notes.extend(self.report_notes(job, taken.summary, None));
                 ending.outputs = output.outputs.into_iter().collect();
-                Performed::Failed { failure: failed(life, ending), told }
+                Performed::Failed { failure: failed(life, ending), report }
             }
-            Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, told },
+            Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, report },
             // The exit is the cause of the failure; the unread outputs become a note.
             Err(unread) => {
-                told.notes.extend(self.report_notes(job, taken.summary, None));
-                told.notes.push(not_kept("its outputs are", &unread));
-                Performed::Failed { failure: failed(life, ending), told }
+                report.notes.extend(self.report_notes(job, taken.summary, None));
+                report.notes.push(not_kept("its outputs are", &unread));
+                Performed::Failed { failure: failed(life, ending), report }
             }
         }
     }
@@ -423,7 +425,7 @@ impl Command {
     fn cut_midway(&self, life: &Life, attempt: &Attempt) -> Option<String> {
         match life {
             _ if self.may_be_cut || self.is_done(life) => None,
-            Life::Told(Ended::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
+            Life::Cancelled(CancelCause::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
             Life::Exited(exit) if exit.signal().is_some() => {
                 Some(format!("the end of step {} by {exit}", attempt.step))
             }
@@ -482,7 +484,7 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
         SupervisorError::ReaperKilled => "the reaper of a step",
         _ => "its supervisor",
     };
-    Performed::Cut { why: format!("{LOSS}{what}"), told: StepReport::default() }
+    Performed::Cut { why: format!("{LOSS}{what}"), report: StepReport::default() }
 }
 
 /// Returns the result of an attempt whose start failed or was not confirmed.
@@ -497,7 +499,7 @@ pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutpu
     };
     let mut failure = failure(kind, error);
     failure.error.iter_mut().for_each(|text| *text = mask.mask_str(text).into_owned());
-    Performed::Failed { failure, told: StepReport::default() }
+    Performed::Failed { failure, report: StepReport::default() }
 }
 
 /// Returns the failure of a step whose scratch files cannot be created.
@@ -514,20 +516,20 @@ const LATE: Duration = Duration::from_millis(250);
 async fn live(
     child: &mut Child,
     attempt: &Attempt,
-    must_end: impl Future<Output = Ended>,
+    must_end: impl Future<Output = CancelCause>,
     grace: Duration,
 ) -> Life {
     let ended = tokio::select! {
         exit = child.wait() => return exit.map_or_else(Life::Lost, Life::Exited),
         ended = must_end => ended,
     };
-    if let Ended::Timeout(_) = ended
+    if let CancelCause::Timeout(_) = ended
         && let Ok(Ok(exit)) = tokio::time::timeout(LATE, child.wait()).await
     {
         return Life::Exited(exit);
     }
     match end(child, attempt, grace).await {
-        Ok(_) => Life::Told(ended),
+        Ok(_) => Life::Cancelled(ended),
         Err(lost) => Life::Lost(lost),
     }
 }
@@ -560,10 +562,12 @@ fn failed(life: Life, ending: Ending) -> Failure {
     let (kind, error) = match life {
         Life::Exited(exit @ Exit::Code(_)) => (FailureKind::Exit, vec![exit.to_string()]),
         Life::Exited(exit @ Exit::Signal(_)) => (FailureKind::Signal, vec![format!("ended by {exit}")]),
-        Life::Told(Ended::Timeout(limit)) => {
+        Life::Cancelled(CancelCause::Timeout(limit)) => {
             (FailureKind::Timeout, vec![format!("it took longer than {limit:?}")])
         }
-        Life::Told(Ended::Stop(stop)) => (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)]),
+        Life::Cancelled(CancelCause::Stop(stop)) => {
+            (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)])
+        }
         Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };
     Failure { ending, error, ..Failure::new(kind, Vec::new()) }

@@ -56,8 +56,10 @@ impl BudgetUse {
 
     /// Adds the usage of an attempt, before another step starts.
     pub(super) fn add(&self, performed: &Performed<StepOutput>, attempt: &Attempt) {
-        let (Performed::Completed { told, .. } | Performed::Failed { told, .. }) = performed else { return };
-        let StepReport { usage: Some(usage), .. } = told else { return };
+        let (Performed::Completed { report, .. } | Performed::Failed { report, .. }) = performed else {
+            return;
+        };
+        let StepReport { usage: Some(usage), .. } = report else { return };
         *self.used.lock().expect("no code panics while it holds this") += usage;
         self.is_empty(attempt);
     }

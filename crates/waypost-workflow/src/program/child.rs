@@ -13,11 +13,11 @@ impl WorkflowProgram {
     /// Returns the initial state of the branch of another file: its params only, without the caller's scope.
     pub(super) fn state_of_file(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         file: &Child,
     ) -> Result<WorkflowState, Failure> {
-        let step = self.step(spot);
+        let step = self.step(step_ref);
         let scope = self.scope_of(step, state);
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         let given = file.given(&scope.for_step(&step.id, &env)).map_err(expression)?;
@@ -33,11 +33,11 @@ impl WorkflowProgram {
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     let steps = match repeat::gathered(joined).await {
         Ok(output) => output.steps,
-        Err(failure) => return Performed::Failed { failure, told: StepReport::default() },
+        Err(failure) => return Performed::Failed { failure, report: StepReport::default() },
     };
     let outputs: Map<String, Value> =
         steps.iter().map(|(id, step)| (id.clone(), Value::Object(step.outputs().clone()))).collect();
     let output = StepOutput { outputs: outputs.clone(), ..StepOutput::default() };
     let ending = Ending { outputs: outputs.into_iter().collect(), ..Ending::default() };
-    Performed::Completed { output, ending, told: StepReport::default() }
+    Performed::Completed { output, ending, report: StepReport::default() }
 }

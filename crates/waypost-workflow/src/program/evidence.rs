@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Salvage, Settlement, StepRef,
+    Attempt, Engine, Exited, Follow, KnownOutputs, Performed, Program as _, Recovered, Settlement, StepRef,
 };
 use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
@@ -69,11 +69,11 @@ impl WorkflowProgram {
     /// Returns the evidence to check when the step has ended, if the step has evidence.
     pub(super) fn vouching(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
     ) -> Result<Option<Vouching>, ExprError> {
-        let step = self.step(spot);
-        let (around, base) = self.around(spot);
+        let step = self.step(step_ref);
+        let (around, base) = self.around(step_ref);
         self.vouching_of(step, state, base.strip_prefix(&around.base).unwrap_or(base))
     }
 
@@ -100,8 +100,8 @@ impl WorkflowProgram {
     }
 
     /// Returns the subjects of the evidence that are known before the step has ended.
-    pub(super) fn subjects_of(&self, spot: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
-        let Ok(Some(vouching)) = self.vouching(spot, state) else { return Vec::new() };
+    pub(super) fn subjects_of(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
+        let Ok(Some(vouching)) = self.vouching(step_ref, state) else { return Vec::new() };
         let claims = vouching.evidence.claims.iter();
         claims.filter_map(|claim| vouching.subject(claim, &vouching.scope).ok()).collect()
     }
@@ -110,31 +110,31 @@ impl WorkflowProgram {
     ///
     /// The outputs must come from files that can be read again, or from the record if the step has `exited`.
     /// Returns `None` if outputs would be lost or the claims are not enough.
-    pub(super) fn salvage_of(
+    pub(super) fn recover_of(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<StepOutput>> {
-        let step = self.step(spot);
+    ) -> Option<Recovered<StepOutput>> {
+        let step = self.step(step_ref);
         let Work::Run(text) = &step.work else { return None };
         if step.capture.is_some() || step.keeps_stdout || !step.hooks.is_empty() {
             return None;
         }
-        let vouching = self.vouching(spot, state).ok()??;
+        let vouching = self.vouching(step_ref, state).ok()??;
         let outputs = match exited.and_then(|exited| exited.outputs.clone()) {
             Some(outputs) => StepOutput { outputs, ..StepOutput::default() },
             None if text.as_str().contains("WAYPOST_OUTPUT") => return None,
             None if self.workflow().reads_undeclared(step) => return None,
             None => {
                 let scope = self.scope_of(step, state);
-                let command = Command::render(step, text, &scope, self.around(spot)).ok()?;
+                let command = Command::render(step, text, &scope, self.around(step_ref)).ok()?;
                 OutputFiles::of_files(command.outputs, self.mask().clone()).outputs(Map::new(), None).ok()?
             }
         };
         let exit_code = exited.map(|exited| exited.exit_code);
-        let told = outputs.outputs.clone().into_iter().collect();
-        let ending = Ending { exit_code, outputs: told, ..Ending::default() };
+        let recorded = outputs.outputs.clone().into_iter().collect();
+        let ending = Ending { exit_code, outputs: recorded, ..Ending::default() };
         let mut pack = vouching.pack(&outputs, &ending, self.mask()).ok()?;
         // Claims that are pinned at the end of the step have no pin. The other claims count if they are
         // enough.
@@ -147,19 +147,19 @@ impl WorkflowProgram {
             // Checked now, whatever occasions the claim names.
             claim.terms.at.clear();
         }
-        Some(Salvage { pack, output: outputs, ending })
+        Some(Recovered { pack, output: outputs, ending })
     }
 
     /// Settles a step as done on a person's word. The outputs come from the state, from the caller, or are
     /// empty.
     pub(super) fn taken_as_done(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &mut WorkflowState,
         known: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
         if known == KnownOutputs::InState {
-            let step = self.step(spot);
+            let step = self.step(step_ref);
             return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
         }
         if let KnownOutputs::Given(outputs) = known {
@@ -168,16 +168,16 @@ impl WorkflowProgram {
                 ..Ending::default()
             };
             let output = StepOutput { outputs: outputs.clone(), ..StepOutput::default() };
-            let follow = self.apply(state, spot, Settlement::Completed(output, &ending));
+            let follow = self.apply(state, step_ref, Settlement::Completed(output, &ending));
             return Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)));
         }
-        let readers = self.readers(spot.branch, spot.step.id.as_str());
+        let readers = self.readers(step_ref.branch, step_ref.step.id.as_str());
         let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
         if !readers.is_empty() {
             return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
         }
         let ending = Ending::default();
-        let follow = self.apply(state, spot, Settlement::Completed(StepOutput::default(), &ending));
+        let follow = self.apply(state, step_ref, Settlement::Completed(StepOutput::default(), &ending));
         Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)))
     }
 
@@ -311,10 +311,10 @@ impl Vouching {
         attempt: &Attempt,
         mask: &Mask,
     ) -> Performed<StepOutput> {
-        let Performed::Completed { output, ending, mut told } = performed else { return performed };
+        let Performed::Completed { output, ending, mut report } = performed else { return performed };
         let pack = match self.pack(&output, &ending, mask) {
             Ok(pack) => pack,
-            Err(failure) => return Performed::Failed { failure: Failure { ending, ..failure }, told },
+            Err(failure) => return Performed::Failed { failure: Failure { ending, ..failure }, report },
         };
         if let (false, Some(code)) = (self.repeats, ending.exit_code) {
             attempt.exited(code, &output.outputs).await;
@@ -327,10 +327,10 @@ impl Vouching {
         let Some(checked) = checked else { return Performed::Stopped { in_progress: true } };
         let checked = without_secrets(checked, mask);
         let failure = self.failure_of(&checked);
-        told.evidence = Some(checked);
+        report.evidence = Some(checked);
         match failure {
-            None => Performed::Completed { output, ending, told },
-            Some(failure) => Performed::Failed { failure: Failure { ending, ..failure }, told },
+            None => Performed::Completed { output, ending, report },
+            Some(failure) => Performed::Failed { failure: Failure { ending, ..failure }, report },
         }
     }
 

@@ -17,8 +17,8 @@ pub(super) fn failure(kind: FailureKind, error: impl std::error::Error) -> Failu
 }
 
 /// Returns the failure of a step asked for branches: here only a step's work opens branches.
-pub(super) fn no_children(spot: StepRef<'_>) -> Failure {
-    let text = format!("step `{}` opens no branches", spot.step.id);
+pub(super) fn no_children(step_ref: StepRef<'_>) -> Failure {
+    let text = format!("step `{}` opens no branches", step_ref.step.id);
     Failure::new(FailureKind::Error, vec![text])
 }
 

@@ -75,7 +75,7 @@ pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) 
 /// Opens the hooks of a successful step, if any. A failure is passed on: the engine decides about retries
 /// first.
 pub(super) fn after(plans: &[Plan], performed: Performed<StepOutput>) -> Performed<StepOutput> {
-    let Performed::Completed { output, ending, told } = performed else { return performed };
+    let Performed::Completed { output, ending, report } = performed else { return performed };
     let code = ending.exit_code.and_then(|code| u8::try_from(code).ok());
     let meant = |plan: &&Plan| match plan.on {
         HookOn::Success => true,
@@ -83,10 +83,10 @@ pub(super) fn after(plans: &[Plan], performed: Performed<StepOutput>) -> Perform
         HookOn::Failure => false,
     };
     if !plans.iter().any(|plan| meant(&plan)) {
-        return Performed::Completed { output, ending, told };
+        return Performed::Completed { output, ending, report };
     }
     let came_to = CameTo::Completed { output, ending };
-    Performed::Opened { items: items(plans.iter().filter(meant), &came_to), told }
+    Performed::Opened { items: items(plans.iter().filter(meant), &came_to), report }
 }
 
 fn items<'p>(plans: impl Iterator<Item = &'p Plan>, came_to: &CameTo) -> Vec<Item> {
@@ -137,24 +137,24 @@ fn came_to(value: &Value) -> Option<Result<(StepOutput, Ending), Failure>> {
 pub(super) async fn join(joined: Joined) -> Performed<StepOutput> {
     match joined_outcome(joined).await {
         Ok(performed) => performed,
-        Err(failure) => Performed::Failed { failure, told: StepReport::default() },
+        Err(failure) => Performed::Failed { failure, report: StepReport::default() },
     }
 }
 
 async fn joined_outcome(joined: Joined) -> Result<Performed<StepOutput>, Failure> {
     let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
     let mut outcomes = joined.outcomes().await.map_err(unread)?;
-    let (mut told, mut came) = (StepReport::default(), None);
+    let (mut report, mut came) = (StepReport::default(), None);
     while let Some(end) = outcomes.next().await.map_err(unread)? {
         if end.end == End::Failed {
             let why = end.failure().map(|failure| failure.error.join(": ")).unwrap_or_default();
-            told.notes.push(Note::Warning(format!("its `{}` failed: {why}", end.item.key)));
+            report.notes.push(Note::Warning(format!("its `{}` failed: {why}", end.item.key)));
         }
         came = came.or_else(|| came_to(&end.item.value));
     }
     match came {
-        Some(Ok((output, ending))) => Ok(Performed::Completed { output, ending, told }),
-        Some(Err(failure)) => Ok(Performed::Failed { failure, told }),
+        Some(Ok((output, ending))) => Ok(Performed::Completed { output, ending, report }),
+        Some(Err(failure)) => Ok(Performed::Failed { failure, report }),
         None => {
             let text = "what the step came to before its hooks cannot be read".to_owned();
             Err(Failure::new(FailureKind::Error, vec![text]))

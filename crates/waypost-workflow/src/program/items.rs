@@ -98,17 +98,17 @@ impl WorkflowProgram {
     /// Returns the items of a step.
     pub(super) async fn list(&self, listing: Listing, attempt: Attempt) -> Performed<StepOutput> {
         let Listing { source, select } = listing;
-        let (found, told) = match source {
+        let (found, report) = match source {
             Source::Values(values) => (Found::Values(values), StepReport::default()),
             Source::File(file, json) => (Found::File(file, json), StepReport::default()),
             Source::Command(command, json) => match self.run(*command, attempt).await {
-                Performed::Completed { output, told, .. } => {
-                    (Found::Text(output.stdout.unwrap_or_default(), json), told)
+                Performed::Completed { output, report, .. } => {
+                    (Found::Text(output.stdout.unwrap_or_default(), json), report)
                 }
-                Performed::Failed { mut failure, told } => {
+                Performed::Failed { mut failure, report } => {
                     // The standard output was meant for items; no expression reads it.
                     failure.ending.stdout = None;
-                    return Performed::Failed { failure, told };
+                    return Performed::Failed { failure, report };
                 }
                 other => return other,
             },
@@ -120,12 +120,12 @@ impl WorkflowProgram {
             select.items(values, &mask)
         });
         match items.await.unwrap_or_else(|error| Err(failure(FailureKind::Error, error))) {
-            Ok(items) => Performed::Opened { items, told },
+            Ok(items) => Performed::Opened { items, report },
             Err(mut failure) => {
                 for text in &mut failure.error {
                     *text = self.mask().mask_str(text).into_owned();
                 }
-                Performed::Failed { failure, told }
+                Performed::Failed { failure, report }
             }
         }
     }
@@ -357,9 +357,9 @@ impl Joining {
         match self.count().await {
             Ok(items) => {
                 let output = StepOutput { items: Some(items), ..StepOutput::default() };
-                Performed::Completed { output, ending: Ending::default(), told: StepReport::default() }
+                Performed::Completed { output, ending: Ending::default(), report: StepReport::default() }
             }
-            Err(failure) => Performed::Failed { failure, told: StepReport::default() },
+            Err(failure) => Performed::Failed { failure, report: StepReport::default() },
         }
     }
 

@@ -55,41 +55,41 @@ impl WorkflowProgram {
     /// Makes the job of a step, without its evidence.
     pub(super) fn job(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         joined: Option<Joined>,
     ) -> Result<Job, Failure> {
-        let step = self.step(spot);
+        let step = self.step(step_ref);
         let scope = self.scope_of(step, state);
-        let hooks = Arc::clone(&self.levels[spot.level].hooks[spot.place]);
+        let hooks = Arc::clone(&self.levels[step_ref.level].hooks[step_ref.place]);
         let passing = step.repeat.as_ref().filter(|_| !hooks.is_empty());
-        let passing = passing.map(|_| Passing::new(spot, state.passes(&step.id) + 1, self.scope(state)));
+        let passing = passing.map(|_| Passing::new(step_ref, state.passes(&step.id) + 1, self.scope(state)));
         let job = |doing| Job { hooks: Arc::clone(&hooks), passing: passing.clone(), ..Job::of(doing) };
         if let Some(joined) = joined {
-            return Ok(match (&step.work, self.foreach(spot)) {
+            return Ok(match (&step.work, self.foreach(step_ref)) {
                 _ if joined.is_after() => Job::of(Doing::Hooked(joined)),
                 (_, Some(foreach)) => {
-                    job(Doing::Joining(Joining::new(joined, foreach, self.outcomes_file(spot))))
+                    job(Doing::Joining(Joining::new(joined, foreach, self.outcomes_file(step_ref))))
                 }
                 (Work::Group(_), _) => job(Doing::Gathering(joined)),
                 _ => job(Doing::Returning(joined)),
             });
         }
-        if let Some(foreach) = self.foreach(spot) {
-            let listing = Listing::render(step, foreach, &scope, self.around(spot))?;
+        if let Some(foreach) = self.foreach(step_ref) {
+            let listing = Listing::render(step, foreach, &scope, self.around(step_ref))?;
             return Ok(Job::of(Doing::Listing(Box::new(listing))));
         }
         self.check_passes(step, state)?;
         if let Some(waiting) = Waiting::render(step, &scope, &self.mask).map_err(expression)? {
             return Ok(job(Doing::Waiting(waiting)));
         }
-        let services = self.services_of(spot, state)?;
+        let services = self.services_of(step_ref, state)?;
         if matches!(step.work, Work::Service(_)) {
             let service = Box::new(self.service(step, state)?);
             return Ok(Job { services, ..job(Doing::Service(service)) });
         }
         let command = step.work.command().expect("what does not wait is a command");
-        let command = Command::render(step, command, &scope, self.around(spot)).map_err(expression)?;
+        let command = Command::render(step, command, &scope, self.around(step_ref)).map_err(expression)?;
         let command = Box::new(command.after(state.bytes()));
         Ok(Job { services, ..job(Doing::Command(command)) })
     }
@@ -97,27 +97,27 @@ impl WorkflowProgram {
     /// Makes the job that undoes a step, if the step has `undo`.
     pub(super) fn undo_job(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         at: &Try,
         state: &WorkflowState,
     ) -> Result<Option<Job>, Failure> {
-        let step = self.step(spot);
+        let step = self.step(step_ref);
         let Some(undo) = &step.undo else { return Ok(None) };
         // The state of a finished step may already have the number of the next pass.
         let scope = self.scope(state);
         let scope = at.iteration.last().map_or(scope.clone(), |pass| in_pass(&scope, *pass));
-        let command = Command::undoing(step, undo, &scope, self.around(spot)).map_err(expression)?;
+        let command = Command::undoing(step, undo, &scope, self.around(step_ref)).map_err(expression)?;
         Ok(Some(Job::of(Doing::Command(Box::new(command)))))
     }
 }
 
 /// Puts `notes` before the notes of a result.
 pub(super) fn with_notes(mut performed: Performed<StepOutput>, notes: Vec<Note>) -> Performed<StepOutput> {
-    if let Performed::Completed { told, .. }
-    | Performed::Failed { told, .. }
-    | Performed::Opened { told, .. } = &mut performed
+    if let Performed::Completed { report, .. }
+    | Performed::Failed { report, .. }
+    | Performed::Opened { report, .. } = &mut performed
     {
-        told.notes.splice(0..0, notes);
+        report.notes.splice(0..0, notes);
     }
     performed
 }

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, StateError, StepRef, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, Upstream,
 };
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
@@ -230,18 +230,18 @@ impl WorkflowProgram {
         child.map_or(around, |child| child.workflow())
     }
 
-    fn step(&self, spot: StepRef<'_>) -> &Step {
-        &self.levels[spot.level].steps[spot.place]
+    fn step(&self, step_ref: StepRef<'_>) -> &Step {
+        &self.levels[step_ref.level].steps[step_ref.place]
     }
 
     /// Returns the host environment and the base folder of a step.
-    fn around(&self, spot: StepRef<'_>) -> (&Surroundings, &Path) {
-        (&self.surroundings, &self.levels[spot.level].bases[spot.place])
+    fn around(&self, step_ref: StepRef<'_>) -> (&Surroundings, &Path) {
+        (&self.surroundings, &self.levels[step_ref.level].bases[step_ref.place])
     }
 
     /// Returns the `foreach` of a step.
-    fn foreach(&self, spot: StepRef<'_>) -> Option<&Arc<Foreach>> {
-        self.levels[spot.level].foreach[spot.place].as_ref()
+    fn foreach(&self, step_ref: StepRef<'_>) -> Option<&Arc<Foreach>> {
+        self.levels[step_ref.level].foreach[step_ref.place].as_ref()
     }
 
     fn scope(&self, state: &WorkflowState) -> Scope {
@@ -254,8 +254,8 @@ impl WorkflowProgram {
     }
 
     /// Returns the path of the file for many outcomes of a step.
-    fn outcomes_file(&self, spot: StepRef<'_>) -> Option<PathBuf> {
-        let name = format!("{}.{}.jsonl", spot.branch.file_name(), spot.step.id);
+    fn outcomes_file(&self, step_ref: StepRef<'_>) -> Option<PathBuf> {
+        let name = format!("{}.{}.jsonl", step_ref.branch.file_name(), step_ref.step.id);
         Some(self.folder()?.join(state::OUTCOMES_FOLDER).join(name))
     }
 }
@@ -305,35 +305,40 @@ impl Program for WorkflowProgram {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, spot: StepRef<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
-        Err(no_children(spot))
+    fn open(&self, step_ref: StepRef<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
+        Err(no_children(step_ref))
     }
 
-    fn child(&self, spot: StepRef<'_>, state: &WorkflowState, item: &Item) -> Result<WorkflowState, Failure> {
-        let mut child = match (self.foreach(spot), self.step(spot).work.child()) {
+    fn child(
+        &self,
+        step_ref: StepRef<'_>,
+        state: &WorkflowState,
+        item: &Item,
+    ) -> Result<WorkflowState, Failure> {
+        let mut child = match (self.foreach(step_ref), self.step(step_ref).work.child()) {
             // Only items of hooks name a start step.
-            _ if item.start.is_some() => hooks::state_of(self.step(spot), item, self.folder().as_deref()),
+            _ if item.start.is_some() => hooks::state_of(self.step(step_ref), item, self.folder().as_deref()),
             (Some(_), _) => WorkflowState::of_item(item.value.clone(), item.index),
-            (None, Some(file)) => self.state_of_file(spot, state, file)?,
+            (None, Some(file)) => self.state_of_file(step_ref, state, file)?,
             (None, None) => WorkflowState::of_group(),
         };
-        self.attach(spot, state, &mut child);
+        self.attach(step_ref, state, &mut child);
         Ok(child)
     }
 
-    fn forget(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
-        repeat::forget(self.step(spot), state);
+    fn forget(&self, step_ref: StepRef<'_>, state: &mut WorkflowState) {
+        repeat::forget(self.step(step_ref), state);
     }
 
-    fn forget_join(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
-        match self.step(spot) {
+    fn forget_join(&self, step_ref: StepRef<'_>, state: &mut WorkflowState) {
+        match self.step(step_ref) {
             step if step.repeat.is_some() => state.unpass(&step.id),
             step => repeat::forget(step, state),
         }
     }
 
-    fn restore(&self, spot: StepRef<'_>, state: &mut WorkflowState, then: &WorkflowState) {
-        repeat::restore(self.step(spot), state, then);
+    fn restore(&self, step_ref: StepRef<'_>, state: &mut WorkflowState, then: &WorkflowState) {
+        repeat::restore(self.step(step_ref), state, then);
     }
 
     fn redact(&self, claim: &mut Claim) {
@@ -348,22 +353,22 @@ impl Program for WorkflowProgram {
         true
     }
 
-    fn gave(&self, spot: StepRef<'_>, state: &WorkflowState) -> Option<Value> {
-        repeat::gave(self.step(spot), state)
+    fn gave(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Option<Value> {
+        repeat::gave(self.step(step_ref), state)
     }
 
-    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
+    fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId> {
         let mut read = BTreeSet::new();
-        readers::steps_read_by(self.step(spot), &mut read);
+        readers::steps_read_by(self.step(step_ref), &mut read);
         read.iter().filter_map(|id| StepId::new(id).ok()).collect()
     }
 
-    fn attach(&self, spot: StepRef<'_>, state: &WorkflowState, child: &mut WorkflowState) {
-        let step = self.step(spot);
+    fn attach(&self, step_ref: StepRef<'_>, state: &WorkflowState, child: &mut WorkflowState) {
+        let step = self.step(step_ref);
         // An error is reported by the next step that needs the service.
-        let services = self.services_of(spot, state).unwrap_or_default();
+        let services = self.services_of(step_ref, state).unwrap_or_default();
         let around = |scope, name| Outer { scope, name, services };
-        let outer = match (child.hook(), self.foreach(spot)) {
+        let outer = match (child.hook(), self.foreach(step_ref)) {
             (Some(failed), _) => {
                 let scope = self.scope_of_group(step, state);
                 let failed = failed.map(Value::from);
@@ -378,17 +383,17 @@ impl Program for WorkflowProgram {
         child.attach(outer);
     }
 
-    fn forget_failure(&self, spot: StepRef<'_>, state: &mut WorkflowState) {
-        state.forget_failure(&self.step(spot).id);
+    fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut WorkflowState) {
+        state.forget_failure(&self.step(step_ref).id);
     }
 
     fn admit(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
-        let step = self.step(spot);
+        let step = self.step(step_ref);
         let has_failure = upstream != Upstream::Succeeded;
         let condition = step.condition.as_ref();
         if has_failure && !condition.is_some_and(Condition::asks_for_failures) {
@@ -419,12 +424,12 @@ impl Program for WorkflowProgram {
 
     fn prepare(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         joined: Option<Joined>,
     ) -> Result<Job, Failure> {
-        let vouching = self.vouching(spot, state).map_err(expression)?.map(Box::new);
-        Ok(Job { vouching, ..self.job(spot, state, joined)? })
+        let vouching = self.vouching(step_ref, state).map_err(expression)?.map(Box::new);
+        Ok(Job { vouching, ..self.job(step_ref, state, joined)? })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
@@ -457,38 +462,38 @@ impl Program for WorkflowProgram {
         }
     }
 
-    fn undo(&self, spot: StepRef<'_>, at: &Try, state: &WorkflowState) -> Result<Option<Job>, Failure> {
-        self.undo_job(spot, at, state)
+    fn undo(&self, step_ref: StepRef<'_>, at: &Try, state: &WorkflowState) -> Result<Option<Job>, Failure> {
+        self.undo_job(step_ref, at, state)
     }
 
-    fn subjects(&self, spot: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
-        self.subjects_of(spot, state)
+    fn subjects(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Vec<String> {
+        self.subjects_of(step_ref, state)
     }
 
     fn settle_as_done(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &mut WorkflowState,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        self.taken_as_done(spot, state, outputs)
+        self.taken_as_done(step_ref, state, outputs)
     }
 
-    async fn salvage(
+    async fn recover(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<StepOutput>> {
-        self.salvage_of(spot, state, exited)
+    ) -> Option<Recovered<StepOutput>> {
+        self.recover_of(step_ref, state, exited)
     }
 
-    fn follow(&self, spot: StepRef<'_>, _: &WorkflowState) -> Result<Follow, String> {
-        Err(format!("a settlement of step `{}` does not decide its next pass", spot.step.id))
+    fn follow(&self, step_ref: StepRef<'_>, _: &WorkflowState) -> Result<Follow, String> {
+        Err(format!("a settlement of step `{}` does not decide its next pass", step_ref.step.id))
     }
 
-    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
-        let step = self.step(spot);
+    fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure {
+        let step = self.step(step_ref);
         let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
         let retry = match (failure.kind, code) {
             // The same expression over the same state fails again, and a rejected question is not repeated at
@@ -510,19 +515,19 @@ impl Program for WorkflowProgram {
             _ => step.retry.when.is_empty(),
         };
         let tolerate = step.continue_on_error.covers(code);
-        let plans = &self.levels[spot.level].hooks[spot.place];
+        let plans = &self.levels[step_ref.level].hooks[step_ref.place];
         OnFailure { retry, tolerate, opens: hooks::after_failure(plans, failure, tolerate) }
     }
 
     fn apply(
         &self,
         state: &mut WorkflowState,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
-        let id = self.step(spot).id.as_str();
+        let id = self.step(step_ref).id.as_str();
         if let Settlement::Failed(Failure { ending, .. }) = settled {
-            let failed = StepState::failed(ending.clone(), self.step(spot).keeps_stdout);
+            let failed = StepState::failed(ending.clone(), self.step(step_ref).keeps_stdout);
             state.refuse_growth(id, &failed)?;
             state.fail(id, failed, self.folder().as_deref());
             return Ok(Follow::Needs);
@@ -536,7 +541,7 @@ impl Program for WorkflowProgram {
                 StepState::completed(output, ending.exit_code)
             }
             Settlement::Tolerated(Failure { ending, .. }) | Settlement::Failed(Failure { ending, .. }) => {
-                StepState::failed(ending.clone(), self.step(spot).keeps_stdout)
+                StepState::failed(ending.clone(), self.step(step_ref).keeps_stdout)
             }
             Settlement::Skipped => StepState::skipped(),
         };
@@ -544,9 +549,12 @@ impl Program for WorkflowProgram {
         for (id, step) in &steps {
             state.refuse_growth(id, step)?;
         }
-        let repeats = self.step(spot).repeat.is_some() && is_done;
-        let follow =
-            if repeats { self.passes_on(spot, state, (&settled, tolerated), &steps)? } else { Follow::Needs };
+        let repeats = self.step(step_ref).repeat.is_some() && is_done;
+        let follow = if repeats {
+            self.passes_on(step_ref, state, (&settled, tolerated), &steps)?
+        } else {
+            Follow::Needs
+        };
         let passes = if repeats { state.passes(id) + 1 } else { 0 };
         let folder = self.folder();
         for (id, step) in steps {
@@ -554,7 +562,7 @@ impl Program for WorkflowProgram {
         }
         state.settle(id, settled.after(passes), folder.as_deref());
         if !is_done {
-            repeat::skip(self.step(spot), state);
+            repeat::skip(self.step(step_ref), state);
         }
         Ok(follow)
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
-use waypost::engine::Ended;
+use waypost::engine::CancelCause;
 use waypost::record::{Failure, FailureKind, Note, Usage};
 
 use crate::expr::exact_number;
@@ -91,7 +91,10 @@ impl OutputFiles {
     /// Reads all sources, unless `ended` resolves first.
     ///
     /// `ended` resolves when the step must end; the reading thread is then abandoned.
-    pub(super) async fn take(self, ended: impl Future<Output = Ended>) -> Result<StepOutputs, Ended> {
+    pub(super) async fn take(
+        self,
+        ended: impl Future<Output = CancelCause>,
+    ) -> Result<StepOutputs, CancelCause> {
         if self.is_in_memory() {
             return Ok(self.read());
         }
@@ -325,8 +328,8 @@ fn sum(own: Usage, more: &Usage) -> Usage {
 }
 
 /// Returns the failure of an agent from the failure text in the output.
-fn agent_failed(told: &str) -> Failure {
-    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), told.to_owned()])
+fn agent_failed(error: &str) -> Failure {
+    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), error.to_owned()])
 }
 
 fn secret_in(name: &str) -> Failure {

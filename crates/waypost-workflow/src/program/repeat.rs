@@ -40,20 +40,20 @@ impl WorkflowProgram {
     /// With a `tolerated` failure, reaching the limit is not a failure either.
     pub(super) fn passes_on(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
         (settled, tolerated): (&StepState, bool),
         steps: &BTreeMap<String, StepState>,
     ) -> Result<Follow, Failure> {
-        let step = self.step(spot);
+        let step = self.step(step_ref);
         let Some(repeat) = &step.repeat else { return Ok(Follow::Needs) };
         let passes = state.passes(&step.id) + 1;
-        let passing = Passing::new(spot, passes, self.scope(state));
+        let passing = Passing::new(step_ref, passes, self.scope(state));
         if self.is_until(&passing, settled, steps)? {
             return Ok(Follow::Needs);
         }
         if passes < repeat.max || (fails_in_next(step) && !tolerated) {
-            return Ok(Follow::To(spot.place));
+            return Ok(Follow::To(step_ref.place));
         }
         if tolerated { Ok(Follow::Needs) } else { Err(self.in_vain(repeat, passes)) }
     }
@@ -109,8 +109,8 @@ pub(super) struct Passing {
 }
 
 impl Passing {
-    pub(super) fn new(spot: StepRef<'_>, pass: u32, scope: Scope) -> Self {
-        Self { level: spot.level, place: spot.place, scope: in_pass(&scope, pass) }
+    pub(super) fn new(step_ref: StepRef<'_>, pass: u32, scope: Scope) -> Self {
+        Self { level: step_ref.level, place: step_ref.place, scope: in_pass(&scope, pass) }
     }
 }
 
@@ -163,8 +163,10 @@ pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
 /// Returns the results of the steps of a group.
 pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     match gathered(joined).await {
-        Ok(output) => Performed::Completed { output, ending: Ending::default(), told: StepReport::default() },
-        Err(failure) => Performed::Failed { failure, told: StepReport::default() },
+        Ok(output) => {
+            Performed::Completed { output, ending: Ending::default(), report: StepReport::default() }
+        }
+        Err(failure) => Performed::Failed { failure, report: StepReport::default() },
     }
 }
 

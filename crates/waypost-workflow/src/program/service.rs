@@ -66,19 +66,21 @@ impl WorkflowProgram {
     /// Returns the services needed by a step: the completed service steps upstream, and the step's own.
     pub(super) fn services_of(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &WorkflowState,
     ) -> Result<Arc<[Service]>, Failure> {
         if let Some(services) = state.services() {
             return Ok(services);
         }
         let shape = self.shape();
-        let comes_after = |step: &Step| {
+        let is_downstream = |step: &Step| {
             let place = shape.place(&step.id);
-            place.is_some_and(|place| Unfinished::from_places(shape, std::iter::once(place)).has(spot.place))
+            place.is_some_and(|place| {
+                Unfinished::from_places(shape, std::iter::once(place)).has(step_ref.place)
+            })
         };
         let services = self.workflow.steps().iter().filter(|step| matches!(step.work, Work::Service(_)));
-        let started = services.filter(|step| state.is_completed(&step.id) && comes_after(step));
+        let started = services.filter(|step| state.is_completed(&step.id) && is_downstream(step));
         started.map(|step| self.service(step, state)).collect()
     }
 
@@ -102,7 +104,7 @@ impl WorkflowProgram {
             let started = self.spawn_service(service, &own).await?;
             if let Some(failure) = self.unserving(service, attempt).await {
                 end(started).await;
-                return Err(Box::new(Performed::Failed { failure, told: StepReport::default() }));
+                return Err(Box::new(Performed::Failed { failure, report: StepReport::default() }));
             }
             running.insert(service.step.clone(), started);
             let data = json!({ "step": service.step, "had_ended": had_ended });
@@ -116,7 +118,7 @@ impl WorkflowProgram {
         let performed = Performed::Completed {
             output: StepOutput::default(),
             ending: Ending::default(),
-            told: StepReport::default(),
+            report: StepReport::default(),
         };
         match service.vouching.as_ref()?.vouched(performed, attempt, self.mask()).await {
             Performed::Failed { mut failure, .. } => {
@@ -158,8 +160,8 @@ impl WorkflowProgram {
         }
         let data = json!({ "step": service.step, "had_ended": false });
         let notes = vec![Note::Event { name: SERVICE_STARTED.to_owned(), data }];
-        let told = StepReport { notes, ..StepReport::default() };
-        Performed::Completed { output: StepOutput::default(), ending: Ending::default(), told }
+        let report = StepReport { notes, ..StepReport::default() };
+        Performed::Completed { output: StepOutput::default(), ending: Ending::default(), report }
     }
 
     fn running(&self) -> Services {
@@ -176,7 +178,7 @@ impl WorkflowProgram {
         let (supervisor, scratch, mark) = self.tools();
         let process = self.process(&service.command, attempt, &scratch, &mark);
         let process = process
-            .map_err(|failure| Box::new(Performed::Failed { failure, told: StepReport::default() }))?;
+            .map_err(|failure| Box::new(Performed::Failed { failure, report: StepReport::default() }))?;
         let spawned = supervisor.spawn(process).await;
         drop(supervisor);
         let mut child = spawned.map_err(|error| Box::new(not_started(error, self.mask())))?;
@@ -236,5 +238,5 @@ fn ended_at_once(
     let text = format!("the service ended as soon as it was started: {how}");
     let mut failure = Failure::new(FailureKind::Exit, vec![text]);
     failure.ending.exit_code = code;
-    Performed::Failed { failure, told: StepReport::default() }
+    Performed::Failed { failure, report: StepReport::default() }
 }

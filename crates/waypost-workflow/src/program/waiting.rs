@@ -74,19 +74,24 @@ impl Waiting {
             Ok(Came::Value(value)) => {
                 let outputs: Map<String, Value> =
                     value.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-                let mut told = StepReport::default();
-                told.notes.extend(self.report(attempt, &outputs, mask));
+                let mut report = StepReport::default();
+                report.notes.extend(self.report(attempt, &outputs, mask));
                 let ending = Ending { outputs: outputs.clone().into_iter().collect(), ..Ending::default() };
-                Performed::Completed { output: StepOutput { outputs, ..StepOutput::default() }, ending, told }
+                Performed::Completed {
+                    output: StepOutput { outputs, ..StepOutput::default() },
+                    ending,
+                    report,
+                }
             }
             Ok(Came::Refused(answer)) => {
                 let text = format!("it was not approved: `{answer}` was answered");
                 let failure = Failure::new(FailureKind::Error, vec![text]);
-                Performed::Failed { failure, told: StepReport::default() }
+                Performed::Failed { failure, report: StepReport::default() }
             }
-            Err(error) => {
-                Performed::Failed { failure: failure(FailureKind::Error, error), told: StepReport::default() }
-            }
+            Err(error) => Performed::Failed {
+                failure: failure(FailureKind::Error, error),
+                report: StepReport::default(),
+            },
         }
     }
 
@@ -132,9 +137,9 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
             // A key keeps its first answer, so the question is repeated under another key.
             Err(_) => {}
             Ok(Value::Bool(false)) if *answer == AnswerKind::Approval => {
-                let told = format!("told {key}");
-                if attempt.kept(&told).await?.is_none() {
-                    attempt.keep(&told, Value::Bool(true), StepReport::default()).await?;
+                let refusal = format!("told {key}");
+                if attempt.kept(&refusal).await?.is_none() {
+                    attempt.keep(&refusal, Value::Bool(true), StepReport::default()).await?;
                     let answer = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                     return Ok(Came::Refused(answer));
                 }
@@ -175,7 +180,7 @@ impl AnswerKind {
     /// Text that describes a valid answer.
     pub fn take(&self, value: &Value) -> Result<Value, String> {
         let text = value.as_str().map(str::trim);
-        let wrong = || Err(format!("the answer must be {}", self.told()));
+        let wrong = || Err(format!("the answer must be {}", self.describe()));
         match self {
             Self::Approval => match (value, text.map(str::to_lowercase).as_deref()) {
                 (Value::Bool(_), _) => Ok(value.clone()),

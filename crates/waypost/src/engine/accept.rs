@@ -11,7 +11,7 @@ use crate::record::{Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdic
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::inspect::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
 use super::resume_point::survey;
 use super::trust::{Trust, judge};
@@ -22,11 +22,19 @@ const ACCEPTED_KEY: &str = "evidence accepted";
 
 /// The decision of a person about evidence that does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
+enum AcceptAs {
     /// The current files are right: pin the current values.
     Pinned,
     /// The step counts as done in spite of its evidence.
     Done,
+}
+
+/// A step to accept: on a single branch, or on all branches in force.
+#[derive(Clone, Copy)]
+struct Acceptance<'a> {
+    branch: Option<&'a BranchPath>,
+    step: &'a StepId,
+    accept_as: AcceptAs,
 }
 
 impl Engine {
@@ -46,7 +54,8 @@ impl Engine {
         run: &RunId,
         step: &StepId,
     ) -> Result<usize, RunError> {
-        self.accept_as(program, run, (None, step, Word::Pinned)).await
+        self.accept_with_lease(program, run, Acceptance { branch: None, step, accept_as: AcceptAs::Pinned })
+            .await
     }
 
     /// As [`accept_program`](Self::accept_program), on a single branch: for example, a step of an item.
@@ -59,7 +68,12 @@ impl Engine {
         run: &RunId,
         (branch, step): (&BranchPath, &StepId),
     ) -> Result<usize, RunError> {
-        self.accept_as(program, run, (Some(branch), step, Word::Pinned)).await
+        self.accept_with_lease(
+            program,
+            run,
+            Acceptance { branch: Some(branch), step, accept_as: AcceptAs::Pinned },
+        )
+        .await
     }
 
     /// Accepts a finished step as done by decision of a person, although its evidence does not hold or cannot be
@@ -74,21 +88,22 @@ impl Engine {
         run: &RunId,
         step: &StepId,
     ) -> Result<usize, RunError> {
-        self.accept_as(program, run, (None, step, Word::Done)).await
+        self.accept_with_lease(program, run, Acceptance { branch: None, step, accept_as: AcceptAs::Done })
+            .await
     }
 
-    async fn accept_as<P: Program>(
+    async fn accept_with_lease<P: Program>(
         &self,
         program: &P,
         run: &RunId,
-        (branch, step, word): (Option<&BranchPath>, &StepId, Word),
+        acceptance: Acceptance<'_>,
     ) -> Result<usize, RunError> {
-        if !program.shape().has_anywhere(step) {
-            return Err(RunError::InvalidStep(step.clone()));
+        if !program.shape().has_anywhere(acceptance.step) {
+            return Err(RunError::InvalidStep(acceptance.step.clone()));
         }
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        let accepted = self.accept_under(program, &lease, (branch, step, word)).await;
+        let accepted = self.accept_under(program, &lease, acceptance).await;
         match accepted {
             // The batch has released the lease.
             Ok(count) if count > 0 => Ok(count),
@@ -103,7 +118,7 @@ impl Engine {
         &self,
         program: &P,
         lease: &Lease,
-        (branch, step, word): (Option<&BranchPath>, &StepId, Word),
+        Acceptance { branch, step, accept_as }: Acceptance<'_>,
     ) -> Result<usize, RunError> {
         let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
@@ -122,7 +137,7 @@ impl Engine {
         let site = self.site(run);
         let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
         for broken in &meant {
-            let pack = self.repinned(lease.run(), (broken, word), &site).await?;
+            let pack = self.repinned(lease.run(), (broken, accept_as), &site).await?;
             packs.entry(broken.branch.clone()).or_default().push((broken.seq, pack));
         }
         if meant.is_empty() {
@@ -145,7 +160,7 @@ impl Engine {
     async fn repinned(
         &self,
         run: &RunId,
-        (broken, word): (&Broken, Word),
+        (broken, accept_as): (&Broken, AcceptAs),
         site: &Site,
     ) -> Result<Pack, RunError> {
         let made = self.store.load(run, &broken.branch, broken.seq).await?;
@@ -156,7 +171,7 @@ impl Engine {
         };
         let claimed = accepted.or_else(|| made.header().evidence.clone());
         let mut pack = claimed.unwrap_or_else(|| Pack::all([]));
-        if word == Word::Done {
+        if accept_as == AcceptAs::Done {
             let checked = self.verifier.verify(&pack, &site.clone().with_exit_code(code)).await;
             for (claim, found) in pack.claims.iter_mut().zip(checked.claims) {
                 if found.verdict != Verdict::Ok {
@@ -197,17 +212,17 @@ impl Engine {
             let at = made.header().at.clone();
             let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
             draft.about = Some(made.header().seq);
-            draft.told.evidence = Some(pack.clone());
+            draft.report.evidence = Some(pack.clone());
             let (key, value) = ACCEPTED_LABEL;
             draft.labels.insert(key.to_owned(), value.to_owned());
             drafts.push(draft);
         }
         if let Some(last) = drafts.last_mut() {
-            last.keep_standing(&newest);
+            last.keep_status(&newest);
         }
         let unwritable =
             |source| RunError::Serialize { run: lease.run().clone(), step: Some(step.clone()), source };
-        let body = body_as_it_stands(&newest, &position)?;
+        let body = unchanged_body(&newest, &position)?;
         chain.seal(&drafts, body, self.clock.now(), records).map_err(unwritable)
     }
 }

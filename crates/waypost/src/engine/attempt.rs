@@ -98,16 +98,16 @@ impl Attempt {
     pub(super) fn of_undo(
         engine: &Engine,
         (lease, stop): (&Lease, &StopHandle),
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         at: Try,
     ) -> Self {
         Self {
             run: lease.run().clone(),
-            branch: spot.branch.clone(),
-            step: spot.step.id.clone(),
+            branch: step_ref.branch.clone(),
+            step: step_ref.step.id.clone(),
             at,
             lease: lease.clone(),
-            timeout: spot.step.timeout,
+            timeout: step_ref.step.timeout,
             interval: None,
             stop: stop.clone(),
             cancel: StopHandle::default(),
@@ -173,7 +173,7 @@ impl Attempt {
     /// Resolves when the step must end: on a stop request or on the timeout.
     ///
     /// The timeout counts from this call; call once, at the start of the work.
-    pub async fn stopped(&self) -> Ended {
+    pub async fn stopped(&self) -> CancelCause {
         let limit = async {
             match self.timeout {
                 Some(limit) => {
@@ -185,9 +185,9 @@ impl Attempt {
         };
         tokio::select! {
             biased;
-            stop = self.stop.stopped() => Ended::Stop(stop),
-            stop = self.cancel.stopped() => Ended::Stop(stop),
-            limit = limit => Ended::Timeout(limit),
+            stop = self.stop.stopped() => CancelCause::Stop(stop),
+            stop = self.cancel.stopped() => CancelCause::Stop(stop),
+            limit = limit => CancelCause::Timeout(limit),
         }
     }
 
@@ -195,7 +195,7 @@ impl Attempt {
     /// Never returns; the caller drops the future at the end of the step.
     ///
     /// It is `progress` under [`RUNNING_KEY`], with the time that has passed as `elapsed_ms` beside what `said` gives.
-    pub async fn told_meanwhile(&self, said: impl Fn() -> (Map<String, Value>, StepReport)) -> Infallible {
+    pub async fn report_progress(&self, said: impl Fn() -> (Map<String, Value>, StepReport)) -> Infallible {
         let Some(interval) = self.interval else { return pending().await };
         let interval = interval.max(INTERVAL_MIN);
         let begun = Instant::now();
@@ -203,10 +203,10 @@ impl Attempt {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let (mut value, told) = said();
+            let (mut value, report) = said();
             let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             value.insert("elapsed_ms".to_owned(), elapsed_ms.into());
-            if self.ask(Asked::Tell { value: Value::Object(value), told }).await.is_err() {
+            if self.ask(Asked::Tell { value: Value::Object(value), report }).await.is_err() {
                 return pending().await;
             }
         }
@@ -266,7 +266,7 @@ impl Attempt {
     ///
     /// # Errors
     /// [`MemoError`]: nothing was kept.
-    pub async fn keep(&self, key: &str, value: Value, told: StepReport) -> Result<(), MemoError> {
+    pub async fn keep(&self, key: &str, value: Value, report: StepReport) -> Result<(), MemoError> {
         let bytes = serde_json::to_vec(&value).map_or(0, |bytes| bytes.len());
         if bytes > MEMO_BYTES_MAX {
             return Err(MemoError::Large { key: key.to_owned(), bytes });
@@ -276,7 +276,7 @@ impl Attempt {
         }
         let (kept, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = Asked::Keep { key: key.to_owned(), value, told, kept };
+        let what = Asked::Keep { key: key.to_owned(), value, report, kept };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }
@@ -319,7 +319,7 @@ impl Attempt {
 
 /// The reason why a step must end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum CancelCause {
     /// The run, or this branch of the run, is stopped.
     Stop(Stop),
     /// The attempt took longer than this timeout.

@@ -13,19 +13,22 @@ use crate::record::{
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
 
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::child_heads::pass_missing;
 use super::choice;
-use super::definition::{self, Adopting, Forget, check_fit, check_stand, forget};
+use super::definition::{self, Adopting, Forget, check_fit, check_frontier, forget};
 use super::early_cutoff::read_digests;
 use super::failure::{decide_openers, position_for_retry, tolerated};
-use super::in_doubt::{decide_as_told, questions_of_lost, refuse_to_leave, salvaged, settle_salvaged};
+use super::in_doubt::{
+    AbandonRequest, DoubtScope, apply_decisions, check_abandoned, questions_of_lost, recovered,
+    settle_recovered,
+};
 use super::inspect::{Snapshot, position_of};
 use super::invalidate::Results;
 use super::manual;
 use super::open_scopes;
 use super::options::merge;
-use super::reentry::from_step;
+use super::reentry::{RequestedRerun, from_step};
 use super::requested::Requested;
 use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};
@@ -36,7 +39,7 @@ use super::scope::{MAIN, Scope};
 use super::session::{Carried, Session};
 use super::trust::PendingClaims;
 use super::trust::Trust;
-use super::undo::refuse_amid;
+use super::undo::refuse_unfinished_undo;
 use super::{
     Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
@@ -189,7 +192,7 @@ async fn go_on<'a, P: Program>(
         session.pending_claims.is_redone = has_moves || is_written;
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
-    session.stood = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
+    session.status_before = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
     session.before = options.adopt.as_ref().map(|adoption| adoption.before.clone());
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
@@ -217,7 +220,7 @@ impl Base {
 }
 
 /// The start of the session of a resume.
-struct Begin {
+struct SessionStart {
     /// The positions of the other branches, and the steps in doubt.
     resume_point: ResumePoint,
     /// The first drafts to write.
@@ -250,8 +253,8 @@ fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(),
     }
     // A rollback does not continue from the current position.
     let nowhere = Position::default();
-    let stands = if options.from.is_some() { &nowhere } else { &base.position };
-    check_fit(shape, stands, &base.snapshot.definition, options.on_change)
+    let position = if options.from.is_some() { &nowhere } else { &base.position };
+    check_fit(shape, position, &base.snapshot.definition, options.on_change)
 }
 
 /// Moves `base` to the start point. Returns `None` if all steps are done and their evidence holds.
@@ -262,14 +265,14 @@ async fn find_begin<P: Program>(
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
     carried: Option<&Carried>,
-) -> Result<Option<Begin>, RunError> {
+) -> Result<Option<SessionStart>, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let (position, forgotten) = position_for_retry(began_with, &base.record)?;
     base.position = position;
     base.redone.extend(forgotten);
-    refuse_amid(lease.run(), &base.position, options.from.as_ref())?;
+    refuse_unfinished_undo(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before questions about steps of another graph.
     fits(program.shape(), base, options).map_err(misfit)?;
@@ -286,8 +289,8 @@ async fn find_begin<P: Program>(
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
     let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
-    let anew = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
-    let asked = ResumeQuery { anew, ..asked };
+    let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
+    let asked = ResumeQuery { verifies_all, ..asked };
     let mut resume_point = match options.from {
         None => resume_point::find(engine, program, began_with, base, asked).await?,
         Some(_) => ResumePoint::default(),
@@ -316,7 +319,8 @@ async fn find_begin<P: Program>(
         let sees_edits = goes_on || base.position.frontier.iter().all(|at| at.fan.is_none());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                from_step(engine, began_with, base, (step, results, options.by.as_deref())).await?
+                let requested = RequestedRerun { step, results, by: options.by.as_deref() };
+                from_step(engine, began_with, base, requested).await?
             }
             from => go_back(engine, program.shape(), base, from, goes_on).await?,
         });
@@ -336,14 +340,14 @@ async fn find_begin<P: Program>(
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
     }
     if results == Results::Drop {
-        let wanted =
-            (options.from.as_ref(), options.adopt.is_some(), matches!(options.on_doubt, OnDoubt::Ask));
-        refuse_to_leave(engine, lease.run(), began_with, (&before, &base.position), wanted).await?;
+        let asks = matches!(options.on_doubt, OnDoubt::Ask);
+        let request = AbandonRequest { from: options.from.as_ref(), adopts: options.adopt.is_some(), asks };
+        check_abandoned(engine, lease.run(), began_with, (&before, &base.position), request).await?;
     }
     // An adopted definition has another position: invalid steps are found from there, or the change would be
     // lost.
     if options.from.is_some() || options.adopt.is_some() {
-        check_stand(program.shape(), &base.position).map_err(misfit)?;
+        check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
         }
@@ -363,7 +367,7 @@ async fn find_begin<P: Program>(
         choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
         last_or_by_hand(&mut drafts);
     }
-    Ok(Some(Begin { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
+    Ok(Some(SessionStart { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
 }
 
 /// Moves the main branch to the target of a transition.
@@ -375,7 +379,7 @@ fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<
     let Reopened { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
-        by_name.stand = Some(body_as_it_stands(&base.record, &base.position)?);
+        by_name.stand = Some(unchanged_body(&base.record, &base.position)?);
         let continues = basis.unwrap_or(record.header().seq);
         further.basis = Some(continues);
         basis = Some(base.basis.unwrap_or(base.record.header().seq));
@@ -394,10 +398,10 @@ async fn main_line<'a, P: Program>(
     program: &'a P,
     chain: Chain,
     base: &mut Base,
-    begin: &mut Begin,
+    begin: &mut SessionStart,
     options: &mut ResumeOptions<P::State>,
 ) -> Result<(Scope<'a, P::State>, Map<String, Value>), RunError> {
-    let Begin { resume_point, drafts, reopens } = begin;
+    let SessionStart { resume_point, drafts, reopens } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
@@ -414,12 +418,13 @@ async fn main_line<'a, P: Program>(
         read_digests(engine.store.as_ref(), program, &mut main).await?;
     }
     let (branch, asked) = (main.branch().clone(), &mut resume_point.settled);
-    let about = (&main.chain.run, &site, &branch, &main.state);
-    let done = salvaged(engine, program, program.shape(), about, (asked, true)).await;
-    settle_salvaged(program, &mut main, done)?;
+    let shape = program.shape();
+    let doubt = DoubtScope { run: &main.chain.run, branch: &branch, shape, site: &site, state: &main.state };
+    let done = recovered(engine, program, doubt, asked, true).await;
+    settle_recovered(program, &mut main, done)?;
     // Evidence that no longer holds becomes a question.
     resume_point.questions.append(asked);
-    decide_as_told(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
+    apply_decisions(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
     main.position.revisited |= is_repeated;
     let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
     main.position.epoch_max = main.position.epoch_max.max(newest);
@@ -475,8 +480,18 @@ fn asked<'a, S>(
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     // An edit of a state with separate outputs applies for every rerun step.
     let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
-    let salvages = matches!(options.on_doubt, OnDoubt::Ask);
-    ResumeQuery { trust, again: false, anew: false, by_hand, still, resume, salvages, retries, requested }
+    let recovers = matches!(options.on_doubt, OnDoubt::Ask);
+    ResumeQuery {
+        trust,
+        again: false,
+        verifies_all: false,
+        by_hand,
+        still,
+        resume,
+        recovers,
+        retries,
+        requested,
+    }
 }
 
 /// Returns the last draft; adds a manual draft if there is none.

@@ -9,7 +9,7 @@ use crate::record::{
 };
 use crate::store::{Batch, BatchId, Head, Lease, StoreExt as _, Summary};
 
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::inspect::{Snapshot, position_of};
 use super::{Engine, RunError};
 
@@ -39,7 +39,7 @@ impl Engine {
     /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): a branch has no
     ///   sound record left. Nothing changed.
     pub async fn cancel(&self, run: &RunId, by: &str) -> Result<Cancel, RunError> {
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         self.cancel_under(lease, by).await
     }
@@ -121,7 +121,7 @@ impl Engine {
         draft.end = Some(End::Cancelled);
         draft.status = header.branch.is_main().then_some(RunStatus::Cancelled);
         let unwritable = |source| RunError::Serialize { run: lease.run().clone(), step: None, source };
-        let body = body_as_it_stands(newest, &position)?;
+        let body = unchanged_body(newest, &position)?;
         chain.seal(&[draft], body, self.clock.now(), records).map_err(unwritable)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Draft {
     pub(crate) reason: Reason,
     pub(crate) step: Option<StepId>,
     pub(crate) at: Try,
-    pub(crate) told: StepReport,
+    pub(crate) report: StepReport,
     pub(crate) started: Vec<Start>,
     pub(crate) end: Option<End>,
     pub(crate) failures: u64,
@@ -44,13 +44,13 @@ pub(crate) struct Draft {
 
 impl Draft {
     pub(crate) fn new(phase: Phase, reason: Reason, step: Option<StepId>, at: Try) -> Self {
-        let (told, started, labels) = (StepReport::default(), Vec::new(), BTreeMap::new());
+        let (report, started, labels) = (StepReport::default(), Vec::new(), BTreeMap::new());
         Self {
             phase,
             reason,
             step,
             at,
-            told,
+            report,
             started,
             end: None,
             failures: 0,
@@ -72,7 +72,7 @@ impl Draft {
     }
 
     /// Keeps the status of the run and the branch from the previous record.
-    pub(crate) fn keep_standing(&mut self, newest: &Record) {
+    pub(crate) fn keep_status(&mut self, newest: &Record) {
         let header = newest.header();
         (self.end, self.status) = (header.end, header.status);
         self.failed = header.failure().filter(|_| header.status == Some(RunStatus::Failed));
@@ -83,7 +83,7 @@ impl Draft {
 ///
 /// # Errors
 /// [`RunError::NoState`]: retention dropped the state.
-pub(crate) fn body_as_it_stands(newest: &Record, position: &Position) -> Result<Body, RunError> {
+pub(crate) fn unchanged_body(newest: &Record, position: &Position) -> Result<Body, RunError> {
     let header = newest.header();
     let trimmed = || RunError::NoState {
         at: header.reference().to_string(),
@@ -221,9 +221,9 @@ impl Chain {
             resume: self.resume,
             status: draft.status,
             failed: draft.failed.clone(),
-            evidence: draft.told.evidence.clone(),
-            usage: draft.told.usage.clone(),
-            notes: draft.told.notes.clone(),
+            evidence: draft.report.evidence.clone(),
+            usage: draft.report.usage.clone(),
+            notes: draft.report.notes.clone(),
             labels: draft.labels.clone(),
             external: draft.external.clone(),
             about: draft.about,

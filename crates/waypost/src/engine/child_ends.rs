@@ -17,14 +17,15 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::RunError;
 use super::inspect::position_of;
 use super::reruns::opener_of;
-use super::trust::{Branches, Wanted};
+use super::trust::{Branches, ChildInForce};
 
 /// Returns the newest record of a branch for the fan-out `since`; a later fan-out may have reopened the branch.
 /// If the state was pruned, matches by `pass`, if given.
-pub(super) async fn life_of(
+pub(super) async fn record_in_fan_out(
     store: &dyn Store,
     newest: &Record,
-    (since, pass): (u64, &[u32]),
+    since: u64,
+    pass: &[u32],
 ) -> Result<Option<Record>, StoreError> {
     if has_state(newest) && position_of(newest)?.origin == Some(since) {
         return Ok(Some(newest.clone()));
@@ -71,19 +72,19 @@ pub(super) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
     (branches, joins): (&Branches, &mut Joins),
-    (newest, wanted): (Record, Wanted),
+    (newest, wanted): (Record, ChildInForce),
 ) -> Result<Option<(Record, u64)>, RunError> {
-    if let Some(stands) = life_of(store, &newest, (wanted.origin, &[])).await? {
-        return Ok(Some((stands, wanted.origin)));
+    if let Some(in_force) = record_in_fan_out(store, &newest, wanted.origin, &[]).await? {
+        return Ok(Some((in_force, wanted.origin)));
     }
     let branch = &newest.header().branch;
     let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
     let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
     let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
     if since != wanted.origin
-        && let Some(stands) = life_of(store, &newest, (since, &[])).await?
+        && let Some(in_force) = record_in_fan_out(store, &newest, since, &[]).await?
     {
-        return Ok(Some((stands, since)));
+        return Ok(Some((in_force, since)));
     }
     let header = above.record.header();
     let key = (header.branch.clone(), step);

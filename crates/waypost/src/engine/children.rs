@@ -22,8 +22,8 @@ use super::invalidate::{Results, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
-use super::scheduler::{children_of, for_children, for_what_comes_after};
-use super::scope::{Found, Opener, Scope, ScopeId};
+use super::scheduler::{children_of, for_children, for_hooks};
+use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{child_input, trace_of, work_digests};
 use super::{Performed, Program, RunError, StepReport};
@@ -38,13 +38,13 @@ impl<'a, P: Program> Session<'a, P> {
         let children = children_of(scope, place);
         let opened = match named_items(children, scope.pass_of(place)) {
             Some(items) => Ok(Source::Named(items)),
-            None => self.program.open(scope.spot(place), &scope.state).map(Source::Items),
+            None => self.program.open(scope.step_ref(place), &scope.state).map(Source::Items),
         };
         match opened {
             Ok(items) => {
                 self.open_as(
                     id,
-                    Opening { place, items, told: StepReport::default(), after: false, joined: None },
+                    FanOutStart { place, items, report: StepReport::default(), after: false, joined: None },
                 )
                 .await
             }
@@ -54,22 +54,22 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
-    pub(super) async fn open_found(&mut self, id: ScopeId, found: Found) -> Result<(), RunError> {
-        let Found { place, items, told, after, failure, joined } = found;
+    pub(super) async fn open_found(&mut self, id: ScopeId, found: ListedChildren) -> Result<(), RunError> {
+        let ListedChildren { place, items, report, after, failure, joined } = found;
         let scope = self.scopes.get(id);
         if scope.cancel.is_asked() || scope.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
-        let comes_after = after || failure.is_some();
-        let opening = Opening { place, items: Source::Items(items), told, after, joined };
+        let are_hooks = after || failure.is_some();
+        let opening = FanOutStart { place, items: Source::Items(items), report, after, joined };
         match self.open_as(id, opening).await? {
             Ok(()) => {}
-            Err(refused) if comes_after => {
+            Err(refused) if are_hooks => {
                 // The earlier result of the step counts.
                 let text = format!("what comes after it cannot be done: {}", refused.error.join(": "));
-                let told = StepReport { notes: vec![Note::Warning(text)], ..StepReport::default() };
-                self.fail_now(id, place, failure.unwrap_or(refused), told);
+                let report = StepReport { notes: vec![Note::Warning(text)], ..StepReport::default() };
+                self.fail_now(id, place, failure.unwrap_or(refused), report);
             }
             Err(refused) => self.refuse_to_open(id, place, refused),
         }
@@ -77,8 +77,8 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.
-    async fn open_as(&mut self, id: ScopeId, opening: Opening) -> Result<Result<(), Failure>, RunError> {
-        let Opening { place, items, told, after, joined } = opening;
+    async fn open_as(&mut self, id: ScopeId, opening: FanOutStart) -> Result<Result<(), Failure>, RunError> {
+        let FanOutStart { place, items, report, after, joined } = opening;
         let items = match items {
             Source::Items(list) => check_items(list).map(Source::Items),
             named @ Source::Named(_) => Ok(named),
@@ -118,7 +118,7 @@ impl<'a, P: Program> Session<'a, P> {
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
         let question = items.as_ref().filter(|_| !children.afterwards);
         let question = question.map(|_| serde_json::json!({ "items": total }));
-        let wait = if after { for_what_comes_after() } else { Wait { question, ..for_children() } };
+        let wait = if after { for_hooks() } else { Wait { question, ..for_children() } };
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
@@ -131,14 +131,14 @@ impl<'a, P: Program> Session<'a, P> {
         let passes = if pass > 1 { passes } else { Vec::new() };
         let relisted = scope.entry_mut(place).relisted.take();
         let since = relisted.unwrap_or_default();
-        let comes_after = after || children.afterwards;
-        let hooks_follow = self.keeps_traces && comes_after;
-        let work_digests = hooks_follow.then(|| work_digests(told.evidence.as_ref(), joined));
+        let are_hooks = after || children.afterwards;
+        let keeps_digests = self.keeps_traces && are_hooks;
+        let work_digests = keeps_digests.then(|| work_digests(report.evidence.as_ref(), joined));
         let fan = Fan { after, work, work_digests, pass, passes, since, ..Fan::new(items, total) };
         scope.entry_mut(place).fan = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
-        (draft.told, draft.children) = (told, joined.map(|joined| joined.root));
-        let revisited = is_again || comes_after || relisted.is_some() || scope.position.revisited;
+        (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
+        let revisited = is_again || are_hooks || relisted.is_some() || scope.position.revisited;
         scope.fans.retain(|fan| fan.place != place);
         let is_relisted = relisted.is_some();
         let mut fan = FanOut::new(place, source, total, revisited);
@@ -204,7 +204,7 @@ impl<'a, P: Program> Session<'a, P> {
         if !missing.is_empty() {
             for (item, begin) in missing {
                 let scope = self.scopes.get(id);
-                match self.program.child(scope.spot(place), &scope.state, &item) {
+                match self.program.child(scope.step_ref(place), &scope.state, &item) {
                     Ok(state) => {
                         let fan = self.scopes.get_mut(id).fan_mut(place);
                         (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
@@ -239,7 +239,7 @@ impl<'a, P: Program> Session<'a, P> {
             let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
             let scope = self.scopes.get(id);
-            match self.program.child(scope.spot(place), &scope.state, &item) {
+            match self.program.child(scope.step_ref(place), &scope.state, &item) {
                 Ok(state) => children.push((item, state)),
                 Err(failure) => {
                     self.not_opened(id, place, failure);
@@ -255,7 +255,7 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 Earlier::Open(head) => {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
-                    if is_amid(children_of(self.scopes.get(id), place), &head, self.retries)? {
+                    if has_open_work(children_of(self.scopes.get(id), place), &head, self.retries)? {
                         self.is_pausing = true;
                         continue;
                     }
@@ -280,7 +280,7 @@ impl<'a, P: Program> Session<'a, P> {
     /// Fails a step with children that cannot be opened.
     fn not_opened(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let scope = self.scopes.get_mut(id);
-        if scope.comes_after(place) {
+        if scope.runs_hooks(place) {
             return self.fail_now(id, place, failure, StepReport::default());
         }
         if scope.fan_mut(place).opened == 0 {
@@ -299,9 +299,9 @@ impl<'a, P: Program> Session<'a, P> {
         place: usize,
         item: &Item,
         state: P::State,
-        begin: Begin,
+        begin: ChildStart,
     ) {
-        let Begin { chain, epoch, before } = begin;
+        let ChildStart { chain, epoch, before } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -357,14 +357,14 @@ impl<'a, P: Program> Session<'a, P> {
         child.draft(Phase::Started, Reason::Fork, step, at);
         let fan = self.scopes.get_mut(id).fan_mut(place);
         fan.opened += 1;
-        child.parked = fan.active >= parallel_max;
-        child.has_room = !child.parked;
-        fan.active += usize::from(child.has_room);
-        let parked = child.parked;
+        child.unloading = fan.active >= parallel_max;
+        child.has_capacity = !child.unloading;
+        fan.active += usize::from(child.has_capacity);
+        let unloading = child.unloading;
         let child = self.scopes.add(child);
         self.mark_dirty(child);
-        if parked {
-            self.scopes.get_mut(id).fan_mut(place).parked.push_back(child);
+        if unloading {
+            self.scopes.get_mut(id).fan_mut(place).unloading.push_back(child);
         } else {
             self.touched.insert(child);
         }
@@ -401,7 +401,12 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Returns the epoch of a child that may have existed before: the epoch of its opener, or a new epoch if the
     /// child had reruns in this pass.
-    async fn epoch_anew(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u32, RunError> {
+    async fn next_child_epoch(
+        &mut self,
+        id: ScopeId,
+        place: usize,
+        branch: &BranchPath,
+    ) -> Result<u32, RunError> {
         let scope = self.scopes.get(id);
         let (run, at) = (scope.chain.run.clone(), scope.entry(place).at.clone());
         let highest = epoch_in_pass(self.engine, &run, branch, &at.iteration).await?;
@@ -409,10 +414,10 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns the next seq of an open branch, as known to the store; 1 if the branch is not open.
-    async fn given(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
-        if self.scopes.get_mut(id).fan_mut(place).given.is_none() {
+    async fn next_seq(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
+        if self.scopes.get_mut(id).fan_mut(place).next_seqs.is_none() {
             let (store, run) = (&self.engine.store, self.main().chain.run.clone());
-            let (mut given, mut page) = (HashMap::new(), Page::default());
+            let (mut next_seqs, mut page) = (HashMap::new(), Page::default());
             loop {
                 let heads = match store.heads(&run, &page).await {
                     // A branch without a sound record; its damage is found when the branch is read.
@@ -420,16 +425,16 @@ impl<'a, P: Program> Session<'a, P> {
                     heads => heads?,
                 };
                 let next = heads.heads.into_iter();
-                given.extend(next.map(|head| (head.record.header().branch.clone(), head.next)));
+                next_seqs.extend(next.map(|head| (head.record.header().branch.clone(), head.next)));
                 match heads.next {
                     Some(cursor) => page.cursor = Some(cursor),
                     None => break,
                 }
             }
-            self.scopes.get_mut(id).fan_mut(place).given = Some(given);
+            self.scopes.get_mut(id).fan_mut(place).next_seqs = Some(next_seqs);
         }
-        let given = self.scopes.get_mut(id).fan_mut(place).given.as_ref();
-        Ok(given.and_then(|given| given.get(branch)).copied().unwrap_or(1))
+        let next_seqs = self.scopes.get_mut(id).fan_mut(place).next_seqs.as_ref();
+        Ok(next_seqs.and_then(|seqs| seqs.get(branch)).copied().unwrap_or(1))
     }
 
     /// Starts a child that is open and has not begun.
@@ -448,14 +453,14 @@ impl<'a, P: Program> Session<'a, P> {
         let position = position_of(&record)?;
         let mut state = decode_state(self.program, shape.level(), &record)?;
         let parent = self.scopes.get(id);
-        self.program.attach(parent.spot(place), &parent.state, &mut state);
+        self.program.attach(parent.step_ref(place), &parent.state, &mut state);
         let mut chain = Chain::child(&parent.chain, branch);
         chain.next = seq + 1;
         chain.prev = Some(record.digest());
         let mut child = Scope::new(chain, shape, position, state);
         child.opener = Some(Opener { scope: id, place, index });
         child.around = around;
-        child.has_room = true;
+        child.has_capacity = true;
         let child = self.scopes.add(child);
         self.scopes.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
@@ -464,11 +469,11 @@ impl<'a, P: Program> Session<'a, P> {
 }
 
 /// A fan-out about to begin.
-struct Opening {
+struct FanOutStart {
     place: usize,
     items: Source,
-    told: StepReport,
-    /// It comes after the branches that the work of the step opened.
+    report: StepReport,
+    /// True for hooks: the branches of the step's work are already joined.
     after: bool,
     /// The digests of these branches.
     joined: Option<JoinedDigests>,
@@ -489,17 +494,17 @@ enum Earlier {
     /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
     /// No record in force.
-    None(Box<Begin>),
+    None(Box<ChildStart>),
 }
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(Begin { chain, epoch, before: None }))
+        Self::None(Box::new(ChildStart { chain, epoch, before: None }))
     }
 }
 
 /// The start of a child.
-pub(super) struct Begin {
+pub(super) struct ChildStart {
     /// The chain to continue.
     pub(super) chain: Chain,
     /// The epoch of the child's steps.
@@ -510,14 +515,14 @@ pub(super) struct Begin {
 
 /// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children
 /// and asks. `retries`: a person has decided about steps in doubt.
-fn is_amid(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
+fn has_open_work(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
     let (header, position) = (head.record.header(), position_of(&head.record)?);
     let has_children = position.frontier.iter().any(|entry| entry.fan.is_some());
     let is_in_doubt = questions_at(&position, &children.shape, &header.branch).next().is_some();
     Ok(header.end.is_none() && (has_children || (is_in_doubt && !retries)))
 }
 
-/// Reads where a child stood, whichever opening it was of; `None` if that is not kept.
+/// Reads the position of a child at a seq, of any fan-out; `None` if the position was pruned.
 async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<Option<Position>, RunError> {
     let record = match store.load(&chain.run, &chain.branch, seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),

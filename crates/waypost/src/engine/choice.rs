@@ -71,16 +71,16 @@ impl<P: Program> Session<'_, P> {
             SettleBy::Done(outputs) => outputs,
         };
         let Scope { chain, shape, state, .. } = &mut *scope;
-        let spot = super::StepRef {
+        let step_ref = super::StepRef {
             branch: &chain.branch,
             level: shape.level(),
             place,
             step: &shape.steps()[place],
         };
-        match program.settle_as_done(spot, state, KnownOutputs::Given(&outputs)) {
+        match program.settle_as_done(step_ref, state, KnownOutputs::Given(&outputs)) {
             Ok(settled) => {
                 let traced = traced(program, scope, place, None);
-                scope.settle_as_told(place, settled);
+                scope.settle_as_decided(place, settled);
                 note_trace(scope, place, traced);
                 scope.notes.push(note);
                 self.mark_dirty(id);

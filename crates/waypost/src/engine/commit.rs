@@ -253,8 +253,8 @@ impl<P: Program> Session<'_, P> {
             scope.chain.advance(last);
             scope.drafts.clear();
             scope.reason = Reason::Step;
-            let (ended, parked, opener) = (scope.end.is_some(), scope.parked, scope.opener);
-            if id == MAIN || !(ended || parked) {
+            let (ended, unloading, opener) = (scope.end.is_some(), scope.unloading, scope.opener);
+            if id == MAIN || !(ended || unloading) {
                 continue;
             }
             gone.push(id);
@@ -267,20 +267,20 @@ impl<P: Program> Session<'_, P> {
                 parents.insert((opener.scope, opener.place));
             }
         }
-        parents.into_iter().for_each(|(id, place)| self.queue_parked(id, place));
+        parents.into_iter().for_each(|(id, place)| self.queue_unloaded(id, place));
         gone.into_iter().for_each(|id| self.forget(id));
         for kept in self.kept.drain(..) {
             // The receiver may have been dropped; its step restarts with the stored result.
             let _ = kept.send(());
         }
-        self.given.drain(..).for_each(|(pending, end)| pending.give(end));
+        self.delivered.drain(..).for_each(|(pending, end)| pending.deliver(end));
         self.engine.observer.committed(&batch.records, &self.scopes.get(MAIN).position, self.progress());
     }
 
     /// Queues the branches with a written opening, in order, so that these leave memory.
-    fn queue_parked(&mut self, id: ScopeId, place: usize) {
-        let parked = std::mem::take(&mut self.scopes.get_mut(id).fan_mut(place).parked);
-        for child in parked {
+    fn queue_unloaded(&mut self, id: ScopeId, place: usize) {
+        let unloading = std::mem::take(&mut self.scopes.get_mut(id).fan_mut(place).unloading);
+        for child in unloading {
             let scope = self.scopes.get(child);
             let (Some(opener), None) = (scope.opener, scope.end) else { continue };
             let (branch, seq) = (scope.branch().clone(), scope.chain.next - 1);
@@ -298,7 +298,7 @@ impl<P: Program> Session<'_, P> {
         }
         self.touched.remove(&id);
         self.launching.remove(&id);
-        self.crowded.remove(&id);
+        self.waiting_to_start.remove(&id);
     }
 
     pub(super) fn not_written(
@@ -336,7 +336,7 @@ impl<P: Program> Session<'_, P> {
     fn note(&mut self, note: Note) {
         let first = self.dirty.iter().map(|(_, id)| *id).next();
         if let Some(draft) = first.and_then(|id| self.scopes.get_mut(id).drafts.first_mut()) {
-            draft.told.notes.push(note);
+            draft.report.notes.push(note);
         }
     }
 

@@ -14,11 +14,20 @@ use super::fan_out::JoinedDigests;
 use super::reuse::ReusableVerdicts;
 use super::rewind::drop_chain;
 use super::scheduler::hold;
-use super::scope::{Caught, Found, MAIN, Scope, ScopeId};
+use super::scope::{Caught, ListedChildren, MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::signals::StopLevel;
-use super::trace::{Made, chain_digests, digests_of, failed_digests, join_trace, together, trace_of};
+use super::trace::{EndResult, chain_digests, digests_of, failed_digests, join_trace, together, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
+
+/// The end of a completed attempt.
+struct Completed<O> {
+    output: O,
+    ending: Ending,
+    report: StepReport,
+    /// The joined children, for a join.
+    joined: Option<JoinedDigests>,
+}
 
 impl<P: Program> Session<'_, P> {
     /// Applies the end of an attempt: state, position and draft change together.
@@ -32,17 +41,17 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
         self.mark_dirty(id);
         match performed {
-            Performed::Completed { output, ending, told } => {
-                self.complete(id, place, (output, ending, told), root);
+            Performed::Completed { output, ending, report } => {
+                self.complete(id, place, Completed { output, ending, report, joined: root });
             }
-            Performed::Failed { failure, told } => self.fail(id, place, failure, told),
-            Performed::Opened { items, told } => {
+            Performed::Failed { failure, report } => self.fail(id, place, failure, report),
+            Performed::Opened { items, report } => {
                 let scope = self.scopes.get_mut(id);
                 // The children of the step's work are already joined.
                 let after = scope.entry(place).fan.is_some();
-                scope.found.push(Found { place, items, told, after, failure: None, joined: root });
+                scope.found.push(ListedChildren { place, items, report, after, failure: None, joined: root });
             }
-            Performed::Cut { why, told } => self.cut(id, place, why, told),
+            Performed::Cut { why, report } => self.cut(id, place, why, report),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
         }
     }
@@ -51,7 +60,7 @@ impl<P: Program> Session<'_, P> {
     ///
     /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
     /// leave them in doubt as well.
-    fn cut(&mut self, id: ScopeId, place: usize, why: String, told: StepReport) {
+    fn cut(&mut self, id: ScopeId, place: usize, why: String, report: StepReport) {
         if self.scopes.get(id).shape.steps()[place].idempotent {
             self.options.stop.stop(StopLevel::Graceful, &why);
         } else {
@@ -60,15 +69,15 @@ impl<P: Program> Session<'_, P> {
             self.cut_by.get_or_insert_with(|| why.clone());
         }
         let scope = self.scopes.get_mut(id);
-        scope.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).told = told;
+        scope.draft_of(place, Phase::Interrupted { in_progress: true, by: why }, Reason::Stopped).report =
+            report;
     }
 
     fn complete(
         &mut self,
         id: ScopeId,
         place: usize,
-        (output, mut ending, told): (P::Output, Ending, StepReport),
-        joined: Option<JoinedDigests>,
+        Completed { output, mut ending, report, joined }: Completed<P::Output>,
     ) {
         let root = joined.map(|joined| joined.root);
         inline_outputs(&mut ending);
@@ -77,7 +86,7 @@ impl<P: Program> Session<'_, P> {
         let scope = self.scopes.get_mut(id);
         let joins = scope.shape.steps()[place].opens_evidence();
         let matters = keeps_traces
-            || told.evidence.is_some()
+            || report.evidence.is_some()
             || joins
             || scope.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
             || !ending.outputs.is_empty()
@@ -89,11 +98,11 @@ impl<P: Program> Session<'_, P> {
             Ok(follow) => follow,
             Err(mut failure) => {
                 failure.ending = ending;
-                if scope.comes_after(place) {
+                if scope.runs_hooks(place) {
                     // The step is no longer completed, and its hooks are no longer in force.
                     scope.end_afterwards(place);
                 }
-                return self.fail(id, place, failure, told);
+                return self.fail(id, place, failure, report);
             }
         };
         let failures = scope.failures_joined(place);
@@ -108,10 +117,10 @@ impl<P: Program> Session<'_, P> {
         let trace = keeps_traces.then(|| trace_of(program, scope, place)).flatten();
         let fan_of = |scope: &Scope<'_, P::State>| scope.entry(place).fan.clone();
         let made = |scope: &Scope<'_, P::State>| {
-            let output = program.gave(scope.spot(place), &scope.state);
+            let output = program.gave(scope.step_ref(place), &scope.state);
             let work = fan_of(scope).and_then(|fan| fan.work_digests);
             let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
-            Made { output, evidence: told.evidence.as_ref(), children }
+            EndResult { output, evidence: report.evidence.as_ref(), children }
         };
         let digests = match keeps_chain {
             true => end_of_chain(program, scope, &made(scope)),
@@ -122,9 +131,9 @@ impl<P: Program> Session<'_, P> {
         scope.settle(place, settled, follow);
         scope.digests.remove(&step);
         scope.digests.extend(digests.map(|digests| (step.clone(), digests)));
-        let is_due = self.pending_claims.note_end(scope.branch(), &step, told.evidence.as_ref());
+        let is_due = self.pending_claims.note_end(scope.branch(), &step, report.evidence.as_ref());
         let draft = scope.draft(Phase::Completed(ending), reason, step, at);
-        draft.told = told;
+        draft.report = report;
         draft.children = root;
         draft.about = about;
         (draft.trace, draft.digests) = (trace, digests);
@@ -194,29 +203,36 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Takes in a failure: the step is tried again, what comes after it is opened, it is tolerated, or it ends its branch or
-    /// the run.
-    pub(super) fn fail(&mut self, id: ScopeId, place: usize, failure: Failure, told: StepReport) {
+    /// Applies a failure: the step is retried, its hooks open, the failure is tolerated, or the failure ends the
+    /// branch or the run.
+    pub(super) fn fail(&mut self, id: ScopeId, place: usize, failure: Failure, report: StepReport) {
         let program = self.program;
         let scope = self.scopes.get_mut(id);
         let step = &scope.shape.steps()[place];
         // The join of the hooks reports the result of the step again.
-        if step.afterwards().is_none() || scope.comes_after(place) {
-            return self.fail_now(id, place, failure, told);
+        if step.afterwards().is_none() || scope.runs_hooks(place) {
+            return self.fail_now(id, place, failure, report);
         }
-        let verdict = program.on_failure(scope.spot(place), &failure);
+        let verdict = program.on_failure(scope.step_ref(place), &failure);
         if verdict.opens.is_empty() || self.pause_before_retry(id, place, (&verdict, &failure)).is_some() {
-            return self.fail_now(id, place, failure, told);
+            return self.fail_now(id, place, failure, report);
         }
         self.touched.insert(id);
         self.mark_dirty(id);
         let scope = self.scopes.get_mut(id);
-        let told = before_what_comes_after(told, &failure);
+        let report = report_before_hooks(report, &failure);
         let (items, after) = (verdict.opens, scope.shape.steps()[place].after.is_some());
         if scope.fans.iter().any(|fan| fan.place == place) && scope.entry(place).status == Status::Waiting {
-            scope.caught.push(Caught { place, failure, items, told });
+            scope.caught.push(Caught { place, failure, items, report });
         } else {
-            scope.found.push(Found { place, items, told, after, failure: Some(failure), joined: None });
+            scope.found.push(ListedChildren {
+                place,
+                items,
+                report,
+                after,
+                failure: Some(failure),
+                joined: None,
+            });
         }
     }
 
@@ -229,36 +245,36 @@ impl<P: Program> Session<'_, P> {
     ) -> Option<Duration> {
         let scope = self.scopes.get(id);
         let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
-        let retries = verdict.retry && failure.kind != FailureKind::Limit && !scope.comes_after(place);
+        let retries = verdict.retry && failure.kind != FailureKind::Limit && !scope.runs_hooks(place);
         let random = chance(&scope.chain.run, scope.branch().as_str(), &step.id, entry.at.attempt);
         step.retry.pause(entry.failures + 1, random).filter(|_| retries)
     }
 
     /// Takes in a failure after which nothing is opened.
-    pub(super) fn fail_now(&mut self, id: ScopeId, place: usize, failure: Failure, told: StepReport) {
+    pub(super) fn fail_now(&mut self, id: ScopeId, place: usize, failure: Failure, report: StepReport) {
         let scope = self.scopes.get(id);
-        let verdict = self.program.on_failure(scope.spot(place), &failure);
+        let verdict = self.program.on_failure(scope.step_ref(place), &failure);
         let pause = self.pause_before_retry(id, place, (&verdict, &failure));
         let (branch, step) = match failure.below.clone() {
             Some(below) => (below.branch, below.step),
             None => (scope.branch().clone(), scope.step_id(place).clone()),
         };
         let own = StepFailure { branch, step, failure: failure.clone() };
-        let failing = Failing { failure, told, pause, causes: vec![own] };
+        let failing = Failing { failure, report, pause, causes: vec![own] };
         self.settle_failure(id, place, failing);
     }
 
     /// Applies a failure: the step is retried after the delay, or the failure is tolerated, or the step ends as
     /// failed.
     pub(super) fn settle_failure(&mut self, id: ScopeId, place: usize, failing: Failing) {
-        let Failing { mut failure, told, pause, causes } = failing;
+        let Failing { mut failure, report, pause, causes } = failing;
         self.touched.insert(id);
         self.mark_dirty(id);
         let now = self.now();
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         self.reusable_verdicts = ReusableVerdicts::default();
         let mut traced = None;
-        let verdict = program.on_failure(self.scopes.get(id).spot(place), &failure);
+        let verdict = program.on_failure(self.scopes.get(id).step_ref(place), &failure);
         let scope = self.scopes.get_mut(id);
         let step = &scope.shape.steps()[place];
         let entry = scope.entry(place);
@@ -291,7 +307,7 @@ impl<P: Program> Session<'_, P> {
             let settled = Settled { failures, ..Settled::new(SettledAs::Tolerated, seq) };
             scope.settle(place, Some(settled), follow);
         } else {
-            if scope.comes_after(place) {
+            if scope.runs_hooks(place) {
                 scope.end_afterwards(place);
             }
             let entry = scope.entry_mut(place);
@@ -310,7 +326,7 @@ impl<P: Program> Session<'_, P> {
             at,
         ));
         let last = scope.drafts.last_mut().expect("one was just added");
-        (last.told, last.digests) = (told, traced);
+        (last.report, last.digests) = (report, traced);
         if ends_all {
             self.end_step(id, place, (failure, causes));
         }
@@ -345,18 +361,18 @@ impl<P: Program> Session<'_, P> {
 #[derive(Debug)]
 pub(super) struct Failing {
     pub(super) failure: Failure,
-    pub(super) told: StepReport,
+    pub(super) report: StepReport,
     /// How long after it the step is tried again; none if it is not.
     pub(super) pause: Option<Duration>,
     /// The causes: the failure itself, or the failures of the step's branches.
     pub(super) causes: Vec<StepFailure>,
 }
 
-/// Adds to what a step said that it failed: its record says so only once what comes after it is done.
-pub(super) fn before_what_comes_after(mut told: StepReport, failure: &Failure) -> StepReport {
+/// Adds the failure to the report of a step with hooks: the record of the step has the failure only after its hooks.
+pub(super) fn report_before_hooks(mut report: StepReport, failure: &Failure) -> StepReport {
     let text = failure.error.first().cloned().unwrap_or_default();
-    told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
-    told
+    report.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
+    report
 }
 
 /// Applies the result of a step to the state.
@@ -367,8 +383,9 @@ fn apply<P: Program>(
     settled: Settlement<'_, P::Output>,
 ) -> Result<Follow, Failure> {
     let Scope { chain, shape, state, .. } = scope;
-    let spot = StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
-    program.apply(state, spot, settled)
+    let step_ref =
+        StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    program.apply(state, step_ref, settled)
 }
 
 /// Returns the digests of an end of a chain, and adds the pins of the step to the position. `None` if the state
@@ -376,7 +393,7 @@ fn apply<P: Program>(
 fn end_of_chain<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
-    made: &Made<'_>,
+    made: &EndResult<'_>,
 ) -> Option<EndDigests> {
     let mut state = Vec::new();
     program.encode(scope.shape.level(), &scope.state, &mut state).ok()?;

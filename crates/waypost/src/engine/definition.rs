@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::change::{self, CarriedOver, Carry, Change};
+use crate::plan::change::{self, CarriedOver, Carry, StepChange};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
@@ -56,8 +56,8 @@ pub(super) fn carried(
             ));
         }
     }
-    let carry = Carry { before, position, definition, after: shape, within, kept, ends, asks };
-    Ok(change::carry_over(&carry))
+    let inputs = Carry { before, position, definition, after: shape, within, kept, ends, asks };
+    Ok(change::carry_over(&inputs))
 }
 
 /// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, and kept results.
@@ -121,20 +121,27 @@ pub(super) fn forget<P: Program>(
     state: &mut P::State,
 ) -> Result<(), RunError> {
     let Some(shape) = program.shape().of_branch(branch) else { return Ok(()) };
-    let spot = |step: &StepId| {
+    let step_ref = |step: &StepId| {
         let place = shape.place(step.as_str())?;
         Some(StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] })
     };
     for forget in redone {
         match forget {
-            Forget::Step(step) => spot(step).into_iter().for_each(|spot| program.forget(spot, state)),
-            Forget::Failure(step) => {
-                spot(step).into_iter().for_each(|spot| program.forget_failure(spot, state));
+            Forget::Step(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget(step_ref, state))
             }
-            Forget::Join(step) => spot(step).into_iter().for_each(|spot| program.forget_join(spot, state)),
+            Forget::Failure(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget_failure(step_ref, state));
+            }
+            Forget::Join(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget_join(step_ref, state))
+            }
             Forget::Since(steps, then) => {
                 let then = decode_state(program, shape.level(), then)?;
-                steps.iter().filter_map(spot).for_each(|spot| program.restore(spot, state, &then));
+                steps
+                    .iter()
+                    .filter_map(step_ref)
+                    .for_each(|step_ref| program.restore(step_ref, state, &then));
             }
         }
     }
@@ -250,15 +257,15 @@ pub(super) fn check_fit(
         return Ok(());
     }
     if on_change == OnChange::Adopt {
-        return check_stand(shape, position);
+        return check_frontier(shape, position);
     }
     let changes = change::changes(shape, position, definition, (shape, &BTreeSet::new()));
-    let listed: Vec<_> = changes.iter().map(Change::to_string).collect();
+    let listed: Vec<_> = changes.iter().map(StepChange::to_string).collect();
     Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
 }
 
 /// Checks that a shape has the steps of a frontier.
-pub(super) fn check_stand(shape: &Shape, position: &Position) -> Result<(), String> {
+pub(super) fn check_frontier(shape: &Shape, position: &Position) -> Result<(), String> {
     let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
     match gone {
         None => Ok(()),
@@ -321,8 +328,8 @@ pub async fn changed_within(
 ) -> Result<BTreeMap<StepId, Vec<(BranchPath, StepId)>>, RunError> {
     let Compared { before, position, after } = compared;
     let mut found = BTreeMap::new();
-    let amid = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
-    for (step, fan) in amid.chain(&position.joined) {
+    let open_fans = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
+    for (step, fan) in open_fans.chain(&position.joined) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
         if old.fingerprint == new.fingerprint || !is_frame_same(old, new) || found.contains_key(step) {
             continue;
@@ -474,8 +481,9 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepI
         if step.fingerprint == other.fingerprint || is_frame_same(step, other) {
             continue;
         }
-        let is_amid = position.frontier.iter().any(|entry| entry.step == step.id && entry.fan.is_some());
-        if is_amid {
+        let has_open_work =
+            position.frontier.iter().any(|entry| entry.step == step.id && entry.fan.is_some());
+        if has_open_work {
             return None;
         }
         if !unfinished.has(place) {

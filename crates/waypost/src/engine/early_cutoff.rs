@@ -21,7 +21,7 @@ use super::child_ends::has_state;
 use super::failure::upstream;
 use super::in_place::InPlace;
 use super::inspect::{effective_of, position_of};
-use super::reuse::{Candidate, is_given_the_same};
+use super::reuse::{Candidate, has_same_input};
 use super::rollback::load_with_state;
 use super::scope::{Scope, ScopeId};
 use super::session::Session;
@@ -49,7 +49,7 @@ impl<P: Program> Session<'_, P> {
             let is_repeated = scope.shape.share_loop(candidate.place, candidate.place);
             let failed = self.failed_upstream(id, candidate.place);
             let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-            match program.admit(scope.spot(candidate.place), &scope.state, upstream(failed.as_ref())) {
+            match program.admit(scope.step_ref(candidate.place), &scope.state, upstream(failed.as_ref())) {
                 _ if is_kept => {}
                 // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
@@ -64,8 +64,7 @@ impl<P: Program> Session<'_, P> {
             }
             let cause = match candidate.result.clone() {
                 Reusable::Begun { entry, before }
-                    if is_given_the_same(&entry, candidate.trace.as_ref())
-                        && self.has_state_of(id, &entry) =>
+                    if has_same_input(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
                 {
                     self.go_on_with(id, candidate.place, *entry, before)?;
                     None
@@ -144,9 +143,9 @@ impl<P: Program> Session<'_, P> {
         let then = decode_state(program, scope.shape.level(), &then)?;
         let Scope { chain, shape, state, .. } = scope;
         let step = &shape.steps()[candidate.place];
-        let spot =
+        let step_ref =
             super::StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
-        program.restore(spot, state, &then);
+        program.restore(step_ref, state, &then);
         Ok(true)
     }
 
@@ -163,7 +162,7 @@ impl<P: Program> Session<'_, P> {
         // Uncommitted ends are upstream of all reuse candidates.
         position.ledger.retain(|_, settled| settled.seq < scope.chain.next);
         let AsIfInForce { effective, incomplete } =
-            as_if_in_force(store.as_ref(), root, (&run, &branch, position)).await?;
+            as_if_in_force(store.as_ref(), root, &run, &branch, position).await?;
         let run = store.run(&run).await?;
         let run = run.record.record();
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
@@ -241,7 +240,9 @@ struct AsIfInForce {
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
-    (run, branch, mut position): (&RunId, &BranchPath, Position),
+    run: &RunId,
+    branch: &BranchPath,
+    mut position: Position,
 ) -> Result<AsIfInForce, RunError> {
     let newest = store.newest(run, branch).await?;
     for (step, results) in std::mem::take(&mut position.reusable) {

@@ -9,21 +9,19 @@
 //! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
 //! cancelled, and no child stays open.
 
+use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
 use std::collections::HashSet;
 
-use crate::id::{BranchPath, StepId};
-use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
-
 use super::chain::Draft;
-use super::completion::{Failing, before_what_comes_after};
+use super::completion::{Failing, report_before_hooks};
 use super::scheduler::collects;
-use super::scope::{Caught, Found, Opener, Scope, ScopeId};
+use super::scope::{Caught, ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::{Program, StepFailure, StepReport, StopLevel};
 
 /// A branch about to end as failed.
 #[derive(Debug)]
-pub(super) struct Dying {
+pub(super) struct FailingBranch {
     /// The failed step, or the opener of the failed children.
     place: usize,
     failure: Failure,
@@ -34,36 +32,36 @@ impl<P: Program> Session<'_, P> {
     /// branch fails its opener and the opener has hooks, the hooks run first.
     pub(super) fn end_by_failure(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let origin = self.scopes.get(id);
-        let (step, below) = (origin.step_id(place).clone(), origin.branch().clone());
+        let (step, branch) = (origin.step_id(place).clone(), origin.branch().clone());
+        let mut failure = StepFailure { branch, step, failure };
         let mut failed = id;
         while let Some(opener) = self.scopes.get(failed).opener {
             let parent = self.scopes.get(opener.scope);
             if collects(parent, opener.place) {
-                let mut dying = Dying { place, failure };
+                let mut failing = FailingBranch { place, failure: failure.failure };
                 if failed != id {
-                    dying.failure.error.insert(0, format!("branch `{below}` failed"));
+                    failing.failure.error.insert(0, format!("branch `{}` failed", failure.branch));
                     let scope = self.scopes.get(failed);
-                    dying.place = scope.fans.first().expect("a branch above another has a fan-out").place;
+                    failing.place = scope.fans.first().expect("a branch above another has a fan-out").place;
                 }
                 self.scopes.get_mut(failed).cancel.stop(StopLevel::Graceful, "a step of the branch failed");
-                self.scopes.get_mut(failed).dying.get_or_insert(dying);
-                self.dying.insert(failed);
+                self.scopes.get_mut(failed).failing.get_or_insert(failing);
+                self.failing.insert(failed);
                 return;
             }
             let by = format!("branch `{}` failed", self.scopes.get(failed).branch());
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            if self.is_caught(opener, (&below, &step, &failure)) {
+            if self.is_caught(opener, &failure) {
                 return self.cancel_below(opener.scope, None, &by);
             }
             self.cancel_below(opener.scope, Some(failed), &by);
             failed = opener.scope;
         }
         self.halted = true;
-        let (branch, step) = match &failure.below {
-            Some(at) => (at.branch.clone(), at.step.clone()),
-            None => (below, step),
-        };
-        self.failed.get_or_insert(StepFailure { branch, step, failure });
+        if let Some(at) = &failure.failure.below {
+            (failure.branch, failure.step) = (at.branch.clone(), at.step.clone());
+        }
+        self.failed.get_or_insert(failure);
     }
 
     /// Ends a branch of a graph with `needs` after a failed step, once no step can run: the branch ends as
@@ -71,20 +69,20 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn fail_branch(&mut self, id: ScopeId) {
         let scope = self.scopes.get(id);
         let opener = scope.opener.expect("a child has an opener");
-        let Some(StepFailure { step, failure, .. }) = scope.failures.first().cloned() else { return };
+        let Some(failed) = scope.failures.first().cloned() else { return };
         let parent = self.scopes.get(opener.scope);
         if collects(parent, opener.place) {
             self.end_failed_child(id);
         } else if parent.shape.is_routed() {
             let place =
                 scope.position.failed.first().and_then(|entry| scope.shape.place(entry.step.as_str()));
-            self.end_by_failure(id, place.expect("a failed step is one of the shape"), failure);
+            self.end_by_failure(id, place.expect("a failed step is one of the shape"), failed.failure);
         } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
             // The first failure cancels the other branches. A second cancel would wake these repeatedly.
             let branch = scope.branch().clone();
             let by = format!("branch `{branch}` failed");
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            self.catch(opener, (&branch, &step, &failure));
+            self.catch(opener, &StepFailure { branch, ..failed });
             self.cancel_below(opener.scope, Some(id), &by);
         }
     }
@@ -108,35 +106,32 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Defers the failure of an opener until its branches are at rest.
-    fn catch(&mut self, opener: Opener, failed: (&BranchPath, &StepId, &Failure)) {
+    fn catch(&mut self, opener: Opener, failed: &StepFailure) {
         if self.is_caught(opener, failed) {
             return;
         }
         let failure = with_branch(failed);
-        let caught = Caught { place: opener.place, failure, items: Vec::new(), told: StepReport::default() };
+        let caught =
+            Caught { place: opener.place, failure, items: Vec::new(), report: StepReport::default() };
         self.scopes.get_mut(opener.scope).caught.push(caught);
     }
 
     /// Returns whether the opener of a failed branch has hooks for this failure; if so, defers the failure.
-    fn is_caught(
-        &mut self,
-        opener: Opener,
-        (branch, step, failure): (&BranchPath, &StepId, &Failure),
-    ) -> bool {
+    fn is_caught(&mut self, opener: Opener, failed: &StepFailure) -> bool {
         let (program, scope) = (self.program, self.scopes.get(opener.scope));
         if scope.caught.iter().any(|caught| caught.place == opener.place) {
             return true;
         }
-        if scope.shape.steps()[opener.place].after.is_none() || scope.comes_after(opener.place) {
+        if scope.shape.steps()[opener.place].after.is_none() || scope.runs_hooks(opener.place) {
             return false;
         }
-        let failure = with_branch((branch, step, failure));
-        let items = program.on_failure(scope.spot(opener.place), &failure).opens;
+        let failure = with_branch(failed);
+        let items = program.on_failure(scope.step_ref(opener.place), &failure).opens;
         if items.is_empty() {
             return false;
         }
-        let (place, told) = (opener.place, before_what_comes_after(StepReport::default(), &failure));
-        self.scopes.get_mut(opener.scope).caught.push(Caught { place, failure, items, told });
+        let (place, report) = (opener.place, report_before_hooks(StepReport::default(), &failure));
+        self.scopes.get_mut(opener.scope).caught.push(Caught { place, failure, items, report });
         true
     }
 
@@ -145,7 +140,7 @@ impl<P: Program> Session<'_, P> {
     ///
     /// The branches keep their positions for a resume of the run. If only an enclosing branch ends, and not the
     /// run, the branches end with that branch.
-    pub(super) fn leave_the_quiet(&mut self) -> bool {
+    pub(super) fn apply_caught_failures(&mut self) -> bool {
         let caught = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
             scope.caught.iter().map(move |caught| (id, caught.place)).collect::<Vec<_>>()
         };
@@ -161,7 +156,7 @@ impl<P: Program> Session<'_, P> {
                 self.end_all(&below);
                 any = true;
             } else if below.iter().all(|id| self.scopes.get(*id).drafts.is_empty()) {
-                self.leave(id, place, below);
+                self.apply_caught(id, place, below);
                 any = true;
             }
         }
@@ -171,19 +166,20 @@ impl<P: Program> Session<'_, P> {
     /// Defers the failure of an opener with too many failed branches, until the running branches have ended.
     pub(super) fn catch_limit(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let (program, scope) = (self.program, self.scopes.get(id));
-        let opens = scope.shape.steps()[place].after.is_some() && !scope.comes_after(place);
-        let items = if opens { program.on_failure(scope.spot(place), &failure).opens } else { Vec::new() };
-        let told = if items.is_empty() {
+        let opens = scope.shape.steps()[place].after.is_some() && !scope.runs_hooks(place);
+        let items =
+            if opens { program.on_failure(scope.step_ref(place), &failure).opens } else { Vec::new() };
+        let report = if items.is_empty() {
             StepReport::default()
         } else {
-            before_what_comes_after(StepReport::default(), &failure)
+            report_before_hooks(StepReport::default(), &failure)
         };
-        self.scopes.get_mut(id).caught.push(Caught { place, failure, items, told });
+        self.scopes.get_mut(id).caught.push(Caught { place, failure, items, report });
         self.touched.insert(id);
     }
 
     /// Removes the branches of a failed opener from memory. The opener begins its hooks, or fails.
-    fn leave(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
+    fn apply_caught(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
         let mut causes = Vec::new();
         if !collects(self.scopes.get(id), place) {
             let opened = below.iter().map(|child| self.scopes.get(*child));
@@ -193,27 +189,28 @@ impl<P: Program> Session<'_, P> {
         below.into_iter().for_each(|id| self.forget(id));
         let scope = self.scopes.get_mut(id);
         let at = scope.caught.iter().position(|caught| caught.place == place);
-        let Caught { failure, items, told, .. } = scope.caught.remove(at.expect("it was just seen"));
+        let Caught { failure, items, report, .. } = scope.caught.remove(at.expect("it was just seen"));
         if causes.is_empty() {
             let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
             causes.push(StepFailure { branch, step, failure: failure.clone() });
         }
         self.touched.insert(id);
         if items.is_empty() {
-            self.settle_failure(id, place, Failing { failure, told, pause: None, causes });
+            self.settle_failure(id, place, Failing { failure, report, pause: None, causes });
         } else {
             let failure = Some(failure);
-            scope.found.push(Found { place, items, told, after: true, failure, joined: None });
+            scope.found.push(ListedChildren { place, items, report, after: true, failure, joined: None });
         }
     }
 
     /// Returns whether deferred failures wait only for the write of branches at rest.
-    pub(super) fn is_leaving(&self) -> bool {
-        let is_quiet = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
-            let quiet = |place| !self.below_step(id, place).iter().any(|id| self.scopes.get(*id).is_active());
-            scope.caught.iter().any(|caught| quiet(caught.place))
+    pub(super) fn has_caught_to_apply(&self) -> bool {
+        let is_at_rest = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
+            let at_rest =
+                |place| !self.below_step(id, place).iter().any(|id| self.scopes.get(*id).is_active());
+            scope.caught.iter().any(|caught| at_rest(caught.place))
         };
-        self.scopes.iter().any(is_quiet)
+        self.scopes.iter().any(is_at_rest)
     }
 
     /// Returns whether a failure ends the branch or an enclosing branch, and not the run.
@@ -229,24 +226,24 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Ends the failing branches without running attempts on any descendant. Returns whether there were any.
-    pub(super) fn bury_the_quiet(&mut self) -> bool {
+    pub(super) fn end_failing_branches(&mut self) -> bool {
         let mut any = false;
-        for id in self.dying.clone() {
+        for id in self.failing.clone() {
             let below = self.below(id);
-            let quiet = |id: &ScopeId| !self.scopes.get(*id).is_active();
-            if quiet(&id) && below.iter().all(quiet) {
-                self.dying.remove(&id);
-                self.bury(id, &below);
+            let at_rest = |id: &ScopeId| !self.scopes.get(*id).is_active();
+            if at_rest(&id) && below.iter().all(at_rest) {
+                self.failing.remove(&id);
+                self.end_failing_branch(id, &below);
                 any = true;
             }
         }
         any
     }
 
-    fn bury(&mut self, id: ScopeId, below: &[ScopeId]) {
+    fn end_failing_branch(&mut self, id: ScopeId, below: &[ScopeId]) {
         self.end_all(below);
         let scope = self.scopes.get_mut(id);
-        let Dying { place, failure } = scope.dying.take().expect("it was noted as dying");
+        let FailingBranch { place, failure } = scope.failing.take().expect("it was noted as dying");
         let said = scope.drafts.last().is_some_and(|draft| matches!(draft.phase, Phase::Failed(_)));
         if !said {
             scope.draft_of(place, Phase::Failed(failure), Reason::Step);
@@ -259,7 +256,7 @@ impl<P: Program> Session<'_, P> {
     /// Ends branches at their current positions.
     fn end_all(&mut self, branches: &[ScopeId]) {
         for child in branches {
-            self.dying.remove(child);
+            self.failing.remove(child);
             let scope = self.scopes.get_mut(*child);
             if scope.end.is_some() {
                 continue;
@@ -349,7 +346,7 @@ impl<P: Program> Session<'_, P> {
 }
 
 /// Returns the failure of an opener with a failed branch.
-fn with_branch((branch, step, failure): (&BranchPath, &StepId, &Failure)) -> Failure {
+fn with_branch(StepFailure { branch, step, failure }: &StepFailure) -> Failure {
     let below = failure.below.clone();
     let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
     let mut error = failure.error.clone();

@@ -15,7 +15,7 @@ use crate::record::{
 };
 use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::definition::Forget;
 use super::inspect::position_as_recorded;
 use super::invalidate::{Invalidated, Results};
@@ -78,7 +78,8 @@ impl<P: Program> Session<'_, P> {
             let places = ready.filter_map(|entry| scope.shape.place(entry.step.as_str()));
             let cause = |place: usize| {
                 let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
-                let admitted = self.program.admit(scope.spot(place), &scope.state, Upstream::Failed(&failed));
+                let admitted =
+                    self.program.admit(scope.step_ref(place), &scope.state, Upstream::Failed(&failed));
                 match admitted {
                     Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => Some((place, cause)),
                     _ => None,
@@ -171,7 +172,7 @@ pub(super) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::S
         if scope.entry(place).fan.is_none() {
             continue;
         }
-        let admitted = program.admit(scope.spot(place), &scope.state, Upstream::Succeeded);
+        let admitted = program.admit(scope.step_ref(place), &scope.state, Upstream::Succeeded);
         if matches!(admitted, Ok(Admission::Skip(_))) {
             let entry = scope.entry_mut(place);
             (entry.fan, entry.at.attempt) = (None, 0);
@@ -226,7 +227,7 @@ impl Engine {
     /// - [`RunError::NotEdited`]: a branch has not failed. Nothing changed.
     /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease.
     pub async fn leave_branches(&self, run: &RunId, branches: &[BranchPath]) -> Result<(), RunError> {
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         match self.leave_under(&lease, branches).await {
             // The batch has released the lease.
@@ -248,7 +249,7 @@ impl Engine {
                 let why = "it has not ended as failed".to_owned();
                 return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
             }
-            let body = body_as_it_stands(&newest, &position_as_recorded(&newest)?)?;
+            let body = unchanged_body(&newest, &position_as_recorded(&newest)?)?;
             let step = header.step.clone();
             let unwritable =
                 |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };

@@ -78,22 +78,23 @@ pub(super) struct FanOut {
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
     /// The next seq of each branch that existed before, once read.
-    pub(super) given: Option<HashMap<BranchPath, u64>>,
+    pub(super) next_seqs: Option<HashMap<BranchPath, u64>>,
     /// Branches ready to continue, as soon as capacity permits.
-    pub(super) hungry: VecDeque<ScopeId>,
+    pub(super) waiting_for_capacity: VecDeque<ScopeId>,
     /// Children with an interrupted step; these continue after all other children have started.
     pub(super) cut: VecDeque<ScopeId>,
     /// Open branches to remove from memory after the commit, unless capacity becomes free first.
-    pub(super) parked: VecDeque<ScopeId>,
+    pub(super) unloading: VecDeque<ScopeId>,
     /// The ends of children.
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<ChildEnds>,
     here: Vec<bool>,
 }
 
 impl FanOut {
     /// Returns whether branches have not begun, or wait only for capacity.
     pub(super) fn has_more(&self) -> bool {
-        let (opened, known) = (self.opened < self.total, [&self.hungry, &self.parked, &self.cut]);
+        let (opened, known) =
+            (self.opened < self.total, [&self.waiting_for_capacity, &self.unloading, &self.cut]);
         opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
     }
 
@@ -119,11 +120,11 @@ impl FanOut {
             is_relisted: false,
             queue: VecDeque::new(),
             reader: None,
-            given: None,
-            hungry: VecDeque::new(),
+            next_seqs: None,
+            waiting_for_capacity: VecDeque::new(),
             cut: VecDeque::new(),
-            parked: VecDeque::new(),
-            ends: Arc::new(Ends::new(total)),
+            unloading: VecDeque::new(),
+            ends: Arc::new(ChildEnds::new(total)),
             here: vec![false; total as usize],
         }
     }
@@ -177,7 +178,7 @@ impl FanOut {
 
 /// The last records of the ended children, as far as known.
 #[derive(Debug, Clone)]
-pub(super) struct Ends {
+pub(super) struct ChildEnds {
     /// By index; 0 if unknown.
     seqs: Vec<u64>,
     /// By index; undefined if unknown.
@@ -224,7 +225,7 @@ impl JoinedDigests {
     }
 }
 
-impl Ends {
+impl ChildEnds {
     pub(super) fn new(total: u64) -> Self {
         let (count, none) = (total as usize, Digest::from_bytes([0; 32]));
         let nested = vec![EndDigests { output: none, pins: none }; count];
@@ -456,7 +457,7 @@ pub struct Joined {
     pub(super) name: StepId,
     pub(super) source: Items,
     pub(super) total: u64,
-    pub(super) ends: Arc<Ends>,
+    pub(super) ends: Arc<ChildEnds>,
     pub(super) is_after: bool,
     /// True for a pass, named by its number.
     pub(super) passes: bool,
@@ -507,7 +508,7 @@ impl Joined {
     /// Returns the digests of all children, and reads unknown digests from the store.
     pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
-            let Ends { digests, nested, outcomes, .. } = &*self.ends;
+            let ChildEnds { digests, nested, outcomes, .. } = &*self.ends;
             return Ok(JoinedDigests::of(digests, nested, outcomes));
         }
         let mut leaves = Vec::with_capacity(self.total as usize);

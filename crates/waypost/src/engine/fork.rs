@@ -19,11 +19,12 @@ use super::fork_children::{Along, OpenFans, copy_settled, openings, settled_on};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
-use super::reentry::invalidate_named;
+use super::reentry::{RequestedRerun, invalidate_named};
 use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
 use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::taken::free_signals_at;
+use super::trust::CopiedBranch;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Adoption, Engine, OnChange, Outcome, Program, RunError, SessionOptions, Waiting, trust};
 
@@ -190,7 +191,7 @@ impl Engine {
         let newest = position_of(&self.store.newest(&from.run, &from.branch).await?)?;
         ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         let signals = free_signals_at(self.store.as_ref(), &from.run, from.seq, &position).await?;
-        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
@@ -204,14 +205,14 @@ impl Engine {
         let mut cut = cut_in(position, shape);
         if !cut.is_empty() {
             let newest = position_of(&self.store.newest(&header.run, &header.branch).await?)?;
-            let stands = |step: &StepId| {
+            let is_open = |step: &StepId| {
                 let of = |position: &Position| {
                     let entry = position.frontier.iter().find(|entry| entry.step == *step);
                     entry.map(|entry| (entry.is_unsettled(), entry.at.clone()))
                 };
                 of(&newest) == of(position)
             };
-            cut.retain(stands);
+            cut.retain(is_open);
         }
         Ok(cut)
     }
@@ -237,9 +238,8 @@ impl Engine {
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
-    /// Branches under way in it come along as they stood when it was exported; where the state is edited, only those that
-    /// are about to be joined, as there. A step that must not be repeated and has begun between the checkpoint and the export is
-    /// in doubt. Otherwise as for [`fork_program`](Self::fork_program).
+    /// Open branches are copied at their exported positions; with an edited state, only branches about to be joined.
+    /// A non-idempotent step that started between the checkpoint and the export is in doubt. Otherwise as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for
@@ -264,18 +264,18 @@ impl Engine {
             from.begun_since().contains(&step.id).then_some(None)
         });
         let signals = Vec::new();
-        let origin = Origin { checkpoint, position, definition, settled, along, cut, signals };
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
         self.start_from(program, origin, run, start).await
     }
 
     async fn start_from<P: Program>(
         &self,
         program: &P,
-        origin: Origin,
+        origin: ForkSource,
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let Origin { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
+        let ForkSource { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
         let mut redone = Vec::new();
@@ -297,8 +297,8 @@ impl Engine {
         }
         if let Some(step) = &start.from {
             let at = header.reference().to_string();
-            let named = (step, position.epoch, Results::Drop);
-            let after = invalidate_named(program.shape(), &position, named, &at)?;
+            let requested = RequestedRerun { step, results: Results::Drop, by: None };
+            let after = invalidate_named(program.shape(), &position, requested, position.epoch, &at)?;
             position = after.position;
             redone.extend(after.forgotten);
         }
@@ -310,7 +310,8 @@ impl Engine {
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
-            let mut branches = vec![(BranchPath::main(), &position, &settled[..])];
+            let mut branches =
+                vec![CopiedBranch { name: BranchPath::main(), position: &position, settled: &settled }];
             branches.extend(along.trusted());
             let questions = trust::doubted(self, program.shape(), &run, &branches).await;
             if !questions.is_empty() {
@@ -331,22 +332,22 @@ impl Engine {
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
         let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position, program.shape()));
-        let mut main = Scope::new(chain, program.shape(), begun_anew(position), state);
+        let mut main = Scope::new(chain, program.shape(), position_in_new_run(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
         along.note_opened(BranchPath::main(), opened);
         main.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
         main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
-        let stands = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
-        let cut: Vec<&StepId> = cut.iter().filter(stands).collect();
+        let is_open = |step: &&StepId| main.position.frontier.iter().any(|entry| entry.step == **step);
+        let cut: Vec<&StepId> = cut.iter().filter(is_open).collect();
         cut.into_iter().for_each(|step| main.doubt_cut(step, cut_there(&header.run)));
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = std::sync::Arc::new(sealed.record().config.clone());
         session.site = std::sync::Arc::new(self.site(sealed.record()));
         session.before = start.adoption.map(|adoption| adoption.before);
         session.mark_dirty(MAIN);
-        along.seat(&mut session, MAIN, (fans, leaves))?;
-        along.seat_joined(&mut session, program)?;
+        along.add_open_branches(&mut session, MAIN, (fans, leaves))?;
+        along.add_joined_branches(&mut session, program)?;
         let status = session.create(&sealed, &holder).await?;
         let lease = session.lease().clone();
         if let Err(error) = Along::keep_items(self, &lease, along.into_items()).await {
@@ -400,7 +401,7 @@ fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
 }
 
 /// The parts of the other run for a new run.
-struct Origin {
+struct ForkSource {
     checkpoint: Record,
     position: Position,
     definition: Definition,
@@ -470,15 +471,15 @@ fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
 pub(super) fn copy_of(record: &Record) -> Draft {
     let header = record.header();
     let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
-    draft.told.evidence.clone_from(&header.evidence);
-    draft.told.usage.clone_from(&header.usage);
-    draft.told.notes.clone_from(&header.notes);
+    draft.report.evidence.clone_from(&header.evidence);
+    draft.report.usage.clone_from(&header.usage);
+    draft.report.notes.clone_from(&header.notes);
     draft.labels.clone_from(&header.labels);
     draft
 }
 
 /// Returns a position for a new run: nothing is running, waiting or memoized.
-pub(super) fn begun_anew(mut position: Position) -> Position {
+pub(super) fn position_in_new_run(mut position: Position) -> Position {
     position.definition = None;
     position.config = None;
     position.ledger.clear();

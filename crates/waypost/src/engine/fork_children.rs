@@ -21,10 +21,10 @@ use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
-use super::child_ends::life_of;
-use super::children::Begin;
+use super::child_ends::record_in_fan_out;
+use super::children::ChildStart;
 use super::fan_out::{FanOut, Item, Items, named_items, not_as_frozen, thaw};
-use super::fork::{begun_anew, copy_of};
+use super::fork::{copy_of, position_in_new_run};
 use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{accepted_on, position_of};
 use super::open_scopes::is_fresh;
@@ -34,14 +34,14 @@ use super::rollback::{is_left_behind, joins, load_with_state};
 use super::scheduler::{children_of, for_children};
 use super::scope::{Opener, Scope, ScopeId};
 use super::session::Session;
-use super::trust::joined_on;
+use super::trust::{CopiedBranch, joined_on};
 use super::{Engine, Program, RunError};
 
 /// The blob prefix in the new run for items of the other run.
 pub(super) const CARRIED_ITEMS: &str = "items/carried.";
 
 /// A branch of the other run.
-pub(super) struct Taken {
+pub(super) struct SourceBranch {
     pub(super) record: Record,
     pub(super) position: Position,
     /// The records of the finished steps in force and of the joined fan-outs, without states.
@@ -53,9 +53,9 @@ pub(super) struct Taken {
 /// The branches to copy, besides the main branch.
 #[derive(Default)]
 pub(super) struct Along {
-    pub(super) branches: BTreeMap<BranchPath, Taken>,
+    pub(super) branches: BTreeMap<BranchPath, SourceBranch>,
     /// Joined branches with evidence.
-    pub(super) joined: BTreeMap<BranchPath, Taken>,
+    pub(super) joined: BTreeMap<BranchPath, SourceBranch>,
     /// The finished joins of the main branch, as for a branch.
     joins: HashMap<StepId, u64>,
     /// By branch: the seqs of the joined fan-outs, in the other run and in the new run.
@@ -148,11 +148,15 @@ impl Along {
 
     /// Returns the branches with evidence to check, and their finished steps. Failed and cancelled branches are
     /// not checked.
-    pub(super) fn trusted(&self) -> impl Iterator<Item = (BranchPath, &Position, &[Record])> {
+    pub(super) fn trusted(&self) -> impl Iterator<Item = CopiedBranch<'_>> {
         let joined =
             self.joined.iter().filter(|(_, taken)| taken.record.header().end == Some(End::Completed));
         let all = self.branches.iter().chain(joined);
-        all.map(|(name, taken)| (name.clone(), &taken.position, &taken.settled[..]))
+        all.map(|(name, taken)| CopiedBranch {
+            name: name.clone(),
+            position: &taken.position,
+            settled: &taken.settled,
+        })
     }
 
     /// Returns the finished joins of the main branch, with the records of their fan-outs.
@@ -184,7 +188,7 @@ impl Along {
             let known = known.filter(|known| seqs.contains(&known.header().seq));
             let own = Some(record).filter(|record| seqs.contains(&record.header().seq));
             let settled = known.chain(own).cloned().collect();
-            let taken = Taken { record: record.clone(), position, settled, joined: HashMap::new() };
+            let taken = SourceBranch { record: record.clone(), position, settled, joined: HashMap::new() };
             along.branches.insert(branch, taken);
         }
         Ok(along)
@@ -238,7 +242,7 @@ impl Along {
     ///
     /// # Errors
     /// [`RunError::Changed`]: the graph does not have these branches.
-    pub(super) fn seat<P: Program>(
+    pub(super) fn add_open_branches<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
         id: ScopeId,
@@ -264,7 +268,10 @@ impl Along {
                 let name = children.path(&branch, &item.key);
                 let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
                 match self.branches.remove(&name) {
-                    Some(taken) => self.sit(session, (id, place, item.index), (name, taken), leaves)?,
+                    Some(taken) => {
+                        let opener = Opener { scope: id, place, index: item.index };
+                        self.add_branch(session, opener, (name, taken), leaves)?;
+                    }
                     None => missing.push((item, name)),
                 }
             }
@@ -285,7 +292,7 @@ impl Along {
                 (entry.status, entry.waits) = (Status::Waiting, vec![for_children()]);
             }
             for (item, name) in missing {
-                open_anew(session, (id, place), item, name)?;
+                restart_branch(session, (id, place), item, name)?;
             }
         }
         Ok(())
@@ -305,16 +312,17 @@ impl Along {
     }
 
     /// Adds a branch to the session.
-    fn sit<P: Program>(
+    fn add_branch<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
-        (opener, place, index): (ScopeId, usize, u64),
-        (name, taken): (BranchPath, Taken),
+        opener: Opener,
+        (name, taken): (BranchPath, SourceBranch),
         leaves: bool,
     ) -> Result<(), RunError> {
-        let above = session.scopes.get(opener);
+        let Opener { place, index, .. } = opener;
+        let above = session.scopes.get(opener.scope);
         let (around, shape) = (above.entry(place).at.iteration.clone(), &*children_of(above, place).shape);
-        let Taken { record, position, settled, joined } = taken;
+        let SourceBranch { record, position, settled, joined } = taken;
         let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         if let Some(gone) = gone {
             let why =
@@ -322,7 +330,7 @@ impl Along {
             return Err(RunError::Changed { run: record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &record)?;
-        session.program.attach(above.spot(place), &above.state, &mut state);
+        session.program.attach(above.step_ref(place), &above.state, &mut state);
         // A branch held after its last step has ended; only its end was not recorded.
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
@@ -334,9 +342,9 @@ impl Along {
             cut.extend(more.collect::<Vec<_>>());
         }
         let from = record.header().run.clone();
-        let position = Position { origin: Some(0), ..begun_anew(position) };
+        let position = Position { origin: Some(0), ..position_in_new_run(position) };
         let mut scope = Scope::new(Chain::child(&above.chain, name), shape, position, state);
-        scope.opener = Some(Opener { scope: opener, place, index });
+        scope.opener = Some(opener);
         scope.around = around;
         let newest = record.header().seq;
         let is_known = |record: &Record| record.header().seq == newest;
@@ -349,12 +357,12 @@ impl Along {
         }
         scope.end = end;
         scope.is_counted_out = end.is_some();
-        scope.parked = end.is_none() && begins;
+        scope.unloading = end.is_none() && begins;
         let dead = end.map_or(0, |end| scope.end_with_last_draft(end));
-        let parked = scope.parked;
+        let unloading = scope.unloading;
         let id = session.scopes.add(scope);
         session.mark_dirty(id);
-        let fan = session.scopes.get_mut(opener).fan_mut(place);
+        let fan = session.scopes.get_mut(opener.scope).fan_mut(place);
         match end {
             Some(_) => {
                 fan.ended += 1;
@@ -362,13 +370,13 @@ impl Along {
                 fan.failed += dead;
                 Ok(())
             }
-            None if parked => {
-                fan.parked.push_back(id);
+            None if unloading => {
+                fan.unloading.push_back(id);
                 Ok(())
             }
             None => {
                 session.touched.insert(id);
-                self.seat(session, id, (fans, leaves))
+                self.add_open_branches(session, id, (fans, leaves))
             }
         }
     }
@@ -377,20 +385,20 @@ impl Along {
     ///
     /// # Errors
     /// Those of the program while decoding states.
-    pub(super) fn seat_joined<'a, P: Program>(
+    pub(super) fn add_joined_branches<'a, P: Program>(
         &mut self,
         session: &mut Session<'a, P>,
         program: &'a P,
     ) -> Result<(), RunError> {
         let mut joined: Vec<_> = std::mem::take(&mut self.joined).into_iter().collect();
         joined.sort_by_key(|(name, _)| name.depth());
-        for (name, Taken { record, position, settled, joined }) in joined {
+        for (name, SourceBranch { record, position, settled, joined }) in joined {
             let opened = name.parent().and_then(|parent| self.opened.get(&parent));
             let here = position.origin.and_then(|there| opened?.get(&there).copied());
             let (Some(here), Some(shape)) = (here, program.shape().of_branch(&name)) else { continue };
             let state = decode_state(program, shape.level(), &record)?;
             let ledger = position.ledger.clone();
-            let position = Position { origin: Some(here), ..begun_anew(position) };
+            let position = Position { origin: Some(here), ..position_in_new_run(position) };
             let mut scope = Scope::new(Chain::child(&session.main().chain, name), shape, position, state);
             (scope.end, scope.is_counted_out) = (record.header().end, true);
             let is_known = settled.iter().any(|known| known.header().seq == record.header().seq);
@@ -446,7 +454,7 @@ pub(super) fn copy_settled<'r, S>(
             scope.position.ledger.insert(step.clone(), Settled { seq, ..*known });
         }
         let mut copy = copy_of(record);
-        copy.told.evidence = copy.told.evidence.filter(|_| !is_left);
+        copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
         if joined.values().any(|since| *since == old) {
             opened.insert(old, seq);
         }
@@ -513,19 +521,19 @@ pub(super) async fn openings(
 }
 
 /// Restarts a branch without a sound record.
-fn open_anew<P: Program>(
+fn restart_branch<P: Program>(
     session: &mut Session<'_, P>,
     (id, place): (ScopeId, usize),
     item: &Item,
     name: BranchPath,
 ) -> Result<(), RunError> {
     let scope = session.scopes.get(id);
-    let state = session.program.child(scope.spot(place), &scope.state, item).map_err(|failure| {
+    let state = session.program.child(scope.step_ref(place), &scope.state, item).map_err(|failure| {
         let at = format!("{}/{name}", scope.chain.run);
         RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
     })?;
     let (chain, epoch) = (Chain::child(&scope.chain, name), scope.entry(place).at.epoch);
-    let begin = Begin { chain, epoch, before: None };
+    let begin = ChildStart { chain, epoch, before: None };
     session.scopes.get_mut(id).fan_mut(place).opened -= 1;
     session.open_child(id, place, item, state, begin);
     Ok(())
@@ -543,7 +551,7 @@ async fn newest_of(
     run: &RunId,
     branch: &BranchPath,
     (origins, joined): (&[u64], Option<u64>),
-) -> Result<Option<Taken>, RunError> {
+) -> Result<Option<SourceBranch>, RunError> {
     let store = engine.store.as_ref();
     let mut found = store.newest(run, branch).await;
     while let Err(StoreError::Damaged { older: Some(seq), .. }) = found {
@@ -560,13 +568,13 @@ async fn newest_of(
     // A later, abandoned opening does not hide the joined branch.
     let record = match joined {
         _ if origin.is_some_and(|origin| origins.contains(&origin)) => Some(record),
-        Some(since) => life_of(store, &record, (since, &[])).await?,
+        Some(since) => record_in_fan_out(store, &record, since, &[]).await?,
         None => None,
     };
     let Some(record) = record else { return Ok(None) };
     let position = position_of(&record)?.back_at_work();
     let settled = settled_on(store, record.header(), &position).await?;
-    Ok(Some(Taken { record, position, settled, joined: HashMap::new() }))
+    Ok(Some(SourceBranch { record, position, settled, joined: HashMap::new() }))
 }
 
 pub(super) fn carried_name(items: &FrozenItems) -> String {

@@ -13,10 +13,10 @@ use super::inspect::{Snapshot, position_of};
 use super::reruns::opener_of;
 use super::rewind::drop_chain;
 use super::scope::Scope;
-use super::trace::{Made, digests_of, trace_of};
+use super::trace::{EndResult, digests_of, trace_of};
 use super::{
-    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, ResumeFrom, RunError,
-    Salvage, Settlement, StepRef, TreatAs,
+    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, Recovered, ResumeFrom,
+    RunError, Settlement, StepRef, TreatAs,
 };
 
 /// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
@@ -38,6 +38,16 @@ pub(super) fn questions_of_lost(
     steps_in_lost(shape, position, lost).into_iter().map(ask).collect()
 }
 
+/// A resume that may abandon steps in doubt.
+#[derive(Clone, Copy)]
+pub(super) struct AbandonRequest<'a> {
+    pub(super) from: Option<&'a ResumeFrom>,
+    /// True if the resume adopts a definition.
+    pub(super) adopts: bool,
+    /// True if the caller has not decided yet.
+    pub(super) asks: bool,
+}
+
 /// Asks about interrupted steps that the resume would silently abandon:
 ///
 /// - after a rerun of another step: steps of the main branch that left the frontier, but come again later,
@@ -46,28 +56,28 @@ pub(super) fn questions_of_lost(
 /// A rollback to a checkpoint asks nothing: the caller knows the later steps.
 ///
 /// `before`: the position of the main branch in the graph `began_with`. `after`: the position in the current
-/// graph. `asks`: true if the caller has not decided yet.
+/// graph.
 ///
 /// # Errors
 /// [`RunError::InDoubt`]: there are questions. [`RunError::NotSettled`]: the caller's decision is not a retry.
-pub(super) async fn refuse_to_leave(
+pub(super) async fn check_abandoned(
     engine: &Engine,
     run: &RunId,
     began_with: &Shape,
     (before, after): (&Position, &Position),
-    (from, adopts, asks): (Option<&ResumeFrom>, bool, bool),
+    request: AbandonRequest<'_>,
 ) -> Result<(), RunError> {
     let mut questions = Vec::new();
-    if let Some(ResumeFrom::Step(named)) = from {
-        let stands = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
+    if let Some(ResumeFrom::Step(named)) = request.from {
+        let is_open = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
         let main = BranchPath::main();
         let cut = questions_at(before, began_with, &main);
-        questions.extend(cut.filter(|question| question.step != *named && !stands(&question.step)));
+        questions.extend(cut.filter(|question| question.step != *named && !is_open(&question.step)));
     }
-    if adopts && !matches!(from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
-        let left = questions_of_left(engine, run, began_with, (before, after)).await?;
+    if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
+        let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
         if let Some(Decision { branch, step, .. }) = left.first()
-            && !asks
+            && !request.asks
         {
             let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
             let why = "the definition in hand does not go on with its branch; go on with the run's own first";
@@ -79,15 +89,15 @@ pub(super) async fn refuse_to_leave(
 }
 
 /// Returns the questions about steps on abandoned branches: their opener changed or is gone.
-async fn questions_of_left(
+async fn questions_of_abandoned(
     engine: &Engine,
     run: &RunId,
     began_with: &Shape,
     (before, after): (&Position, &Position),
 ) -> Result<Vec<Decision>, RunError> {
     let goes_on = |step: &StepId| {
-        let stands = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
-        stands || after.asks_about(step)
+        let is_open = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+        is_open || after.asks_about(step)
     };
     let open = before.frontier.iter().filter(|entry| entry.fan.is_some()).map(|entry| &entry.step);
     let left: Vec<&StepId> = open.filter(|step| !goes_on(step)).collect();
@@ -155,29 +165,39 @@ pub(super) fn questions_of_cut<S>(scope: &Scope<'_, S>, before: Option<&Shape>) 
 
 /// An interrupted step with an effect proved by evidence: its output, and the verified claims.
 #[derive(Debug)]
-pub(super) struct Salvaged<O> {
+pub(super) struct RecoveredStep<O> {
     step: StepId,
-    salvage: Salvage<O>,
+    recovered: Recovered<O>,
 }
 
-impl<O> Salvaged<O> {
+impl<O> RecoveredStep<O> {
     /// Returns whether this settles the question.
     pub(super) fn is_about(&self, question: &Decision) -> bool {
         self.step == question.step && question.cause.is_of_one_try()
     }
 }
 
+/// A branch with steps in doubt: its graph, the place of its evidence, and its state.
+pub(super) struct DoubtScope<'a, S> {
+    pub(super) run: &'a RunId,
+    pub(super) branch: &'a BranchPath,
+    pub(super) shape: &'a Shape,
+    pub(super) site: &'a Site,
+    pub(super) state: &'a S,
+}
+
 /// Returns the steps in doubt of a branch that their evidence proves to be done, and removes their questions.
 ///
 /// Only claims that are `ok` now count, and pins taken at the end of a step do not: the end was not observed. A
 /// dry check (`waits` false) ignores the time limits of claims that may hold later.
-pub(super) async fn salvaged<P: Program>(
+pub(super) async fn recovered<P: Program>(
     engine: &Engine,
     program: &P,
-    shape: &Shape,
-    (run, site, branch, state): (&RunId, &Site, &BranchPath, &P::State),
-    (questions, waits): (&mut Vec<Decision>, bool),
-) -> Vec<Salvaged<P::Output>> {
+    doubt: DoubtScope<'_, P::State>,
+    questions: &mut Vec<Decision>,
+    waits: bool,
+) -> Vec<RecoveredStep<P::Output>> {
+    let DoubtScope { run, branch, shape, site, state } = doubt;
     let mut found = Vec::new();
     for (at, question) in std::mem::take(questions).into_iter().enumerate() {
         let is_cut = question.branch == *branch && question.cause.is_of_one_try();
@@ -186,21 +206,21 @@ pub(super) async fn salvaged<P: Program>(
             questions.push(question);
             continue;
         };
-        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
         let exited = exited_at(engine, (run, branch), &question).await;
-        let checked = match program.salvage(spot, state, exited.as_ref()).await {
-            Some(mut salvage) => {
+        let checked = match program.recover(step_ref, state, exited.as_ref()).await {
+            Some(mut result) => {
                 if !waits {
-                    salvage.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
+                    result.pack.claims.iter_mut().for_each(|claim| claim.terms.within_ms = None);
                 }
                 let site = site.clone().with_exit_code(exited.map(|exited| exited.exit_code));
-                let pack = engine.verifier.verify(&salvage.pack, &site).await;
-                Some(Salvage { pack, ..salvage }).filter(|salvage| salvage.pack.verdict() == Verdict::Ok)
+                let pack = engine.verifier.verify(&result.pack, &site).await;
+                Some(Recovered { pack, ..result }).filter(|result| result.pack.verdict() == Verdict::Ok)
             }
             None => None,
         };
         match checked {
-            Some(salvage) => found.push(Salvaged { step: question.step, salvage }),
+            Some(recovered) => found.push(RecoveredStep { step: question.step, recovered }),
             None => questions.push(question),
         }
     }
@@ -220,11 +240,11 @@ async fn exited_at(
     loop {
         let page = engine.store.scan(&scan).await.ok()?;
         let is_it = |record: &&Record| record.header().at == *at;
-        let told = |record: &Record| match &record.header().phase {
+        let report = |record: &Record| match &record.header().phase {
             Phase::Progress { key, value } if key == EXITED_KEY => Some(value.clone()),
             _ => None,
         };
-        if let Some(value) = page.records.iter().filter(is_it).find_map(told) {
+        if let Some(value) = page.records.iter().filter(is_it).find_map(report) {
             let exit_code = i32::try_from(value["exit_code"].as_i64()?).ok()?;
             return Some(Exited { exit_code, outputs: value["outputs"].as_object().cloned() });
         }
@@ -233,48 +253,51 @@ async fn exited_at(
 }
 
 /// Returns the questions about a branch that evidence answers, for the state of a record.
-pub(super) async fn salvageable<P: Program>(
+pub(super) async fn recoverable<P: Program>(
     engine: &Engine,
     program: &P,
-    (shape, site, record): (&Shape, &Site, &Record),
+    site: &Site,
+    record: &Record,
     asked: Vec<Decision>,
 ) -> Result<Vec<Decision>, RunError> {
     if !asked.iter().any(|question| question.cause.is_of_one_try()) {
         return Ok(Vec::new());
     }
+    let (shape, header) = (program.shape(), record.header());
     let state = decode_state(program, shape.level(), record)?;
-    salvageable_in(engine, program, (shape, site, record, &state), (asked, true)).await
+    let doubt = DoubtScope { run: &header.run, branch: &header.branch, shape, site, state: &state };
+    Ok(recoverable_in(engine, program, doubt, asked, true).await)
 }
 
-/// As [`salvageable`], for a branch with this state.
-pub(super) async fn salvageable_in<P: Program>(
+/// As [`recoverable`], for a branch with its state.
+pub(super) async fn recoverable_in<P: Program>(
     engine: &Engine,
     program: &P,
-    (shape, site, record, state): (&Shape, &Site, &Record, &P::State),
-    (asked, waits): (Vec<Decision>, bool),
-) -> Result<Vec<Decision>, RunError> {
-    let about = (&record.header().run, site, &record.header().branch, state);
-    let found = salvaged(engine, program, shape, about, (&mut asked.clone(), waits)).await;
+    doubt: DoubtScope<'_, P::State>,
+    asked: Vec<Decision>,
+    waits: bool,
+) -> Vec<Decision> {
+    let found = recovered(engine, program, doubt, &mut asked.clone(), waits).await;
     let is_found = |question: &Decision| found.iter().any(|found| found.is_about(question));
-    Ok(asked.into_iter().filter(is_found).collect())
+    asked.into_iter().filter(is_found).collect()
 }
 
 /// Settles steps by their evidence.
 ///
 /// # Errors
 /// The program refuses a result.
-pub(super) fn settle_salvaged<P: Program>(
+pub(super) fn settle_recovered<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
-    found: Vec<Salvaged<P::Output>>,
+    found: Vec<RecoveredStep<P::Output>>,
 ) -> Result<(), RunError> {
-    for Salvaged { step, salvage: Salvage { pack, output, ending } } in found {
-        let standing = scope.position.frontier.iter().any(|entry| entry.step == step);
-        let Some(place) = scope.shape.place(step.as_str()).filter(|_| standing) else { continue };
+    for RecoveredStep { step, recovered: Recovered { pack, output, ending } } in found {
+        let is_open = scope.position.frontier.iter().any(|entry| entry.step == step);
+        let Some(place) = scope.shape.place(step.as_str()).filter(|_| is_open) else { continue };
         let branch = scope.branch().clone();
-        let spot =
+        let step_ref =
             StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
-        let follow = program.apply(&mut scope.state, spot, Settlement::Completed(output, &ending));
+        let follow = program.apply(&mut scope.state, step_ref, Settlement::Completed(output, &ending));
         let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
         let follow = follow.map_err(|failure| not_settled(scope, &doubtful, &failure.error.join(": ")))?;
         let traced = traced(program, scope, place, Some(&pack));
@@ -292,8 +315,8 @@ pub(super) fn traced<P: Program>(
     evidence: Option<&Pack>,
 ) -> Option<(Trace, EndDigests)> {
     let trace = trace_of(program, scope, place).filter(|_| !scope.shape.is_routed())?;
-    let output = program.gave(scope.spot(place), &scope.state);
-    let digests = digests_of(scope, place, &Made { output, evidence, children: None });
+    let output = program.gave(scope.step_ref(place), &scope.state);
+    let digests = digests_of(scope, place, &EndResult { output, evidence, children: None });
     Some((trace, digests))
 }
 
@@ -312,7 +335,7 @@ pub(super) fn note_trace<S>(scope: &mut Scope<'_, S>, place: usize, traced: Opti
 /// # Errors
 /// - [`RunError::InDoubt`]: there is no decision, or there are other questions.
 /// - [`RunError::NotSettled`]: the decision is not possible for a step.
-pub(super) fn decide_as_told<P: Program>(
+pub(super) fn apply_decisions<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
     questions: Vec<Decision>,
@@ -330,8 +353,8 @@ pub(super) fn decide_as_told<P: Program>(
     for Decision { branch, step, cause, .. } in questions {
         let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
-        let standing = scope.position.frontier.iter().any(|entry| entry.step == *step);
-        if matches!(cause, Cause::InLost(_)) && !standing {
+        let is_open = scope.position.frontier.iter().any(|entry| entry.step == *step);
+        if matches!(cause, Cause::InLost(_)) && !is_open {
             // The step runs at its turn.
             if !matches!(on_doubt, OnDoubt::Retry) {
                 return Err(not_settled(scope, &doubtful, "what comes before it is not finished"));
@@ -340,10 +363,10 @@ pub(super) fn decide_as_told<P: Program>(
         }
         let place = scope.shape.place(step.as_str());
         // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
-        if !standing && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
+        if !is_open && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
             continue;
         }
-        let Some(place) = place.filter(|_| standing) else {
+        let Some(place) = place.filter(|_| is_open) else {
             let why = format!(
                 "step `{step}` is in doubt, and does not come next any more: it can be settled by the run's own definition"
             );
@@ -357,7 +380,7 @@ pub(super) fn decide_as_told<P: Program>(
                 return Err(not_settled(scope, &doubtful, why));
             }
             if !is_cut {
-                scope.go_on_as_told(place);
+                scope.resume_as_decided(place);
                 continue;
             }
             scope.entry_mut(place).at.iteration.clone_from(&begun.at.iteration);
@@ -365,7 +388,7 @@ pub(super) fn decide_as_told<P: Program>(
         match settled(program, scope, (place, &doubtful), on_doubt)? {
             Some(settled) => {
                 let traced = traced(program, scope, place, None);
-                scope.settle_as_told(place, settled);
+                scope.settle_as_decided(place, settled);
                 note_trace(scope, place, traced);
                 if scope.position.frontier.is_empty() && scope.branch().is_main() {
                     // The chain has ended without a rejoin.
@@ -378,7 +401,7 @@ pub(super) fn decide_as_told<P: Program>(
                     let again = [Forget::Step(doubtful.step)];
                     forget(program, &doubtful.branch, &again, &mut scope.state)?;
                 }
-                scope.redo_as_told(place);
+                scope.redo_as_decided(place);
             }
         }
     }
@@ -394,18 +417,18 @@ fn settled<P: Program>(
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<(Follow, Phase)>, RunError> {
     let (branch, step) = (&doubtful.branch, &scope.shape.steps()[place]);
-    let spot = StepRef { branch, level: scope.shape.level(), place, step };
+    let step_ref = StepRef { branch, level: scope.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
         OnDoubt::Done => {
             let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
-            program.settle_as_done(spot, &mut scope.state, known)
+            program.settle_as_done(step_ref, &mut scope.state, known)
         }
         OnDoubt::Settle(settle) => match settle.settle(&mut scope.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
                 let follow = next_of(scope.shape, place);
-                let follow = follow.map_or_else(|| program.follow(spot, &scope.state), Ok);
+                let follow = follow.map_or_else(|| program.follow(step_ref, &scope.state), Ok);
                 follow.map(|follow| (follow, Phase::Completed(Ending::default())))
             }
             Err(why) => Err(why),

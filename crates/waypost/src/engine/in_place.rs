@@ -5,7 +5,7 @@
 //! ```
 
 use crate::plan::shape::Shape;
-use crate::plan::{Bound, Broken, Check, Effective};
+use crate::plan::{Broken, Check, ClaimKey, Effective};
 use crate::record::{Claim, RunRecord, Verdict};
 
 use super::trust::{FoundClaims, verify};
@@ -59,9 +59,9 @@ impl InPlace<'_> {
         let place = shape.place(edit.step.as_str())?;
         let claims = branch.evidence.get(&edit.step)?.claims.iter();
         let is_broken = |claim: &&Claim| edit.claims.iter().any(|name| *name == claim.title());
-        let subjects: Vec<Bound> = claims.filter(is_broken).map(Bound::of).collect();
+        let subjects: Vec<ClaimKey> = claims.filter(is_broken).map(ClaimKey::of).collect();
         let shares = |claim: &Claim| {
-            let claimed = Bound::of(claim);
+            let claimed = ClaimKey::of(claim);
             subjects.iter().any(|subject| claimed.gives_way_to(subject))
         };
         let upstream = shape.with_needs(place);

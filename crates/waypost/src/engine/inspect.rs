@@ -16,7 +16,7 @@ use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreEr
 
 use super::child_ends::{counting_ends, has_state};
 use super::failure::position_for_retry;
-use super::in_doubt::{questions_at, salvageable_in};
+use super::in_doubt::{DoubtScope, questions_at, recoverable_in};
 use super::resume_point::survey;
 use super::trust::{forget_other_names, in_flux, state_of, verify};
 use super::{Engine, OnUnknown, Program, RunError};
@@ -107,8 +107,8 @@ impl Snapshot {
     /// Returns whether the summary shows a finished run, but the newest record an unfinished run. The summary is
     /// a shortcut for readers; on a mismatch, records after the newest sound record are lost.
     pub fn is_overstated(&self) -> bool {
-        let told = self.entry.summary.summary.status;
-        let is_done = matches!(told, RunStatus::Completed | RunStatus::CompletedWithFailures);
+        let report = self.entry.summary.summary.status;
+        let is_done = matches!(report, RunStatus::Completed | RunStatus::CompletedWithFailures);
         is_done && self.ended.is_none() && self.entry.summary.holder.is_none()
     }
 
@@ -510,8 +510,8 @@ impl Engine {
             let asked: Vec<Decision> = questions_at(position, shape, branch).collect();
             if asked.iter().any(|question| question.cause.is_of_one_try()) {
                 let state = state_of(program, program.shape(), &branches, record)?;
-                let about = (shape, &site, record, &state);
-                settled.extend(salvageable_in(self, program, about, (asked, false)).await?);
+                let doubt = DoubtScope { run: &header.run, branch, shape, site: &site, state: &state };
+                settled.extend(recoverable_in(self, program, doubt, asked, false).await);
             }
         }
         let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();

@@ -20,7 +20,7 @@ use crate::store::{
 };
 
 use super::begin::by_hand;
-use super::chain::{Chain, Draft, body_as_it_stands};
+use super::chain::{Chain, Draft, unchanged_body};
 use super::inspect::{Snapshot, position_as_recorded};
 use super::rollback::joins;
 use super::scope::Scope;
@@ -89,7 +89,7 @@ impl Engine {
                 tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
             }
-            self.store.wait_while_dying(run).await?;
+            self.store.wait_for_release(run).await?;
             let lease = match self.store.acquire(run, &BranchPath::main(), &self.holder()?).await {
                 // A session has begun in the meantime.
                 Err(StoreError::Held { holder: Some(holder), .. }) if !holder.is_gone() => continue,
@@ -140,8 +140,8 @@ impl Engine {
         let value = serde_json::to_value(pack.summary()).unwrap_or_default();
         let phase = Phase::Progress { key: VERIFIED_KEY.to_owned(), value };
         let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
-        draft.told.evidence = Some(pack).filter(|pack| pack.check_size().is_ok());
-        self.store.wait_while_dying(run).await?;
+        draft.report.evidence = Some(pack).filter(|pack| pack.check_size().is_ok());
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         let written = self.write_under(&lease, draft, None).await;
         if written.is_err() {
@@ -161,7 +161,7 @@ impl Engine {
     ///
     /// [`EventKind::Pruned`]: crate::projection::events::EventKind::Pruned
     pub async fn prune(&self, run: &RunId, keep: u32) -> Result<Pruned, RunError> {
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
         let trimmed = self.store.trim(&lease, keep, TrimMode::Apply).await;
         let mut unsaid = None;
@@ -170,7 +170,7 @@ impl Engine {
         {
             let phase = Phase::Progress { key: PRUNED.to_owned(), value: Value::Null };
             let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
-            draft.told.notes.push(note);
+            draft.report.notes.push(note);
             match self.write_under(&lease, draft, None).await {
                 Ok(_) => return Ok(Pruned { trimmed, unsaid }),
                 Err(error) => unsaid = Some(error),
@@ -196,10 +196,10 @@ impl Engine {
         if let Some(damage) = snapshot.damaged().next() {
             return Err(StoreError::of_damage(damage.clone(), Some(newest.header().seq)).into());
         }
-        draft.keep_standing(newest);
+        draft.keep_status(newest);
         let at = newest.header().reference();
         let at = CheckpointRef { seq: at.seq + 1, ..at };
-        let body = body_as_it_stands(newest, &position_as_recorded(newest)?)?;
+        let body = unchanged_body(newest, &position_as_recorded(newest)?)?;
         let chain = Chain { token: lease.token(), ..Chain::behind(newest) };
         let mut records = Vec::new();
         chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(|source| RunError::Record {
@@ -316,8 +316,8 @@ impl<S> Edits<S> {
         }
         let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         // If only the join failed, the join runs again with the edit.
-        let amid = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
-        if newest.header().end.is_some() && scope.position.frontier.iter().any(amid) {
+        let is_fanned_out = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
+        if newest.header().end.is_some() && scope.position.frontier.iter().any(is_fanned_out) {
             let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }

@@ -75,7 +75,7 @@ mod turn;
 mod undo;
 
 pub use attempt::{
-    Attempt, EXITED_KEY, Ended, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
+    Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };
 pub use cancel::Cancel;
 pub use definition::{Compared, changed_within};
@@ -94,8 +94,8 @@ pub use options::{
 pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
-    Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Salvage, Settlement,
-    StateError, StepRef, StepReport, Upstream,
+    Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Recovered,
+    Settlement, StateError, StepRef, StepReport, Upstream,
 };
 pub use reuse::step_path;
 pub use signals::{Stop, StopHandle, StopLevel};

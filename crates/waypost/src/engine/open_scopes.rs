@@ -15,7 +15,9 @@ use super::chain::{Chain, Draft};
 use super::definition::{add_new_steps, forget};
 use super::failure::{decide_openers, position_for_retry};
 use super::fan_out::{FanOut, Items, Queued, named_items};
-use super::in_doubt::{decide_as_told, questions_of_cut, questions_of_lost, salvaged, settle_salvaged};
+use super::in_doubt::{
+    DoubtScope, apply_decisions, questions_of_cut, questions_of_lost, recovered, settle_recovered,
+};
 use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
 use super::manual::{Edits, refuse_left};
@@ -44,9 +46,10 @@ pub(super) async fn take_up<P: Program>(
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
     let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
-    let (indexes, questions, raised) = (HashMap::new(), Vec::new(), BTreeSet::new());
+    let (indexes, questions, reopened) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let retried = Vec::new();
-    let mut found = Found { scopes, indexes, questions, on_doubt, resume_point, edits, raised, retried };
+    let mut found =
+        LoadedScopes { scopes, indexes, questions, on_doubt, resume_point, edits, reopened, retried };
     open_fans(session, &mut found, MAIN).await?;
     if session.scopes.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -106,7 +109,7 @@ pub(super) async fn take_up<P: Program>(
 }
 
 /// The branches and questions found so far.
-struct Found<'a, S> {
+struct LoadedScopes<'a, S> {
     scopes: HashMap<BranchPath, ScopeId>,
     /// By line and place of the opener: the index of each key of the fan-out.
     indexes: HashMap<(ScopeId, usize), HashMap<String, u64>>,
@@ -118,7 +121,7 @@ struct Found<'a, S> {
     /// Edits of branches not found yet.
     edits: Edits<S>,
     /// Ended branches that resume together with an edited ancestor or descendant.
-    raised: BTreeSet<BranchPath>,
+    reopened: BTreeSet<BranchPath>,
     /// Failed branches of a failed opener, to be retried.
     retried: Vec<BranchPath>,
 }
@@ -126,7 +129,7 @@ struct Found<'a, S> {
 /// Loads the open fan-outs of a branch. Until all heads are read, `ended` counts the open children.
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
     id: ScopeId,
 ) -> Result<(), RunError> {
     for out in fans_of(session.scopes.get(id))? {
@@ -246,7 +249,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
 async fn take_up_one<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
     head: Head,
 ) -> Result<(), RunError> {
     let branch = head.record.header().branch.clone();
@@ -282,19 +285,20 @@ async fn take_up_one<P: Program>(
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let scope = session.scopes.get_mut(id);
-    if found.raised.contains(&branch) && scope.drafts.is_empty() {
+    if found.reopened.contains(&branch) && scope.drafts.is_empty() {
         // The end is out of force, also after another crash.
         scope.drafts.push(by_hand());
     }
     questions.extend(questions_of_cut(scope, session.before.as_ref()));
     if matches!(found.on_doubt, OnDoubt::Ask) {
-        let about = (&scope.chain.run, &*site, &branch, &scope.state);
-        let done = salvaged(engine, program, scope.shape, about, (&mut questions, true)).await;
-        settle_salvaged(program, scope, done)?;
+        let (run, shape) = (&scope.chain.run, scope.shape);
+        let doubt = DoubtScope { run, branch: &branch, shape, site: &site, state: &scope.state };
+        let done = recovered(engine, program, doubt, &mut questions, true).await;
+        settle_recovered(program, scope, done)?;
     }
-    let is_told = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
-    if is_told {
-        decide_as_told(program, scope, questions, found.on_doubt)?;
+    let is_decided = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
+    if is_decided {
+        apply_decisions(program, scope, questions, found.on_doubt)?;
     } else {
         found.questions.extend(questions);
     }
@@ -309,7 +313,7 @@ async fn take_up_one<P: Program>(
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
-    found: &mut Found<'_, P::State>,
+    found: &mut LoadedScopes<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
     for branch in found.resume_point.moves.keys().chain(found.edits.branches()) {
@@ -320,13 +324,13 @@ async fn reopen_ended<P: Program>(
         let above = std::iter::successors(branch.parent(), BranchPath::parent);
         let ended = above.take_while(|above| !found.scopes.contains_key(above));
         let ended: Vec<BranchPath> = ended.collect();
-        found.raised.extend(ended.iter().cloned());
+        found.reopened.extend(ended.iter().cloned());
         branches.extend(ended.into_iter().map(|above| (above.depth(), above)));
     }
     loop {
         for retried in std::mem::take(&mut found.retried) {
             branches.insert((retried.depth(), retried.clone()));
-            found.raised.insert(retried);
+            found.reopened.insert(retried);
         }
         let Some((_, branch)) = branches.pop_first() else { break };
         let scan = Scan {
@@ -345,21 +349,21 @@ async fn reopen_ended<P: Program>(
         let record = session.engine.store.load(lease.run(), &branch, seq).await?;
         let end = record.header().end;
         let is_moved = found.resume_point.moves.contains_key(&branch);
-        if found.raised.contains(&branch)
+        if found.reopened.contains(&branch)
             && !is_moved
             && !matches!(end, None | Some(End::Failed | End::Cancelled))
         {
             // Its children were joined, or the branch resumes anyway.
-            found.raised.remove(&branch);
+            found.reopened.remove(&branch);
             continue;
         }
         take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
-        if found.raised.contains(&branch)
+        if found.reopened.contains(&branch)
             && let Some(id) = found.scopes.get(&branch).copied()
         {
-            let fallen = Fallen::of(session.scopes.get(id));
-            for below in fallen.find(session.engine.store.as_ref()).await? {
-                found.raised.insert(below.clone());
+            let children = EndedWithParent::of(session.scopes.get(id));
+            for below in children.find(session.engine.store.as_ref()).await? {
+                found.reopened.insert(below.clone());
                 branches.insert((below.depth(), below));
             }
         }
@@ -368,14 +372,14 @@ async fn reopen_ended<P: Program>(
 }
 
 /// The children that ended together with their parent.
-struct Fallen {
+struct EndedWithParent {
     run: RunId,
     branch: BranchPath,
     /// By name of the open fan-outs: true if failures are collected, so that failed children ended separately.
     collects: HashMap<StepId, bool>,
 }
 
-impl Fallen {
+impl EndedWithParent {
     fn of<S>(scope: &Scope<'_, S>) -> Self {
         let named = |fan: &FanOut| (children_of(scope, fan.place).name.clone(), collects(scope, fan.place));
         let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
@@ -385,17 +389,17 @@ impl Fallen {
     /// Finds the cancelled and the open children; also the failed children, if the first failure ends all
     /// siblings.
     async fn find(&self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
-        let mut fallen = Vec::new();
+        let mut children = Vec::new();
         for child in store.branches(&self.run).await? {
             let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&self.branch));
             let Some(collects) = opener.and_then(|(name, _)| self.collects.get(&name)) else { continue };
             match store.newest(&self.run, &child).await?.header().end {
-                Some(End::Cancelled) | None => fallen.push(child),
-                Some(End::Failed) if !collects => fallen.push(child),
+                Some(End::Cancelled) | None => children.push(child),
+                Some(End::Failed) if !collects => children.push(child),
                 _ => {}
             }
         }
-        Ok(fallen)
+        Ok(children)
     }
 }
 
@@ -484,7 +488,7 @@ pub(super) async fn go_on<P: Program>(
         return Ok(None);
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
-    session.program.attach(above.spot(opener.place), &above.state, &mut state);
+    session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
     forget(session.program, &branch, &forgotten, &mut state)?;
     let mut chain = Chain::child(&above.chain, branch);
     chain.next = head.next;
@@ -493,7 +497,7 @@ pub(super) async fn go_on<P: Program>(
     chain.repair = head.next != head.record.header().seq + 1;
     position.revisited |= chain.basis.is_some();
     let parallel_max = children.parallel_max;
-    let is_opener_in = above.opener.is_none() || above.has_room;
+    let is_opener_in = above.opener.is_none() || above.has_capacity;
     let around = above.entry(opener.place).at.iteration.clone();
     let mut scope = Scope::new(chain, shape, position, state);
     scope.opener = Some(opener);
@@ -523,9 +527,9 @@ pub(super) async fn go_on<P: Program>(
     }
     let fan = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
     let was_cut = scope.position.frontier.iter().any(|entry| entry.cuts > 0);
-    scope.has_room = is_opener_in && !was_cut && !scope.rests() && fan.active < parallel_max;
-    scope.is_hungry = was_cut;
-    fan.active += usize::from(scope.has_room);
+    scope.has_capacity = is_opener_in && !was_cut && !scope.rests() && fan.active < parallel_max;
+    scope.is_waiting_for_capacity = was_cut;
+    fan.active += usize::from(scope.has_capacity);
     let is_written = !scope.drafts.is_empty();
     let id = session.scopes.add(scope);
     if was_cut {

@@ -362,10 +362,10 @@ fn place_of(branch: &BranchPath, step: &StepId) -> String {
 
 /// Lists waits at the end of a sentence.
 fn waits_of(waiting: &[Waiting]) -> String {
-    let told =
+    let report =
         |waiting: &Waiting| format!("`{}` ({} on {})", waiting.wait.id, waiting.wait.key, waiting.branch);
     match waiting {
         [] => "; it waits for nothing".to_owned(),
-        waiting => format!("; it waits for {}", waiting.iter().map(told).collect::<Vec<_>>().join(", ")),
+        waiting => format!("; it waits for {}", waiting.iter().map(report).collect::<Vec<_>>().join(", ")),
     }
 }

@@ -17,7 +17,7 @@ use crate::record::{Wait, WaitKind};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum WaitEnd {
     /// An answer or a signal.
-    Given(Value),
+    Delivered(Value),
     /// The deadline.
     Due,
 }
@@ -29,11 +29,11 @@ pub(crate) struct PendingWait {
     pub(crate) wait: Option<Wait>,
     /// The deadline.
     pub(crate) due: Option<Instant>,
-    progress: Mutex<Progress>,
+    progress: Mutex<WaitState>,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct WaitState {
     waker: Option<Waker>,
     end: Option<WaitEnd>,
     is_closed: bool,
@@ -60,7 +60,7 @@ impl PendingWait {
     }
 
     /// Ends the wait, unless already ended.
-    pub(crate) fn give(&self, end: WaitEnd) {
+    pub(crate) fn deliver(&self, end: WaitEnd) {
         let mut progress = self.progress();
         if progress.is_closed || progress.end.is_some() {
             return;
@@ -96,7 +96,7 @@ impl PendingWait {
         self.wait.as_ref().is_some_and(on_message) && !std::mem::replace(&mut progress.is_recorded, true)
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    fn progress(&self) -> MutexGuard<'_, WaitState> {
         self.progress.lock().expect("no code panics while it holds this lock")
     }
 }

@@ -66,7 +66,7 @@ pub trait Program: Send + Sync {
     /// A failure of the step.
     fn admit(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &Self::State,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure>;
@@ -76,31 +76,31 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure of the step.
-    fn open(&self, spot: StepRef<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
+    fn open(&self, step_ref: StepRef<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
 
     /// Returns the initial state of a child, from the state of its parent.
     ///
     /// # Errors
     /// A failure of the step that opens it.
-    fn child(&self, spot: StepRef<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
+    fn child(&self, step_ref: StepRef<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
 
     /// Gives the state of a child that was read back what it has from that of the branch that opened it, and does not keep
     /// itself.
-    fn attach(&self, spot: StepRef<'_>, state: &Self::State, child: &mut Self::State);
+    fn attach(&self, step_ref: StepRef<'_>, state: &Self::State, child: &mut Self::State);
 
     /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
     /// is from after it. What is not taken out, the step finds when it runs.
-    fn forget(&self, spot: StepRef<'_>, state: &mut Self::State);
+    fn forget(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
     /// Takes the failure of a step out of the state: the step is retried.
-    fn forget_failure(&self, spot: StepRef<'_>, state: &mut Self::State);
+    fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
     /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
-    fn forget_join(&self, spot: StepRef<'_>, state: &mut Self::State);
+    fn forget_join(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
     /// Leaves in a state of what a step left there what it had left by an earlier one of its branch, `then`: its last pass
     /// is done again, or was, and has come out as before.
-    fn restore(&self, spot: StepRef<'_>, state: &mut Self::State, then: &Self::State);
+    fn restore(&self, step_ref: StepRef<'_>, state: &mut Self::State, then: &Self::State);
 
     /// Masks the secrets in the found value of a claim.
     fn redact(&self, claim: &mut Claim);
@@ -115,10 +115,10 @@ pub trait Program: Send + Sync {
 
     /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
     /// step was done again, and steps after it are used again where it is the same. ResumeQuery only of graphs by needs.
-    fn gave(&self, spot: StepRef<'_>, state: &Self::State) -> Option<Value>;
+    fn gave(&self, step_ref: StepRef<'_>, state: &Self::State) -> Option<Value>;
 
     /// Returns the steps whose outputs a step reads, needed or not: it depends on them. ResumeQuery only of graphs by needs.
-    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId>;
+    fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId>;
 
     /// Returns the input of a step from the state. A step with children also gets their ends.
     ///
@@ -126,7 +126,7 @@ pub trait Program: Send + Sync {
     /// A failure of the step, such as an expression that cannot be evaluated.
     fn prepare(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &Self::State,
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure>;
@@ -140,21 +140,26 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
-    fn undo(&self, spot: StepRef<'_>, at: &Try, state: &Self::State) -> Result<Option<Self::Job>, Failure>;
+    fn undo(
+        &self,
+        step_ref: StepRef<'_>,
+        at: &Try,
+        state: &Self::State,
+    ) -> Result<Option<Self::Job>, Failure>;
 
     /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
     /// about to write, or was when it was cut.
-    fn subjects(&self, spot: StepRef<'_>, state: &Self::State) -> Vec<String>;
+    fn subjects(&self, step_ref: StepRef<'_>, state: &Self::State) -> Vec<String>;
 
     /// Returns the claims that prove an interrupted non-idempotent step to be done, with its output. The output
     /// is read again, or is the recorded output from before the evidence check. `None` if only the end of the
     /// step could prove this; then a person decides.
-    async fn salvage(
+    async fn recover(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &Self::State,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<Self::Output>>;
+    ) -> Option<Recovered<Self::Output>>;
 
     /// Marks a step in doubt as done in the state, by decision of a person who does not know the output. Returns
     /// the next steps, and the phase for the record: completed, or a tolerated failure.
@@ -163,7 +168,7 @@ pub trait Program: Send + Sync {
     /// The decision is not possible; nothing is changed.
     fn settle_as_done(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &mut Self::State,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String>;
@@ -173,10 +178,10 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// The reason why the state does not tell.
-    fn follow(&self, spot: StepRef<'_>, state: &Self::State) -> Result<Follow, String>;
+    fn follow(&self, step_ref: StepRef<'_>, state: &Self::State) -> Result<Follow, String>;
 
     /// Says what is to be done about a failure.
-    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure;
+    fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure;
 
     /// Applies the result of a step to the state, and returns the chosen route. Called once; the choice is
     /// recorded.
@@ -186,7 +191,7 @@ pub trait Program: Send + Sync {
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure>;
 
@@ -270,7 +275,7 @@ pub struct Exited {
 
 /// The proof and the result of an interrupted step that is done.
 #[derive(Debug)]
-pub struct Salvage<O> {
+pub struct Recovered<O> {
     /// The claims of the proof; without pins taken at the end of a step.
     pub pack: Pack,
     /// The output for the state.
@@ -342,14 +347,14 @@ pub enum Performed<O> {
         /// The ending for the record.
         ending: Ending,
         /// What it said.
-        told: StepReport,
+        report: StepReport,
     },
     /// The step failed.
     Failed {
         /// The failure.
         failure: Failure,
         /// What it said.
-        told: StepReport,
+        report: StepReport,
     },
     /// The step was stopped, as requested by [`Attempt::stopped`].
     Stopped {
@@ -362,14 +367,14 @@ pub enum Performed<O> {
         /// The items, with unique keys.
         items: Vec<Item>,
         /// What it said.
-        told: StepReport,
+        report: StepReport,
     },
     /// The effect of the attempt is unknown. The attempt counts as interrupted, and the session ends.
     Cut {
         /// The cause, for people.
         why: String,
         /// Notes and usage of the attempt.
-        told: StepReport,
+        report: StepReport,
     },
 }
 

@@ -18,12 +18,12 @@ use super::reruns::{Reopened, Target, redo_draft};
 use super::rewind::starts;
 use super::rollback::{aim, load_with_state, next_epoch, with_state};
 use super::trace::pass_in;
-use super::trust::{InForce, Judged};
+use super::trust::{BranchInForce, Judged};
 use super::{Engine, ResumeFrom, RunError};
 
 /// The context of an invalidation in a scope.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Opening<'a> {
+pub(super) struct Invalidation<'a> {
     pub(super) engine: &'a Engine,
     /// The graph of the run.
     pub(super) root: &'a Shape,
@@ -40,8 +40,8 @@ pub(super) struct Opening<'a> {
 /// # Errors
 /// [`RunError::InDoubt`]: the step opens non-idempotent steps. Errors of reading the scope.
 pub(super) async fn open_again(
-    opening: Opening<'_>,
-    known: &InForce,
+    opening: Invalidation<'_>,
+    known: &BranchInForce,
     targets: &[Target],
 ) -> Result<Option<Reopened>, RunError> {
     let header = known.record.header();
@@ -52,7 +52,7 @@ pub(super) async fn open_again(
     let epoch = next_epoch(opening.engine, header, &known.position).await?;
     for is_requested in [true, false] {
         let results = if is_requested { opening.results } else { Results::Keep };
-        let opening = Opening { results, ..opening };
+        let opening = Invalidation { results, ..opening };
         let (mut cuts, mut restored) = (Vec::new(), Vec::new());
         for target in targets.iter().filter(|target| target.is_requested == is_requested) {
             let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
@@ -85,7 +85,7 @@ pub(super) async fn open_again(
 /// Invalidates steps of a scope. In a pass, a step that has not run yet reads its own output from the pass
 /// before; this output leaves the state.
 fn invalidate_in(
-    opening: Opening<'_>,
+    opening: Invalidation<'_>,
     (branch, shape): (&BranchPath, &Shape),
     before: &Position,
     cuts: Vec<Cut>,
@@ -108,8 +108,8 @@ fn invalidate_in(
 
 /// Returns the frontier entry of an invalid step, and the part of the state to remove.
 async fn cut_of(
-    opening: Opening<'_>,
-    (known, shape): (&InForce, &Shape),
+    opening: Invalidation<'_>,
+    (known, shape): (&BranchInForce, &Shape),
     target: &Target,
     epoch: u32,
 ) -> Result<Option<(Cut, Option<Forget>)>, RunError> {
@@ -119,10 +119,10 @@ async fn cut_of(
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
     let made = engine.store.load(run, branch, target.seq).await?;
     let made = made.header();
-    let stands = known.position.frontier.iter().find(|entry| entry.step == target.step);
-    let is_passed = stands.is_some_and(|entry| entry.at.iteration > made.at.iteration);
+    let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
+    let is_passed = open.is_some_and(|entry| entry.at.iteration > made.at.iteration);
     let is_open = Unfinished::of(shape, &known.position).has(place);
-    if !is_passed && (stands.is_some() || is_open) {
+    if !is_passed && (open.is_some() || is_open) {
         return Ok(None);
     }
     let loops = shape.share_loop(place, place);
@@ -140,7 +140,7 @@ async fn cut_of(
         _ if iteration == made.at.iteration && target.claims.is_none() => {
             match fan_of_pass(&known.position, (shape, place), made) {
                 Some(fan) => Some(fan),
-                None => joining(engine, &known.position, (&shape.steps()[place], made, loops)).await?,
+                None => joining(engine, &known.position, &shape.steps()[place], made, loops).await?,
             }
         }
         _ => None,
@@ -154,9 +154,9 @@ async fn cut_of(
 /// Returns the fan-out of the pass of an end, for a step with a branch per pass.
 fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
     let step = &shape.steps()[place].id;
-    let amid =
+    let open_fan =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    let fan = open_fan.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }
 
@@ -184,11 +184,11 @@ async fn pass_again(
 ) -> Result<(Vec<u32>, Option<Forget>), RunError> {
     let step = &shape.steps()[place].id;
     let first = first_pass(shape, place, made);
-    let anew = (first.clone(), Some(Forget::Step(step.clone())));
+    let from_first_pass = (first.clone(), Some(Forget::Step(step.clone())));
     let mut before = made.at.iteration.clone();
     match before.last_mut() {
         Some(pass) if made.at.iteration != first => *pass -= 1,
-        _ => return Ok(anew),
+        _ => return Ok(from_first_pass),
     }
     let ends = |record: &Record| {
         let found = record.header();
@@ -200,15 +200,15 @@ async fn pass_again(
         ended && found.step.as_ref() == Some(step) && found.at.iteration == before
     };
     let Some(ended) = engine.store.find_back(&made.run, &made.branch, made.seq, &ends).await? else {
-        return Ok(anew);
+        return Ok(from_first_pass);
     };
     let ended = match engine.store.load(&made.run, &made.branch, ended.header().seq).await {
-        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(anew),
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(from_first_pass),
         ended => ended?,
     };
     Ok(match with_state(engine, ended).await? {
         Some(then) => (made.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
-        None => anew,
+        None => from_first_pass,
     })
 }
 
@@ -220,7 +220,9 @@ async fn pass_again(
 async fn joining(
     engine: &Engine,
     position: &Position,
-    (step, made, loops): (&Step, &Header, bool),
+    step: &Step,
+    made: &Header,
+    loops: bool,
 ) -> Result<Option<Fan>, RunError> {
     match joined_by(engine, position, (&step.id, made)).await {
         Err(RunError::NoState { .. }) if loops || !step.opens_careful() => Ok(None),
@@ -268,6 +270,14 @@ fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Resu
     }
 }
 
+/// A step to rerun on request of a person.
+#[derive(Clone, Copy)]
+pub(super) struct RequestedRerun<'a> {
+    pub(super) step: &'a StepId,
+    pub(super) results: Results,
+    pub(super) by: Option<&'a str>,
+}
+
 /// Returns the position after the invalidation of a step and all downstream steps, on request of a person.
 ///
 /// # Errors
@@ -276,9 +286,11 @@ fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Resu
 pub(super) fn invalidate_named(
     shape: &Shape,
     position: &Position,
-    (step, epoch, results): (&StepId, u32, Results),
+    requested: RequestedRerun<'_>,
+    epoch: u32,
     at: &str,
 ) -> Result<Invalidated, RunError> {
+    let RequestedRerun { step, results, .. } = requested;
     let place = place_of(shape, position, step, at)?;
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
@@ -293,8 +305,9 @@ pub(super) async fn from_step(
     engine: &Engine,
     shape: &Shape,
     base: &mut Base,
-    (step, results, by): (&StepId, Results, Option<&str>),
+    requested: RequestedRerun<'_>,
 ) -> Result<Draft, RunError> {
+    let RequestedRerun { step, by, .. } = requested;
     // The step may have ended in the run before the fork.
     let ended =
         shape.place(step.as_str()).is_some_and(|place| !Unfinished::of(shape, &base.position).has(place));
@@ -303,12 +316,12 @@ pub(super) async fn from_step(
     }
     let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
     let at = format!("run {}", base.record.header().run);
-    let after = invalidate_named(shape, &base.position, (step, epoch, results), &at)?;
+    let after = invalidate_named(shape, &base.position, requested, epoch, &at)?;
     base.redone.extend(after.forgotten);
     base.position = after.position;
     let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
     let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
-    draft.told.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
+    draft.report.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
     Ok(draft)
 }

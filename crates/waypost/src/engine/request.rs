@@ -34,12 +34,12 @@ pub(super) enum Asked {
     Keep {
         key: String,
         value: Value,
-        told: StepReport,
+        report: StepReport,
         /// Answered after the commit.
         kept: oneshot::Sender<()>,
     },
     /// To commit how far the step is, for people: it is not read back.
-    Tell { value: Value, told: StepReport },
+    Tell { value: Value, report: StepReport },
     /// To give a message to this wait, beside other work of the step.
     Listen(Arc<PendingWait>),
     /// Suspend the step until a wait of these ends.

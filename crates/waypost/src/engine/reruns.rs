@@ -16,7 +16,7 @@ use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record
 use super::chain::Draft;
 use super::definition::Forget;
 use super::requested::Requested;
-use super::trust::{Branches, InForce, Judged};
+use super::trust::{BranchInForce, Branches, Judged};
 
 /// The transition of a branch to another position.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Target {
 impl Target {
     /// Returns whether the step opens new branches: the step is named, or its own work precedes the branches.
     /// Other steps with failed evidence join the existing branches again.
-    pub(super) fn is_opened_anew(&self, shape: &Shape, branch: &BranchPath) -> bool {
+    pub(super) fn opens_new_branches(&self, shape: &Shape, branch: &BranchPath) -> bool {
         let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
         let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
         let children = children.and_then(|step| step.children.as_ref());
@@ -212,23 +212,23 @@ impl Selection<'_> {
 
 /// Returns the pass number of a branch; 0 for the branch of an item.
 fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
-    let amid =
+    let open_fan =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = amid.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0);
+    let fan = open_fan.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0);
     fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the end of the earlier pass of a step that a branch belongs to.
 fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
-    let amid =
+    let open_fan =
         position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = amid.or_else(|| position.joined.get(step))?;
+    let fan = open_fan.or_else(|| position.joined.get(step))?;
     let pass = pass_of(position, step, branch);
     fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
 }
 
 /// Returns whether a branch has ended and was joined.
-pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &InForce) -> bool {
+pub(super) fn is_joined(shape: &Shape, branches: &Branches, known: &BranchInForce) -> bool {
     let header = known.record.header();
     let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
     let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };
@@ -252,13 +252,13 @@ pub(super) fn redo_draft(
     let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
-    draft.told.evidence = judged
+    draft.report.evidence = judged
         .pack_of(branch, target.seq)
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let data =
             json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
-        draft.told.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
+        draft.report.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     draft
 }

@@ -33,16 +33,16 @@ pub(super) async fn restarted<'a, P: Program>(
 ) -> Result<Session<'a, P>, RunError> {
     let run = lease.run();
     manual::refuse_all(run, &options.edit_branches, "the run is started over, and opens it anew")?;
-    let told = (options.adopt.as_ref(), options.on_change);
-    let adopt = definition_of_restart(engine, lease, program.shape(), told).await?;
+    let report = (options.adopt.as_ref(), options.on_change);
+    let adopt = definition_of_restart(engine, lease, program.shape(), report).await?;
     if let Some(edit) = options.edit {
         edit.apply(&mut state, || format!("run {run}"))?;
     }
     if let Some(validate) = options.validate {
         validate.check(&state, || format!("run {run}"))?;
     }
-    let Ends { newest, damaged } = ends(engine, run).await?;
-    let given = newest_given(engine, run).await;
+    let NewestRecords { newest, damaged } = ends(engine, run).await?;
+    let highest = highest_seq(engine, run).await;
     let config = Config::in_force(engine, run).await;
     for damage in &damaged {
         engine.store.quarantine(lease, damage).await?;
@@ -50,7 +50,7 @@ pub(super) async fn restarted<'a, P: Program>(
     pass_missing(engine, lease).await?;
     let seq = newest.as_ref().map_or(0, |record| record.header().seq);
     let seqs = damaged.iter().map(|damage| damage.seq).chain([seq]);
-    let next = seqs.max().unwrap_or(0).max(given) + 1;
+    let next = seqs.max().unwrap_or(0).max(highest) + 1;
     let chain = Chain {
         run: run.clone(),
         branch: BranchPath::main(),
@@ -107,14 +107,14 @@ pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
 }
 
 /// The newest records of the main branch.
-struct Ends {
+struct NewestRecords {
     /// The newest record with a sound header.
     newest: Option<Record>,
     /// The damaged records among the newest.
     damaged: Vec<Damage>,
 }
 
-async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
+async fn ends(engine: &Engine, run: &RunId) -> Result<NewestRecords, RunError> {
     let mut scan =
         Scan { branch: Some(BranchPath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let mut found = engine.store.scan(&scan).await?;
@@ -126,11 +126,11 @@ async fn ends(engine: &Engine, run: &RunId) -> Result<Ends, RunError> {
         found.damaged.extend(next.damaged);
         found.next = next.next;
     }
-    Ok(Ends { newest: found.records.into_iter().next(), damaged: found.damaged })
+    Ok(NewestRecords { newest: found.records.into_iter().next(), damaged: found.damaged })
 }
 
 /// Returns the highest seq ever used on the main branch, quarantine included; 0 without a head.
-async fn newest_given(engine: &Engine, run: &RunId) -> u64 {
+async fn highest_seq(engine: &Engine, run: &RunId) -> u64 {
     let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
     let heads = heads.map(|found| found.heads).unwrap_or_default();
     let main = heads.iter().find(|head| head.record.header().branch.is_main());

@@ -28,7 +28,7 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
-    engine.store.wait_while_dying(run).await?;
+    engine.store.wait_for_release(run).await?;
     // Read before the acquisition of the lease: later stop requests are meant for this session.
     let mut overtaken = stop_requests(engine, run).await?;
     let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
@@ -81,7 +81,7 @@ async fn unless_stopped<T>(
 }
 
 /// The result of starting a resume.
-enum Taken {
+enum StartResult {
     /// The first record is written; with the status of the run if no step can run.
     Up(Option<RunStatus>),
     /// The requested work is already done: nothing was written, and the status is unchanged.
@@ -99,15 +99,15 @@ impl<P: Program> Session<'_, P> {
         self.lease = Some(lease.clone());
         self.write_adoption();
         let taken = self.take_up().await;
-        if self.is_again && !matches!(taken, Ok(Taken::Up(_))) {
+        if self.is_again && !matches!(taken, Ok(StartResult::Up(_))) {
             self.program.end().await;
         }
         match taken {
-            Ok(Taken::Up(status)) => self.work_on(status).await,
-            Ok(Taken::Nothing(stood)) => {
-                let wake_at = self.summary(Some(stood)).wake_at;
+            Ok(StartResult::Up(status)) => self.work_on(status).await,
+            Ok(StartResult::Nothing(status_before)) => {
+                let wake_at = self.summary(Some(status_before)).wake_at;
                 self.engine.store.release(lease, wake_at).await?;
-                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(stood) })))
+                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(status_before) })))
             }
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
@@ -126,15 +126,15 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Writes the first record of a resume, unless there is no work.
-    async fn take_up(&mut self) -> Result<Taken, RunError> {
+    async fn take_up(&mut self) -> Result<StartResult, RunError> {
         self.deliver_all().await?;
         // Sleeping steps may be due; this session has no timer for these yet.
         let now = self.now();
         self.scopes.iter_mut().for_each(|(_, scope)| scope.wake(now));
         self.schedule().await?;
-        let status = self.standstill();
-        if let (Some(stood), true) = (self.stood, self.is_idle(status)) {
-            return Ok(Taken::Nothing(stood));
+        let status = self.idle_status();
+        if let (Some(status_before), true) = (self.status_before, self.is_idle(status)) {
+            return Ok(StartResult::Nothing(status_before));
         }
         // A step with a separate start commit writes its own record. Everything else begins with this record,
         // even if all steps are delayed.
@@ -142,13 +142,13 @@ impl<P: Program> Session<'_, P> {
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
         }
-        Ok(Taken::Up(status))
+        Ok(StartResult::Up(status))
     }
 
     /// Returns whether the requested work is done and nothing else changed.
     fn is_idle(&self, status: Option<RunStatus>) -> bool {
         if status == Some(RunStatus::Waiting)
-            && self.stood == status
+            && self.status_before == status
             && self.dirty.is_empty()
             && !self.is_again
         {

@@ -16,16 +16,16 @@ use crate::store::{StoreError, StoreExt as _};
 use super::begin::Base;
 use super::child_ends::{Joins, has_state, in_pass, of_whole_passes};
 use super::failure::position_for_retry;
-use super::in_doubt::salvageable;
+use super::in_doubt::recoverable;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
-use super::reentry::{Opening, open_again};
+use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, Targets, opener_of, targets};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
-    Branches, InForce, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    BranchInForce, Branches, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
 };
 use super::{Engine, Program, RunError};
 
@@ -64,7 +64,7 @@ pub(super) struct ResumeQuery<'a> {
     pub(super) again: bool,
     /// True to verify in any case: all steps have ended, and the last rerun may have invalidated other evidence;
     /// or the ended step had blocked a check.
-    pub(super) anew: bool,
+    pub(super) verifies_all: bool,
     /// True if a person edits the state: no step reruns without a request.
     pub(super) by_hand: bool,
     /// True if nothing runs: only the steps in doubt are listed.
@@ -72,7 +72,7 @@ pub(super) struct ResumeQuery<'a> {
     /// The number of the resume.
     pub(super) resume: u64,
     /// No person settles the cut steps: their evidence may.
-    pub(super) salvages: bool,
+    pub(super) recovers: bool,
     /// True if a person requests the rerun of non-idempotent steps.
     pub(super) retries: bool,
     /// Requested reruns below the main branch.
@@ -90,27 +90,27 @@ pub(super) async fn find<P: Program>(
     if asked.still {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
-        let known = InForce { record, position, joined: HashMap::new() };
+        let known = BranchInForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
-    let mut survey = Survey::new(engine, shape);
+    let mut survey = BranchLoader::new(engine, shape);
     survey.requested = Some(asked.requested);
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
     let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
-    let trust = if asked.again && !forwards && !asked.anew { Trust::Blind } else { asked.trust };
+    let trust = if asked.again && !forwards && !asked.verifies_all { Trust::Blind } else { asked.trust };
     let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
     if asked.retries {
         judged.release();
     }
     let mut settled = Vec::new();
-    if asked.salvages {
+    if asked.recovers {
         let asked = judged.questions.clone();
-        settled = salvageable(engine, program, (program.shape(), &site, &base.record), asked).await?;
+        settled = recoverable(engine, program, &site, &base.record, asked).await?;
         judged.questions.retain(|question| !settled.contains(question));
     }
     if asked.by_hand {
@@ -176,10 +176,10 @@ fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BT
         for (below, above) in around.filter_map(|below| below.parent().map(|above| (below, above))) {
             let Some(opener) = opener_of(shape, &below) else { continue };
             let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
-            let is_amid_hooks = |entry: &&mut FrontierEntry| {
+            let is_in_hooks = |entry: &&mut FrontierEntry| {
                 entry.step == opener && entry.fan.as_ref().is_some_and(|fan| fan.after)
             };
-            let Some(entry) = known.position.frontier.iter_mut().find(is_amid_hooks) else { continue };
+            let Some(entry) = known.position.frontier.iter_mut().find(is_in_hooks) else { continue };
             entry.back_to_work();
             let (record, position) = (known.record.clone(), known.position.clone());
             let moved = Reopened { record, position, drafts: Vec::new(), basis: None, forgotten: Vec::new() };
@@ -196,12 +196,12 @@ pub(super) async fn survey<P: Program>(
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut survey = Survey::new(engine, shape);
+    let mut survey = BranchLoader::new(engine, shape);
     Ok(survey.survey(main).await?.0)
 }
 
 /// Loads the branches in force of a run.
-struct Survey<'a> {
+struct BranchLoader<'a> {
     engine: &'a Engine,
     shape: &'a Shape,
     /// Rewound branches with an opener at a record after their join: the transition back to their end, for a join
@@ -211,7 +211,7 @@ struct Survey<'a> {
     requested: Option<&'a Requested>,
 }
 
-impl<'a> Survey<'a> {
+impl<'a> BranchLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
         Self { engine, shape, left_behind: BTreeMap::new(), requested: None }
     }
@@ -237,7 +237,7 @@ impl<'a> Survey<'a> {
     async fn take_back<P: Program>(
         &self,
         program: &P,
-        (known, targets): (&InForce, &[Target]),
+        (known, targets): (&BranchInForce, &[Target]),
         (branches, judged): (&Branches, &Judged),
         asked: ResumeQuery<'_>,
     ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
@@ -249,11 +249,11 @@ impl<'a> Survey<'a> {
                 true => Results::dropped(!asked.retries),
             };
             let named = asked.requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
-            let opening = Opening { engine, root: program.shape(), judged, results, named };
+            let opening = Invalidation { engine, root: program.shape(), judged, results, named };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
                 let causes = asked.requested.causes_on(&branch);
-                draft.told.notes.extend(causes.map(|(step, cause)| invalidated(step, &cause)));
+                draft.report.notes.extend(causes.map(|(step, cause)| invalidated(step, &cause)));
             }
             return Ok(Some((branch, moved)));
         }
@@ -273,7 +273,7 @@ impl<'a> Survey<'a> {
         moves: &mut BTreeMap<BranchPath, Reopened>,
     ) -> Result<(), RunError> {
         self.left_behind.clear();
-        let opens = |known: &InForce| {
+        let opens = |known: &BranchInForce| {
             !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
         };
         let any = self.shape.steps().iter().any(|step| step.opens_evidence());
@@ -294,45 +294,47 @@ impl<'a> Survey<'a> {
                 record => record?,
             };
             let newest = position_of(&record)?;
-            let stands = match wanted.is_joined && record.header().end.is_none() {
+            let in_force = match wanted.is_joined && record.header().end.is_none() {
                 true => end_before(store, record.header()).await?,
                 false => Some(record.clone()),
             };
-            let stands = match stands {
-                Some(stands) => in_pass(store, self.shape, (branches, &mut joins), (stands, wanted)).await?,
+            let in_force = match in_force {
+                Some(in_force) => {
+                    in_pass(store, self.shape, (branches, &mut joins), (in_force, wanted)).await?
+                }
                 None => None,
             };
-            let Some((stands, origin)) = stands else { continue };
-            if !has_state(&stands) {
+            let Some((in_force, origin)) = in_force else { continue };
+            if !has_state(&in_force) {
                 if is_named {
-                    let at = stands.header().reference().to_string();
+                    let at = in_force.header().reference().to_string();
                     let why = "the state with which it ended is not kept any more".to_owned();
                     return Err(RunError::NoState { at, why });
                 }
                 // The branch cannot resume without a state, but its evidence is still checked.
                 let position = Position { origin: Some(origin), ..Position::default() };
-                self.meet((stands, position), branches, moves).await?;
+                self.meet((in_force, position), branches, moves).await?;
                 continue;
             }
             let position = match self.shape.of_branch(&name) {
-                Some(own) => position_for_retry(own, &stands)?.0,
-                None => position_of(&stands)?,
+                Some(own) => position_for_retry(own, &in_force)?.0,
+                None => position_of(&in_force)?,
             };
-            let is_given_up = matches!(stands.header().end, Some(End::Failed | End::Cancelled));
+            let is_given_up = matches!(in_force.header().end, Some(End::Failed | End::Cancelled));
             if is_given_up
                 && !is_named
                 && !self.is_retried(branches, &name)
-                && !self.joined_what_is_wanted(&stands, &position).await?
+                && !self.joined_what_is_wanted(&in_force, &position).await?
             {
                 continue;
             }
-            if stands.header().seq != record.header().seq {
+            if in_force.header().seq != record.header().seq {
                 let Some(own) = self.shape.of_branch(&name) else { continue };
-                let stood =
-                    Rejoined { record: stands.clone(), position: position.clone(), reused: Vec::new() };
-                self.left_behind.insert(name, stood.into_move(own, record.header(), &newest));
+                let rejoined =
+                    Rejoined { record: in_force.clone(), position: position.clone(), reused: Vec::new() };
+                self.left_behind.insert(name, rejoined.into_move(own, record.header(), &newest));
             }
-            self.meet((stands, position), branches, moves).await?;
+            self.meet((in_force, position), branches, moves).await?;
         }
         Ok(())
     }
@@ -349,15 +351,15 @@ impl<'a> Survey<'a> {
 
     /// Returns whether an ended branch has joined requested branches. Such a branch goes back to that join, even
     /// if it failed later. A branch that ended with these branches open resumes with these.
-    async fn joined_what_is_wanted(&self, stands: &Record, position: &Position) -> Result<bool, RunError> {
-        let branch = &stands.header().branch;
+    async fn joined_what_is_wanted(&self, in_force: &Record, position: &Position) -> Result<bool, RunError> {
+        let branch = &in_force.header().branch;
         let steps: BTreeSet<&StepId> =
             self.requested.iter().flat_map(|requested| requested.ways_on(branch)).collect();
         if steps.is_empty() {
             return Ok(false);
         }
         let store = self.engine.store.as_ref();
-        let joined = joined_on(store, self.shape, (stands.header(), position), &steps).await?;
+        let joined = joined_on(store, self.shape, (in_force.header(), position), &steps).await?;
         Ok(steps.into_iter().any(|step| joined.contains_key(step)))
     }
 
@@ -373,9 +375,9 @@ impl<'a> Survey<'a> {
         let mut known = (record, position);
         // An ended branch stays at its end.
         if known.0.header().end.is_none()
-            && let Some(stood) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
+            && let Some(rejoined) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
         {
-            let moved = stood.into_move(shape, known.0.header(), &known.1);
+            let moved = rejoined.into_move(shape, known.0.header(), &known.1);
             known = (moved.record.clone(), moved.position.clone());
             moves.insert(branch.clone(), moved);
         }
@@ -383,7 +385,7 @@ impl<'a> Survey<'a> {
         let also = self.requested.iter().flat_map(|requested| requested.ways_on(&branch)).collect();
         let store = self.engine.store.as_ref();
         let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
-        branches.insert((branch.depth(), branch), InForce { record, position, joined });
+        branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
         Ok(())
     }
 

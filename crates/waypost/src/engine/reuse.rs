@@ -131,7 +131,7 @@ impl<P: Program> Session<'_, P> {
         }
         let is_same =
             (then.input, &then.needs, then.previous_pass) == (now.input, &now.needs, now.previous_pass);
-        let changed = || now.needs.iter().find(|(step, given)| then.needs.get(*step) != Some(given));
+        let changed = || now.needs.iter().find(|(step, digest)| then.needs.get(*step) != Some(digest));
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
     }
 
@@ -148,7 +148,7 @@ impl<P: Program> Session<'_, P> {
         let children = scope.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && scope.shape.share_loop(place, place);
         // A skip removed the output of the step from the state.
-        let is_lost = || self.program.gave(scope.spot(place), &scope.state).is_none();
+        let is_lost = || self.program.gave(scope.step_ref(place), &scope.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
@@ -175,7 +175,7 @@ impl<P: Program> Session<'_, P> {
         let entry = scope.entry_mut(place);
         *entry = begun;
         // A message for the wait may have come.
-        self.asks_anew |= entry.status == Status::Waiting;
+        self.may_have_message |= entry.status == Status::Waiting;
         if entry.status == Status::Started {
             (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
         }
@@ -246,7 +246,7 @@ pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
     path.join("/")
 }
 
-pub(super) fn is_given_the_same(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
+pub(super) fn has_same_input(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
@@ -255,7 +255,7 @@ fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
     let at = scope.chain.branch.clone();
     let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", scope.chain.run) });
     if let Some(draft) = scope.drafts.last_mut()
-        && let Some(Note::Event { name, data }) = draft.told.notes.last_mut()
+        && let Some(Note::Event { name, data }) = draft.report.notes.last_mut()
         && name == STEP_REUSED
         && let Some(steps) = data["steps"].as_array_mut()
     {
@@ -269,6 +269,6 @@ fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
         crate::record::Try::default(),
     );
     draft.about = Some(seq);
-    draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
+    draft.report.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
     scope.drafts.push(draft);
 }

@@ -26,12 +26,12 @@ use crate::store::{Store, StoreError, StoreExt as _};
 
 use super::chain::Draft;
 use super::child_ends::is_end;
-use super::fan_out::{Ends, Items, Joined, named_items};
+use super::fan_out::{ChildEnds, Items, Joined, named_items};
 use super::inspect::position_of;
 use super::reruns::{Reopened, Target, is_joined, redo_draft};
 use super::rollback::{epochs, fanned_out_since, is_copied, load_with_state};
 use super::trace::pass_in;
-use super::trust::{Branches, InForce, Judged};
+use super::trust::{BranchInForce, Branches, Judged};
 use super::{Engine, RunError};
 
 /// A step in an iteration.
@@ -89,20 +89,20 @@ pub(super) async fn rejoin(
     if accepted.any(|accepted| accepted.about.is_some_and(|about| about <= joined)) {
         return Ok(None);
     }
-    let Some((record, stood)) = standing_at(store.as_ref(), shape, header, head).await? else {
+    let Some((record, earlier)) = head_of_chain(store.as_ref(), shape, header, head).await? else {
         return Ok(None);
     };
     // Oldest first: the next step of the rerun must be the oldest.
     let ends: Vec<&Header> = behind.iter().rev().map(Record::header).filter(|end| is_end(end)).collect();
     let visits = ends.iter().filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
-    let visits: Vec<Visit> = visits.chain(stood.frontier.iter().map(visit_of)).collect();
+    let visits: Vec<Visit> = visits.chain(earlier.frontier.iter().map(visit_of)).collect();
     let next = position.frontier.first().map(visit_of);
     let was_begun = visits.iter().any(|visit| chain.started.contains(visit));
     if next.as_ref() != visits.first() || was_begun {
         return Ok(None);
     }
     let reused = ends.iter().map(|end| json!({ "step": end.step, "of": end.reference().to_string() }));
-    Ok(Some(Rejoined { reused: reused.collect(), record, position: stood }))
+    Ok(Some(Rejoined { reused: reused.collect(), record, position: earlier }))
 }
 
 /// Returns whether all children of a waiting step have ended, with the outcomes of the reusable join `then`.
@@ -132,7 +132,7 @@ async fn joins_the_same(
         name: children.name.clone(),
         source,
         total: fan.total,
-        ends: Arc::new(Ends::new(fan.total)),
+        ends: Arc::new(ChildEnds::new(fan.total)),
         is_after: false,
         passes: children.passes,
     };
@@ -157,7 +157,7 @@ async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record,
 }
 
 /// Reads the head of a reusable chain; `None` if the state was pruned, or the graph lacks a step.
-async fn standing_at(
+async fn head_of_chain(
     store: &dyn Store,
     shape: &Shape,
     header: &Header,
@@ -182,7 +182,7 @@ pub(super) struct Rewind<'a> {
     /// The graph of the run.
     pub(super) root: &'a Shape,
     pub(super) branches: &'a Branches,
-    pub(super) known: &'a InForce,
+    pub(super) known: &'a BranchInForce,
     /// The step to run again.
     pub(super) target: &'a Target,
     /// The verdicts, for the record.
@@ -232,7 +232,7 @@ impl Rewind<'_> {
         for entry in &mut position.frontier {
             target.begin(entry);
             let is_left = match &entry.fan {
-                Some(_) if entry.step == target.step && target.is_opened_anew(root, branch) => true,
+                Some(_) if entry.step == target.step && target.opens_new_branches(root, branch) => true,
                 Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
                 None => false,
             };
@@ -242,7 +242,7 @@ impl Rewind<'_> {
             entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
             entry.waits.clear();
         }
-        carry(&mut position, &known.position);
+        copy_unrewound(&mut position, &known.position);
         position.chain = Some(Box::new(self.reusable_chain(made).await?));
         let draft = redo_draft(made, branch, (target, judged), epoch);
         Ok(Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
@@ -338,19 +338,22 @@ impl Rejoined {
         if !careful.is_empty() {
             position.chain = Some(Box::new(ReusableChain { careful, ..ReusableChain::default() }));
         }
-        carry(&mut position, newest);
+        copy_unrewound(&mut position, newest);
         let at = Try { attempt: 0, ..header.at.clone() };
         let mut draft = Draft::new(Phase::Restored, Reason::Redo, header.step.clone(), at);
         draft.about = Some(record.header().seq);
         // The record may be the end of a child.
         draft.digests = record.header().digests;
-        draft.told.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
+        draft
+            .report
+            .notes
+            .push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
         Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
     }
 }
 
 /// Copies the parts of a position that a rewind does not change.
-fn carry(position: &mut Position, newest: &Position) {
+fn copy_unrewound(position: &mut Position, newest: &Position) {
     position.definition = newest.definition;
     position.config = newest.config;
     position.steps_started = position.steps_started.max(newest.steps_started);

@@ -83,8 +83,8 @@ pub(super) async fn go_back(
         }
     }
     // A step that had not begun at the target is asked about at its turn.
-    let stands = |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step);
-    let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !stands(&now.step));
+    let is_open = |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step);
+    let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !is_open(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
     if step.is_none() && !goes_on {
@@ -106,10 +106,10 @@ pub(super) async fn go_back(
     let openers: Vec<StepId> =
         shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
     position.rerun_whole.extend(openers);
-    // Parked steps that were resumed since have other branches now.
+    // Steps whose start was set aside and resumed later have other branches now.
     let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
-    let stands = started.chain(&base.position.frontier);
-    let kept: Vec<u64> = stands.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
+    let entries = started.chain(&base.position.frontier);
+    let kept: Vec<u64> = entries.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
     position
         .drop_children_of_started(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
     if let Some(step) = step {
@@ -155,8 +155,8 @@ pub(super) fn ask_about_effects(
     }
     let then = Unfinished::of(shape, position);
     for (place, step) in shape.steps().iter().enumerate() {
-        let stands = position.frontier.iter().any(|entry| entry.step == step.id && step.has_begun(entry));
-        if !then.has(place) || stands || !step.must_ask_again(true, None) {
+        let is_open = position.frontier.iter().any(|entry| entry.step == step.id && step.has_begun(entry));
+        if !then.has(place) || is_open || !step.must_ask_again(true, None) {
             continue;
         }
         if let Some(begun) = effect(place, step) {
@@ -218,8 +218,8 @@ pub(super) async fn aim<'a>(
     let run = &base.record.header().run;
     let newest = base.snapshot.newest().header().seq;
     let opens = opens_its_own(shape, step);
-    let stands = |record: &Record| stands_at(record.header(), step, opens);
-    let found = engine.store.find_back(run, &BranchPath::main(), newest, &stands).await?;
+    let is_open = |record: &Record| is_start_of(record.header(), step, opens);
+    let found = engine.store.find_back(run, &BranchPath::main(), newest, &is_open).await?;
     let why = || format!("step `{step}` has not been started in this run");
     let at = || format!("run {run}");
     let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
@@ -228,7 +228,7 @@ pub(super) async fn aim<'a>(
 
 /// Returns whether a record starts a step, puts the step in doubt right before its start, or opens its branches
 /// as the start.
-fn stands_at(header: &Header, step: &StepId, opens: bool) -> bool {
+fn is_start_of(header: &Header, step: &StepId, opens: bool) -> bool {
     let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
     let is_opening = opens && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
     header.started.iter().any(|start| start.step == *step)

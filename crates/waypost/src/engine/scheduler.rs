@@ -44,11 +44,11 @@ impl<'a, P: Program> Session<'a, P> {
             let wanted = self.wanted.as_deref().filter(|_| id == MAIN);
             let free = |place: &usize| !openings.contains(place);
             let Some(place) = scope.next_ready(now, wanted, free) else { return openings };
-            if !self.has_room(id) {
+            if !self.has_capacity(id) {
                 return openings;
             }
             if (self.is_full() || self.must_wait_to_be_alone(id, place)) && !self.opens(id, place) {
-                self.crowded.insert(id);
+                self.waiting_to_start.insert(id);
                 return openings;
             }
             if self.settle_by_choice(id, place)
@@ -65,22 +65,22 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Takes capacity for a branch among its siblings, if available here and for its ancestors. Otherwise queues
     /// the branch.
-    pub(super) fn has_room(&mut self, id: ScopeId) -> bool {
+    pub(super) fn has_capacity(&mut self, id: ScopeId) -> bool {
         let scope = self.scopes.get(id);
-        let Some(opener) = scope.opener.filter(|_| !scope.has_room) else { return true };
-        if scope.is_hungry {
+        let Some(opener) = scope.opener.filter(|_| !scope.has_capacity) else { return true };
+        if scope.is_waiting_for_capacity {
             return false;
         }
-        let is_opener_in = self.has_room(opener.scope);
+        let is_opener_in = self.has_capacity(opener.scope);
         let parallel_max = children_of(self.scopes.get(opener.scope), opener.place).parallel_max;
         let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
         if is_opener_in && fan.active < parallel_max {
             fan.active += 1;
-            self.scopes.get_mut(id).has_room = true;
+            self.scopes.get_mut(id).has_capacity = true;
             return true;
         }
-        fan.hungry.push_back(id);
-        self.scopes.get_mut(id).is_hungry = true;
+        fan.waiting_for_capacity.push_back(id);
+        self.scopes.get_mut(id).is_waiting_for_capacity = true;
         false
     }
 
@@ -99,7 +99,7 @@ impl<'a, P: Program> Session<'a, P> {
         let failed = self.failed_upstream(id, place);
         let admitted = match is_admitted {
             true => Ok(Admission::Run),
-            false => program.admit(scope.spot(place), &scope.state, upstream(failed.as_ref())),
+            false => program.admit(scope.step_ref(place), &scope.state, upstream(failed.as_ref())),
         };
         match admitted {
             Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
@@ -131,8 +131,8 @@ impl<'a, P: Program> Session<'a, P> {
         let follow = {
             let Scope { chain, shape, state, .. } = &mut *scope;
             let step = &shape.steps()[place];
-            let spot = super::StepRef { branch: &chain.branch, level: shape.level(), place, step };
-            program.apply(state, spot, Settlement::Skipped)
+            let step_ref = super::StepRef { branch: &chain.branch, level: shape.level(), place, step };
+            program.apply(state, step_ref, Settlement::Skipped)
         };
         let at = Try { attempt: 0, ..scope.entry(place).at.clone() };
         let step = scope.step_id(place).clone();
@@ -163,7 +163,7 @@ impl<'a, P: Program> Session<'a, P> {
         let step = scope.step_id(place).clone();
         let is_undone = scope.position.asks_about(&step);
         if is_undone && retries {
-            scope.redo_as_told(place);
+            scope.redo_as_decided(place);
             self.mark_dirty(id);
             return false;
         }
@@ -244,7 +244,7 @@ impl<'a, P: Program> Session<'a, P> {
         if let Some(last) = scope.drafts.last_mut() {
             last.branch_digests = digests;
         }
-        let had_room = std::mem::take(&mut scope.has_room);
+        let had_room = std::mem::take(&mut scope.has_capacity);
         let dead = scope.end_with_last_draft(end);
         let error = scope
             .drafts
@@ -288,34 +288,34 @@ impl<'a, P: Program> Session<'a, P> {
     /// Frees the capacity of a child that only waits.
     fn rest_if_waiting(&mut self, id: ScopeId) {
         let scope = self.scopes.get_mut(id);
-        if !scope.has_room || !scope.rests() {
+        if !scope.has_capacity || !scope.rests() {
             return;
         }
-        scope.has_room = false;
+        scope.has_capacity = false;
         let opener = scope.opener.expect("a child has an opener");
         self.scopes.get_mut(opener.scope).fan_mut(opener.place).active -= 1;
         self.touched.insert(opener.scope);
     }
 
     /// Gives capacity to a queued branch. Returns whether the branch still needed capacity.
-    pub(super) fn feeds(&mut self, id: ScopeId, place: usize, child: ScopeId) -> bool {
+    pub(super) fn take_capacity(&mut self, id: ScopeId, place: usize, child: ScopeId) -> bool {
         let Some(scope) = self.scopes.find(child) else { return false };
         let ours = scope.opener.is_some_and(|opener| opener.scope == id && opener.place == place);
         if ours {
-            scope.is_hungry = false;
+            scope.is_waiting_for_capacity = false;
         }
-        if !ours || scope.has_room || scope.rests() || scope.end.is_some() {
+        if !ours || scope.has_capacity || scope.rests() || scope.end.is_some() {
             return false;
         }
-        scope.has_room = true;
+        scope.has_capacity = true;
         self.scopes.get_mut(id).fan_mut(place).active += 1;
         true
     }
 
     /// Gives capacity to a branch before its opening is written: its start is written together with the opening.
-    pub(super) fn unpark(&mut self, id: ScopeId, place: usize, child: ScopeId) {
+    pub(super) fn keep_loaded(&mut self, id: ScopeId, place: usize, child: ScopeId) {
         let scope = self.scopes.get_mut(child);
-        (scope.parked, scope.has_room) = (false, true);
+        (scope.unloading, scope.has_capacity) = (false, true);
         self.scopes.get_mut(id).fan_mut(place).active += 1;
         self.touched.insert(child);
     }
@@ -350,12 +350,12 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns the status of the run if nothing can progress without an external event.
-    pub(super) fn standstill(&self) -> Option<RunStatus> {
+    pub(super) fn idle_status(&self) -> Option<RunStatus> {
         if !self.jobs.is_empty() || !self.launching.is_empty() || !self.touched.is_empty() {
             return None;
         }
         let main = self.main();
-        if self.asks_anew
+        if self.may_have_message
             || self.is_to_look()
             || self.scopes.iter().any(|(_, scope)| !scope.caught.is_empty())
         {
@@ -429,7 +429,7 @@ pub(super) fn for_children() -> Wait {
 }
 
 /// Returns the wait of a step for its hooks.
-pub(super) fn for_what_comes_after() -> Wait {
+pub(super) fn for_hooks() -> Wait {
     Wait { key: WAIT_AFTER.to_owned(), ..for_children() }
 }
 

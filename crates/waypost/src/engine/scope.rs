@@ -14,7 +14,7 @@ use crate::record::{
 };
 
 use super::chain::{Chain, Draft};
-use super::escalation::Dying;
+use super::escalation::FailingBranch;
 use super::fan_out::{FanOut, Item, JoinedDigests};
 use super::pending_wait::PendingWait;
 use super::signals::StopHandle;
@@ -41,12 +41,12 @@ pub(super) struct Flight {
     /// Waits for messages, next to other work of the step.
     pub(super) pending: Vec<Arc<PendingWait>>,
     /// True if a wait has received its message.
-    pub(super) was_given: bool,
+    pub(super) was_delivered: bool,
 }
 
 impl Flight {
     pub(super) fn new(place: usize, job: u64, abort: AbortHandle) -> Self {
-        Self { place, job, abort, waits: Vec::new(), pending: Vec::new(), was_given: false }
+        Self { place, job, abort, waits: Vec::new(), pending: Vec::new(), was_delivered: false }
     }
 }
 
@@ -62,11 +62,11 @@ pub(super) struct Opener {
 
 /// The children found by a step, until these are opened.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ListedChildren {
     pub(super) place: usize,
     pub(super) items: Vec<Item>,
-    pub(super) told: StepReport,
-    /// They come after the branches that its work opened.
+    pub(super) report: StepReport,
+    /// True for hooks: the branches of the step's work are already joined.
     pub(super) after: bool,
     /// The result of the step if the hooks cannot be opened: the earlier failure.
     pub(super) failure: Option<Failure>,
@@ -80,7 +80,7 @@ pub(super) struct Caught {
     pub(super) place: usize,
     pub(super) failure: Failure,
     pub(super) items: Vec<Item>,
-    pub(super) told: StepReport,
+    pub(super) report: StepReport,
 }
 
 /// An active branch.
@@ -102,7 +102,7 @@ pub(super) struct Scope<'a, S> {
     pub(super) flights: Vec<Flight>,
     pub(super) fans: Vec<FanOut>,
     /// Children found by steps, until these are opened.
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<ListedChildren>,
     /// Deferred failures of openers.
     pub(super) caught: Vec<Caught>,
     /// True on the first load after a person's resume: interrupted, failed and held steps continue.
@@ -118,19 +118,19 @@ pub(super) struct Scope<'a, S> {
     /// Stops only this branch.
     pub(super) cancel: StopHandle,
     /// Set if the branch ends as failed, once no descendant is running.
-    pub(super) dying: Option<Dying>,
+    pub(super) failing: Option<FailingBranch>,
     /// Set if the branch ends with the next commit.
     pub(super) end: Option<End>,
     /// True if the branch waits for capacity in the queue of its opener.
-    pub(super) is_hungry: bool,
+    pub(super) is_waiting_for_capacity: bool,
     /// True if a non-idempotent step is running, by the newest records.
     pub(super) is_doubtful: bool,
     /// True if the opener has counted the end.
     pub(super) is_counted_out: bool,
     /// True if the branch was opened without capacity; it leaves memory after the commit.
-    pub(super) parked: bool,
+    pub(super) unloading: bool,
     /// True if the branch counts towards the parallel limit of its siblings. A branch that only waits does not.
-    pub(super) has_room: bool,
+    pub(super) has_capacity: bool,
     /// True if all steps are done, but the run is held after the last step.
     pub(super) is_held_at_end: bool,
     /// The size of the state at the last warning.
@@ -169,13 +169,13 @@ impl<'a, S> Scope<'a, S> {
             failures: Vec::new(),
             redecided: BTreeSet::new(),
             cancel: StopHandle::default(),
-            dying: None,
+            failing: None,
             end: None,
-            is_hungry: false,
+            is_waiting_for_capacity: false,
             is_doubtful: false,
             is_counted_out: false,
-            parked: false,
-            has_room: false,
+            unloading: false,
+            has_capacity: false,
             is_held_at_end: false,
             warned_bytes: 0,
             timer: None,
@@ -189,7 +189,7 @@ impl<'a, S> Scope<'a, S> {
         &self.chain.branch
     }
 
-    pub(super) fn spot(&self, place: usize) -> StepRef<'_> {
+    pub(super) fn step_ref(&self, place: usize) -> StepRef<'_> {
         let step = &self.shape.steps()[place];
         StepRef { branch: &self.chain.branch, level: self.shape.level(), place, step }
     }
@@ -302,7 +302,7 @@ impl<'a, S> Scope<'a, S> {
             self.drafts.push(draft);
         }
         let last = self.drafts.last_mut().expect("there is one by now");
-        last.told.notes.append(&mut self.notes);
+        last.report.notes.append(&mut self.notes);
         for start in starts {
             // A lost checkpoint may have had the same start; list the start once.
             if !last.started.contains(&start) {
@@ -468,11 +468,11 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns the number of attempts that a start counts: the join of hooks belongs to the previous attempt.
     fn tries_at(&self, place: usize) -> u32 {
-        u32::from(!self.comes_after(place))
+        u32::from(!self.runs_hooks(place))
     }
 
     /// Returns whether a step has open hooks, or is about to join the hooks.
-    pub(super) fn comes_after(&self, place: usize) -> bool {
+    pub(super) fn runs_hooks(&self, place: usize) -> bool {
         let fan = self.entry(place).fan.as_ref();
         fan.and_then(|fan| self.shape.steps()[place].opened(fan)).is_some_and(|children| children.afterwards)
     }
@@ -507,7 +507,7 @@ impl<'a, S> Scope<'a, S> {
             "the state of branch `{}`{at} has {bytes} bytes, and every checkpoint writes it again: keep large data in files and their hashes in the state",
             self.chain.branch
         );
-        draft.told.notes.push(Note::Warning(text.clone()));
+        draft.report.notes.push(Note::Warning(text.clone()));
         Some(text)
     }
 

@@ -79,7 +79,7 @@ pub(super) struct Session<'a, P: Program> {
     /// Branches with steps to be started after the commit.
     pub(super) launching: BTreeSet<ScopeId>,
     /// Branches ready to run, waiting for the limit of running steps.
-    pub(super) crowded: BTreeSet<ScopeId>,
+    pub(super) waiting_to_start: BTreeSet<ScopeId>,
     /// The due times of branches.
     pub(super) timers: BTreeSet<(Timestamp, ScopeId)>,
     /// Under `--until`: whether a step of the main branch may start, by place.
@@ -91,7 +91,7 @@ pub(super) struct Session<'a, P: Program> {
     /// Senders to notify after the next acknowledged commit.
     pub(super) kept: Vec<oneshot::Sender<()>>,
     /// Waits of running steps that end after the next acknowledged commit.
-    pub(super) given: Vec<(Arc<PendingWait>, WaitEnd)>,
+    pub(super) delivered: Vec<(Arc<PendingWait>, WaitEnd)>,
     /// Free signals, consumed only by abandoned work; `None` before the first wait for a signal.
     pub(super) free: Option<Vec<Signal>>,
     pub(super) consumed: Vec<String>,
@@ -103,13 +103,13 @@ pub(super) struct Session<'a, P: Program> {
     /// The existing and planned branches of the run, if the store has a branch quota; read on first use.
     pub(super) branches: Option<HashSet<BranchPath>>,
     /// True if a new wait may already have its message in the store.
-    pub(super) asks_anew: bool,
+    pub(super) may_have_message: bool,
     /// The configuration for steps.
     pub(super) config: Arc<Map<String, Value>>,
     /// The site of evidence checks.
     pub(super) site: Arc<Site>,
     /// Branches that end as failed, once no descendant is running.
-    pub(super) dying: BTreeSet<ScopeId>,
+    pub(super) failing: BTreeSet<ScopeId>,
     /// The number of branches with a running non-idempotent step.
     pub(super) doubtful: usize,
     /// True after a final failure: nothing more starts.
@@ -124,7 +124,7 @@ pub(super) struct Session<'a, P: Program> {
     /// True if missing records are skipped, by decision of a person.
     pub(super) passes_missing: bool,
     /// The status of the run before the session; `None` for a new run.
-    pub(super) stood: Option<RunStatus>,
+    pub(super) status_before: Option<RunStatus>,
     /// True after the end of a rerun step: nothing starts until its effects are known.
     pub(super) is_pausing: bool,
     pub(super) pending_claims: PendingClaims,
@@ -199,7 +199,7 @@ impl<'a, P: Program> Session<'a, P> {
             was_killed: false,
             is_isolated: false,
             launching: BTreeSet::new(),
-            crowded: BTreeSet::new(),
+            waiting_to_start: BTreeSet::new(),
             timers: BTreeSet::new(),
             wanted,
             jobs: FuturesUnordered::new(),
@@ -207,17 +207,17 @@ impl<'a, P: Program> Session<'a, P> {
             asks,
             requests,
             kept: Vec::new(),
-            given: Vec::new(),
+            delivered: Vec::new(),
             free: None,
             consumed: Vec::new(),
             marks: Vec::new(),
             adopt: None,
             before: None,
             branches: None,
-            asks_anew: false,
+            may_have_message: false,
             config: Arc::default(),
             site: Arc::default(),
-            dying: BTreeSet::new(),
+            failing: BTreeSet::new(),
             doubtful: 0,
             halted: false,
             cut_by: None,
@@ -226,7 +226,7 @@ impl<'a, P: Program> Session<'a, P> {
             lost: 0,
             is_again: false,
             passes_missing: false,
-            stood: None,
+            status_before: None,
             is_pausing: false,
             pending_claims: PendingClaims::default(),
             accepted: BTreeMap::new(),
@@ -258,7 +258,7 @@ impl<'a, P: Program> Session<'a, P> {
         holder: &Holder,
     ) -> Result<Option<RunStatus>, RunError> {
         self.schedule_first();
-        let status = self.standstill();
+        let status = self.idle_status();
         let batch = self.batch(status)?;
         let lease =
             self.engine.store.create(run, batch.clone(), holder).await.map_err(|source| match source {
@@ -327,7 +327,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         // Nothing more is scheduled: record the current positions.
         self.touched.clear();
-        self.commit(self.standstill()).await?;
+        self.commit(self.idle_status()).await?;
         Err(error.into())
     }
 
@@ -406,14 +406,14 @@ impl<'a, P: Program> Session<'a, P> {
                 source,
                 total,
                 ends,
-                is_after: scope.comes_after(place),
+                is_after: scope.runs_hooks(place),
                 passes,
             }
         });
-        let spot = scope.spot(place);
+        let step_ref = scope.step_ref(place);
         let failed = failed_upstream(scope.shape, &scope.position, place);
-        let admitted = program.admit(spot, &scope.state, upstream(failed.as_ref())).map(|_| ());
-        let prepared = admitted.and_then(|()| program.prepare(spot, &scope.state, joined.clone()));
+        let admitted = program.admit(step_ref, &scope.state, upstream(failed.as_ref())).map(|_| ());
+        let prepared = admitted.and_then(|()| program.prepare(step_ref, &scope.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {
@@ -422,9 +422,9 @@ impl<'a, P: Program> Session<'a, P> {
                 };
                 match (prepared, root.transpose()) {
                     (Ok(prepared), Ok(root)) => (program.perform(prepared, attempt).await, root),
-                    (Err(failure), _) => (Performed::Failed { failure, told: StepReport::default() }, None),
+                    (Err(failure), _) => (Performed::Failed { failure, report: StepReport::default() }, None),
                     (_, Err(error)) => {
-                        (Performed::Failed { failure: unread(&error), told: StepReport::default() }, None)
+                        (Performed::Failed { failure: unread(&error), report: StepReport::default() }, None)
                     }
                 }
             };

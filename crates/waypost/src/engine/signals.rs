@@ -126,7 +126,7 @@ impl<P: Program> Session<'_, P> {
         let mut value = message.value;
         self.program.redact_answer(&mut value);
         self.scopes.get_mut(id).take_in(&waiter, value.clone(), message.signal);
-        self.given.extend(waiter.pending.map(|pending| (pending, WaitEnd::Given(value))));
+        self.delivered.extend(waiter.pending.map(|pending| (pending, WaitEnd::Delivered(value))));
         self.mark_dirty(id);
         self.touched.insert(id);
         true
@@ -144,7 +144,7 @@ impl<P: Program> Session<'_, P> {
         let waits = entry.waits.clone();
         scope.draft_of(place, Phase::Waiting(waits), Reason::Interrupt);
         self.mark_dirty(id);
-        self.asks_anew = true;
+        self.may_have_message = true;
     }
 
     /// Suspends a step until a wait ends.
@@ -159,10 +159,10 @@ impl<P: Program> Session<'_, P> {
         entry.wait_until(suspended.waits.iter().filter_map(Wait::due).min(), now);
         entry.waits.clone_from(&suspended.waits);
         scope.draft_of(place, Phase::Waiting(suspended.waits), Reason::Interrupt);
-        if suspended.was_given {
+        if suspended.was_delivered {
             scope.entry_mut(place).end_wait();
         }
-        self.asks_anew = true;
+        self.may_have_message = true;
     }
 }
 
@@ -171,19 +171,19 @@ impl<P: Program> Session<'_, P> {
 pub(super) struct Suspended {
     pub(super) waits: Vec<Wait>,
     /// True if a wait has received its message in the meantime.
-    pub(super) was_given: bool,
+    pub(super) was_delivered: bool,
 }
 
 /// An answer or a signal.
 struct Message {
-    wanted: Wanted,
+    wanted: MessageKind,
     value: Value,
     signal: Option<TakenSignal>,
     sent_at: jiff::Timestamp,
 }
 
 /// The kind of wait for a message.
-enum Wanted {
+enum MessageKind {
     Answer(String),
     Signal(WaitKind),
 }
@@ -193,14 +193,14 @@ impl Message {
         let sent_at = signal.created_at;
         match &signal.kind {
             SignalKind::Answer { wait, value } => Some(Self {
-                wanted: Wanted::Answer(wait.clone()),
+                wanted: MessageKind::Answer(wait.clone()),
                 value: value.clone(),
                 signal: None,
                 sent_at,
             }),
             SignalKind::Named { name, value } => {
                 let taken = TakenSignal { id: signal.id.clone(), name: name.clone(), sent_at };
-                let wanted = Wanted::Signal(WaitKind::Signal(name.clone()));
+                let wanted = MessageKind::Signal(WaitKind::Signal(name.clone()));
                 Some(Self { wanted, value: value.clone(), signal: Some(taken), sent_at })
             }
             SignalKind::Stop | SignalKind::Cancel | SignalKind::Checkpoint { .. } => None,
@@ -210,8 +210,8 @@ impl Message {
     /// Returns whether the message fulfils a wait and was sent before the deadline.
     fn fulfils(&self, wait: &Wait) -> bool {
         let is_meant = match &self.wanted {
-            Wanted::Answer(id) => wait.id == *id,
-            Wanted::Signal(on) => wait.on == *on,
+            MessageKind::Answer(id) => wait.id == *id,
+            MessageKind::Signal(on) => wait.on == *on,
         };
         is_meant && wait.until.is_none_or(|until| self.sent_at <= until)
     }
@@ -272,7 +272,7 @@ impl<S> Scope<'_, S> {
         let taken = Taken { wait: wait.id.clone(), signal };
         self.draft_of(*place, phase, Reason::Answer).taken = Some(Box::new(taken));
         for flight in self.flights.iter_mut().filter(|flight| flight.place == *place) {
-            flight.was_given = true;
+            flight.was_delivered = true;
             // A second message for this wait stays queued.
             flight.pending.retain(|other| other.wait.as_ref().is_none_or(|other| other.id != wait.id));
         }

@@ -72,7 +72,7 @@ async fn free_at(
     if known.is_empty() {
         return Ok(Vec::new());
     }
-    let mut force = InForce { store, run, branches: BTreeMap::new(), epochs };
+    let mut force = RecordsInForce { store, run, branches: BTreeMap::new(), epochs };
     force.add_main(seq).await?;
     let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
     for record in &known {
@@ -132,7 +132,7 @@ fn message(record: &Record) -> Option<Signal> {
 }
 
 /// The records in force of the branches of a run.
-struct InForce<'a> {
+struct RecordsInForce<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
     branches: BTreeMap<BranchPath, BTreeSet<u64>>,
@@ -140,7 +140,7 @@ struct InForce<'a> {
     epochs: HashMap<Visit, u32>,
 }
 
-impl InForce<'_> {
+impl RecordsInForce<'_> {
     async fn add_main(&mut self, seq: u64) -> Result<(), StoreError> {
         let main = BranchPath::main();
         let seqs = self.walk(&main, seq).await?;

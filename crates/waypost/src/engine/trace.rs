@@ -43,7 +43,7 @@ pub(super) fn trace_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, pla
 
 /// Returns the steps of the scope that a step reads without a `needs` edge.
 pub(super) fn reads_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, place: usize) -> Vec<StepId> {
-    let mut reads = program.reads(scope.spot(place));
+    let mut reads = program.reads(scope.step_ref(place));
     let needs = scope.shape.needs(place);
     reads.retain(|read| {
         scope.shape.place(read.as_str()).is_some_and(|read| read != place && !needs.contains(&read))
@@ -70,7 +70,7 @@ pub(super) fn child_input(opener: &Trace, item: &Item) -> Digest {
 
 /// The result of an end.
 #[derive(Debug, Default)]
-pub(super) struct Made<'a> {
+pub(super) struct EndResult<'a> {
     /// The output: the step's part of the state.
     pub(super) output: Option<Value>,
     /// Pins of the step.
@@ -80,7 +80,7 @@ pub(super) struct Made<'a> {
 }
 
 /// Returns the digests of a completed end.
-pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> EndDigests {
+pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> EndDigests {
     let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
     let nested = made.children.iter().map(|children| &children.output.as_bytes()[..]);
     let output = Digest::of_parts([b"completed", output.as_bytes()].into_iter().chain(nested));
@@ -88,7 +88,7 @@ pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>)
 }
 
 /// Returns the digests of an end of a chain: of the whole state, and of the pins in force of all steps so far.
-pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &Made<'_>) -> EndDigests {
+pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &EndResult<'_>) -> EndDigests {
     let state =
         std::str::from_utf8(state).map_or_else(|_| state.to_vec(), |text| canonical(text).into_bytes());
     // In a dry run, the result of the step is not in the state.
@@ -136,7 +136,7 @@ fn canonical(text: &str) -> String {
 
 /// Returns the digests of a skipped end: a fixed output, and the pins of the needs.
 pub(super) fn skipped_digests<S>(scope: &Scope<'_, S>, place: usize) -> EndDigests {
-    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(scope, place, &Made::default()) }
+    EndDigests { output: Digest::of(b"skipped"), pins: pins_of(scope, place, &EndResult::default()) }
 }
 
 /// Returns the digests of a failed end, unequal to those of every other end.
@@ -147,13 +147,13 @@ pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
 }
 
 /// Returns the pins of a step: each claim with the expected value and the machine.
-fn claims_of(made: &Made<'_>) -> Vec<String> {
+fn claims_of(made: &EndResult<'_>) -> Vec<String> {
     let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
     let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> Digest {
+fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
     let claims = claims_of(made);
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
@@ -166,7 +166,7 @@ fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &Made<'_>) -> Digest {
 /// Returns the digests of the work of a step before its hooks: of the nested children of the branches that it joined,
 /// and of its own claims and their pins.
 pub(super) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> EndDigests {
-    let claims = claims_of(&Made { evidence, ..Made::default() });
+    let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
     let claims = claims.iter().map(|claim| claim.as_bytes());
     let nested = joined.map(|joined| joined.nested);
     let pins = Digest::of_parts(claims.chain(nested.iter().map(|nested| &nested.pins.as_bytes()[..])));

@@ -14,8 +14,8 @@ use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
-    Action, Bound, Broken, Cause, Check, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks, due,
-    is_under_way, plan,
+    Action, Broken, Cause, Check, ClaimKey, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks,
+    due, is_under_way, plan,
 };
 use crate::record::{
     Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
@@ -30,7 +30,7 @@ use super::{Engine, OnUnknown, Program, RunError, StepRef};
 
 /// A branch in force, with the record and the position to continue from.
 #[derive(Debug, Clone)]
-pub(super) struct InForce {
+pub(super) struct BranchInForce {
     pub(super) record: Record,
     pub(super) position: Position,
     /// The finished joins, each with the record of the joined fan-out.
@@ -38,7 +38,7 @@ pub(super) struct InForce {
 }
 
 /// The branches in force, parents first.
-pub(super) type Branches = BTreeMap<(usize, BranchPath), InForce>;
+pub(super) type Branches = BTreeMap<(usize, BranchPath), BranchInForce>;
 
 /// Verified claims, by branch and record.
 pub(super) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
@@ -69,7 +69,7 @@ pub(super) enum Trust {
 
 /// A child in force.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct ChildInForce {
     /// The record of the parent that opened the child.
     pub(super) origin: u64,
     /// True if the parent has joined the child and no longer waits.
@@ -88,7 +88,7 @@ pub(super) fn wanted(
     branches: &Branches,
     name: &BranchPath,
     is_named: bool,
-) -> Option<Wanted> {
+) -> Option<ChildInForce> {
     let parent = name.parent()?;
     let above = branches.get(&(parent.depth(), parent.clone()))?;
     let parent = shape.of_branch(&parent)?;
@@ -99,11 +99,11 @@ pub(super) fn wanted(
     }
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
     if children.passes {
-        let amid = waited.and_then(|entry| entry.fan.as_ref());
-        let fan = amid.or_else(|| above.position.joined.get(&step.id))?;
+        let open_fan = waited.and_then(|entry| entry.fan.as_ref());
+        let fan = open_fan.or_else(|| above.position.joined.get(&step.id))?;
         let pass = name.opened_by()?.1.parse().ok()?;
-        let is_joined = amid.is_none() || pass < fan.pass;
-        return fan.of_pass(pass).map(|fan| Wanted { origin: fan.since, is_joined });
+        let is_joined = open_fan.is_none() || pass < fan.pass;
+        return fan.of_pass(pass).map(|fan| ChildInForce { origin: fan.since, is_joined });
     }
     // The evidence of hooks is not verified after their end.
     let is_hook = children.afterwards || step.after.as_ref().is_some_and(|after| after.name == children.name);
@@ -112,12 +112,12 @@ pub(super) fn wanted(
     // The hooks of the step are open: the branches of its work are joined.
     let work = fan.filter(|fan| fan.after).and_then(Fan::of_work).filter(is_current);
     if let Some(work) = work {
-        return Some(Wanted { origin: work.since, is_joined: true });
+        return Some(ChildInForce { origin: work.since, is_joined: true });
     }
     match fan.filter(is_current) {
-        Some(fan) => Some(Wanted { origin: fan.since, is_joined: false }),
+        Some(fan) => Some(ChildInForce { origin: fan.since, is_joined: false }),
         None if is_hook => None,
-        None => above.joined.get(&step.id).map(|since| Wanted { origin: *since, is_joined: true }),
+        None => above.joined.get(&step.id).map(|since| ChildInForce { origin: *since, is_joined: true }),
     }
 }
 
@@ -281,7 +281,7 @@ pub(super) async fn judge<P: Program>(
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.
-fn evidence_lost(known: &InForce, error: StoreError) -> RunError {
+fn evidence_lost(known: &BranchInForce, error: StoreError) -> RunError {
     let StoreError::Damaged { damage, .. } = &error else { return error.into() };
     let branch = &known.record.header().branch;
     let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq == damage.seq;
@@ -304,19 +304,27 @@ fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim
     }
 }
 
+/// A branch of another run that a fork copies.
+pub(super) struct CopiedBranch<'a> {
+    pub(super) name: BranchPath,
+    pub(super) position: &'a Position,
+    /// The records of the finished steps in force.
+    pub(super) settled: &'a [Record],
+}
+
 /// Judges the finished steps at a checkpoint of another run, and of the copied branches, by their records.
 /// Returns the failed or unchecked evidence. Nothing can rerun there: the inputs of the steps are unknown.
 pub(super) async fn doubted(
     engine: &Engine,
     shape: &Shape,
     run: &RunRecord,
-    branches: &[(BranchPath, &Position, &[Record])],
+    branches: &[CopiedBranch<'_>],
 ) -> Vec<Decision> {
     let record = |branch: &BranchPath, seq: u64| {
-        let (_, _, settled) = branches.iter().find(|(name, _, _)| name == branch)?;
-        settled.iter().find(|record| record.header().seq == seq)
+        let branch = branches.iter().find(|copied| copied.name == *branch)?;
+        branch.settled.iter().find(|record| record.header().seq == seq)
     };
-    let effective = |(branch, position, _): &(BranchPath, &Position, &[Record])| {
+    let effective = |CopiedBranch { name: branch, position, .. }: &CopiedBranch<'_>| {
         let made = |(step, known): (&StepId, &Settled)| {
             Some((step.clone(), record(branch, known.seq)?.header().evidence.clone()?))
         };
@@ -390,14 +398,14 @@ pub(super) fn state_of<P: Program>(
     });
     if let Some((shape, place, parent, above)) = opener {
         let around = state_of(program, root, branches, &above.record)?;
-        let spot = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
-        program.attach(spot, &around, &mut state);
+        let step_ref = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        program.attach(step_ref, &around, &mut state);
     }
     Ok(state)
 }
 
 /// Returns the files that the running steps of a branch may write, as named by the program.
-pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InForce) -> Vec<String> {
+pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &BranchInForce) -> Vec<String> {
     let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
     let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
@@ -409,13 +417,13 @@ pub(super) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &InFo
     let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
         let branch = &known.record.header().branch;
-        let spot = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
-        program.subjects(spot, &state)
+        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        program.subjects(step_ref, &state)
     };
     places.into_iter().flat_map(subjects).collect()
 }
 
-type Found = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
+type ClaimVerdicts = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
 
 /// Verifies the due claims within a single time budget.
 pub(super) async fn verify<P: Program>(
@@ -424,7 +432,7 @@ pub(super) async fn verify<P: Program>(
     run: &RunRecord,
     checks: &[Check],
     on_unknown: OnUnknown,
-) -> Result<Found, RunError> {
+) -> Result<ClaimVerdicts, RunError> {
     let site = engine.site(run);
     let codes = exit_codes(engine, run, checks).await?;
     let code = |check: &Check| codes.get(&(&check.branch, check.seq?)).copied();
@@ -534,7 +542,7 @@ impl PendingClaims {
         let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
         // A claim of this step replaces the same claims of earlier steps.
         let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
-        let own: Vec<Bound> = claims.map(Bound::of).collect();
+        let own: Vec<ClaimKey> = claims.map(ClaimKey::of).collect();
         let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
         self.is_due |= is_due;
         is_due

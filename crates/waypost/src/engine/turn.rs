@@ -57,7 +57,7 @@ impl<P: Program> Session<'_, P> {
             }
             // Steps and stores that never wait must not block timers and other work of the thread.
             tokio::task::coop::consume_budget().await;
-            if std::mem::take(&mut self.asks_anew) {
+            if std::mem::take(&mut self.may_have_message) {
                 self.deliver_all().await?;
             }
             if let Some(status) = self.turn().await? {
@@ -77,7 +77,7 @@ impl<P: Program> Session<'_, P> {
             if let Some(status) = self.commit_turn().await? {
                 return Ok(Some(status));
             }
-            if !self.is_leaving() {
+            if !self.has_caught_to_apply() {
                 return Ok(None);
             }
             if !self.dirty.is_empty() {
@@ -89,7 +89,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Commits the changes of a turn. Returns the status of the run if nothing can progress.
     async fn commit_turn(&mut self) -> Result<Option<RunStatus>, RunError> {
-        let status = self.standstill();
+        let status = self.idle_status();
         // The last record has the status; a requested checkpoint is then written by the caller, after that
         // record.
         if status.is_none() {
@@ -111,15 +111,15 @@ impl<P: Program> Session<'_, P> {
     }
 
     fn land(&mut self, landed: Landed<P::Output>) {
-        self.touched.append(&mut self.crowded);
+        self.touched.append(&mut self.waiting_to_start);
         let Landed { scope: id, job, place, performed, root } = landed;
         let Some(scope) = self.scopes.find(id) else { return };
         let Some(at) = scope.flights.iter().position(|flight| flight.job == job) else { return };
-        let Flight { waits, was_given, .. } = scope.flights.remove(at);
+        let Flight { waits, was_delivered, .. } = scope.flights.remove(at);
         match performed {
             Some(performed) => self.take(id, place, performed, root),
             None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
-            None => self.suspend(id, place, Suspended { waits, was_given }),
+            None => self.suspend(id, place, Suspended { waits, was_delivered }),
         }
     }
 
@@ -137,7 +137,7 @@ impl<P: Program> Session<'_, P> {
         let Some(scope) = self.scopes.find(id) else { return };
         let Some(flight) = scope.flights.iter_mut().find(|flight| flight.job == job) else { return };
         match what {
-            Asked::Keep { key, value, told, kept } => {
+            Asked::Keep { key, value, report, kept } => {
                 let place = flight.place;
                 let entry = scope.entry_mut(place);
                 entry.memos += 1;
@@ -145,14 +145,14 @@ impl<P: Program> Session<'_, P> {
                     entry.exited = value["exit_code"].as_i64().and_then(|code| i32::try_from(code).ok());
                 }
                 let (step, at) = (entry.step.clone(), entry.at.clone());
-                scope.draft(Phase::Progress { key, value }, Reason::Step, step, at).told = told;
+                scope.draft(Phase::Progress { key, value }, Reason::Step, step, at).report = report;
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
-            Asked::Tell { value, told } => {
+            Asked::Tell { value, report } => {
                 let place = flight.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
-                scope.draft_of(place, phase, Reason::Interval).told = told;
+                scope.draft_of(place, phase, Reason::Interval).report = report;
                 self.mark_dirty(id);
             }
             Asked::Listen(pending) => self.listen(id, job, pending),
@@ -168,7 +168,7 @@ impl<P: Program> Session<'_, P> {
         let now = self.now();
         loop {
             let Some(id) = self.touched.pop_first() else {
-                if self.bury_the_quiet() || self.leave_the_quiet() { continue } else { break }
+                if self.end_failing_branches() || self.apply_caught_failures() { continue } else { break }
             };
             if self.scopes.find(id).is_none() {
                 continue;
@@ -200,7 +200,7 @@ impl<P: Program> Session<'_, P> {
     /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
     async fn fill_fans(&mut self, id: ScopeId) -> Result<(), RunError> {
         let scope = self.scopes.get(id);
-        if scope.end.is_some() || scope.dying.is_some() {
+        if scope.end.is_some() || scope.failing.is_some() {
             return Ok(());
         }
         let places: Vec<usize> = scope.fans.iter().map(|fan| fan.place).collect();
@@ -214,22 +214,22 @@ impl<P: Program> Session<'_, P> {
                 let scope = self.scopes.get_mut(id);
                 let parallel_max = children_of(scope, place).parallel_max;
                 let fan = scope.fan_mut(place);
-                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_room(id) {
+                if fan.stopped || fan.active >= parallel_max || !fan.has_more() || !self.has_capacity(id) {
                     break;
                 }
                 let fan = self.scopes.get_mut(id).fan_mut(place);
-                if let Some(hungry) = fan.hungry.pop_front() {
-                    if self.feeds(id, place, hungry) {
-                        self.touched.insert(hungry);
+                if let Some(waiting_for_capacity) = fan.waiting_for_capacity.pop_front() {
+                    if self.take_capacity(id, place, waiting_for_capacity) {
+                        self.touched.insert(waiting_for_capacity);
                     }
                 } else if let Some(queued) = fan.queue.pop_front() {
                     self.begin_child(id, place, queued).await?;
-                } else if let Some(parked) = fan.parked.pop_front() {
-                    self.unpark(id, place, parked);
+                } else if let Some(unloading) = fan.unloading.pop_front() {
+                    self.keep_loaded(id, place, unloading);
                 } else if fan.opened == fan.total
                     && let Some(cut) = fan.cut.pop_front()
                 {
-                    if self.feeds(id, place, cut) {
+                    if self.take_capacity(id, place, cut) {
                         self.touched.insert(cut);
                     }
                 } else {
@@ -256,16 +256,16 @@ impl<P: Program> Session<'_, P> {
         let keeps_apart = self.program.keeps_apart();
         let scope = self.scopes.get_mut(id);
         let failed = scope.fan_mut(place).failed;
-        let comes_after = children_of(scope, place).afterwards;
+        let are_hooks = children_of(scope, place).afterwards;
         // Hooks do not affect the result of the step's work.
-        let failures = if comes_after { 0 } else { failed };
+        let failures = if are_hooks { 0 } else { failed };
         let entry = scope.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
         let step = entry.step.clone();
         if let Some(fan) = &mut entry.fan {
             fan.failures = failures;
-            if keeps_apart && !comes_after {
+            if keeps_apart && !are_hooks {
                 let fan = fan.clone();
                 scope.position.joined.insert(step, fan);
             }

@@ -28,16 +28,16 @@ use crate::store::{
 
 use super::attempt::Attempt;
 use super::begin::decode_state;
-use super::chain::{Chain, Draft, body_as_it_stands};
-use super::child_ends::life_of;
+use super::chain::{Chain, Draft, unchanged_body};
+use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
 use super::rollback::{check_left, is_copied, is_left_behind, load_with_state, with_state};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
 
-use history::{Before, Told, told_before};
-pub(super) use history::{refuse_amid, refuse_undone, undone_steps};
+use history::{Before, UndoRecord, undo_records};
+pub(super) use history::{refuse_undone, refuse_unfinished_undo, undone_steps};
 
 /// The key of the progress records of an undo.
 pub const UNDO: &str = "undo";
@@ -79,7 +79,7 @@ impl Effect {
 
 impl Engine {
     /// Undoes the steps that finished after record `to` of the main branch, newest first. Afterwards only a
-    /// rollback to `to` or an earlier record can continue the run, or a cancel. `told` is called for each step,
+    /// rollback to `to` or an earlier record can continue the run, or a cancel. `on_undone` is called for each step,
     /// undone or without an undo command.
     ///
     /// Steps undone by an earlier call are skipped.
@@ -93,11 +93,11 @@ impl Engine {
         program: &P,
         run: &RunId,
         (to, stop): (u64, &StopHandle),
-        told: impl FnMut(&Undone),
+        on_undone: impl FnMut(&Undone),
     ) -> Result<(), RunError> {
-        self.store.wait_while_dying(run).await?;
+        self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        let undone = self.undo_under(program, &lease, (to, stop), told).await;
+        let undone = self.undo_under(program, &lease, (to, stop), on_undone).await;
         let released = self.store.release(lease, None).await;
         undone?;
         Ok(released?)
@@ -112,14 +112,14 @@ impl Engine {
         program: &P,
         lease: &Lease,
         (to, stop): (u64, &StopHandle),
-        mut told: impl FnMut(&Undone),
+        mut on_undone: impl FnMut(&Undone),
     ) -> Result<(), RunError> {
         let mut undoer = Undoer::of(self, program, lease).await?;
         if let Some(begun) = undoer.position.undoing.filter(|begun| *begun < to) {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
         let effects = undoer.effects_behind(to).await?;
-        let before = Before::of(told_before(self, lease.run()).await?);
+        let before = Before::of(undo_records(self, lease.run()).await?);
         let due: Vec<Effect> =
             effects.into_iter().filter(|effect| !before.done.contains(&effect.key())).collect();
         if due.is_empty() {
@@ -129,10 +129,10 @@ impl Engine {
             undoer.position.undoing = Some(to);
             // A resume stops until the undo is finished.
             undoer.summary.status = RunStatus::InDoubt;
-            undoer.tell(&Told::Begun { to }).await?;
+            undoer.append_progress(&UndoRecord::Begun { to }).await?;
         }
         program.begin(lease).await?;
-        let undone = undoer.undo_all(due, &before, (stop, &mut told)).await;
+        let undone = undoer.undo_all(due, &before, (stop, &mut on_undone)).await;
         program.end().await;
         undone
     }
@@ -153,6 +153,15 @@ struct Undoer<'a, P: Program> {
     branches: HashMap<BranchPath, Record>,
     /// Cached states of branches with their records, each nested in the branch before.
     around: Vec<((BranchPath, u64), P::State)>,
+}
+
+/// A fan-out of a step: the record that opened the branches, and the iteration of the step.
+#[derive(Clone, Copy)]
+struct FanOutRef<'a> {
+    branch: &'a BranchPath,
+    step: &'a StepId,
+    since: u64,
+    pass: &'a [u32],
 }
 
 impl<'a, P: Program> Undoer<'a, P> {
@@ -203,8 +212,13 @@ impl<'a, P: Program> Undoer<'a, P> {
                 if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
-                    let pass = (fan.since, entry.at.iteration.as_slice());
-                    self.effects_of_fan((&main, &entry.step, pass), &mut effects).await?;
+                    let fan = FanOutRef {
+                        branch: &main,
+                        step: &entry.step,
+                        since: fan.since,
+                        pass: &entry.at.iteration,
+                    };
+                    self.effects_of_fan(fan, &mut effects).await?;
                 }
             }
         }
@@ -272,7 +286,8 @@ impl<'a, P: Program> Undoer<'a, P> {
     async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
         let Some(step) = &header.step else { return Ok(()) };
         let since = self.engine.store.carrier(header).await?;
-        self.effects_of_fan((&header.branch, step, (since, &header.at.iteration)), effects).await
+        let fan = FanOutRef { branch: &header.branch, step, since, pass: &header.at.iteration };
+        self.effects_of_fan(fan, effects).await
     }
 
     /// Returns whether an older end of a branch belongs to the same fan-out, continued later.
@@ -285,23 +300,19 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(record.state_bytes().is_some() && position_of(&record)?.origin == origin)
     }
 
-    async fn effects_of_fan(
-        &self,
-        (parent, opener, (since, pass)): (&BranchPath, &StepId, (u64, &[u32])),
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RunError> {
-        let Some(shape) = self.shape().of_branch(parent) else { return Ok(()) };
-        let place = shape.place(opener.as_str());
+    async fn effects_of_fan(&self, fan: FanOutRef<'_>, effects: &mut Vec<Effect>) -> Result<(), RunError> {
+        let Some(shape) = self.shape().of_branch(fan.branch) else { return Ok(()) };
+        let place = shape.place(fan.step.as_str());
         let is_ours = |name: &BranchPath| {
-            name.parent().as_ref() == Some(parent)
+            name.parent().as_ref() == Some(fan.branch)
                 && name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) == place
         };
         let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
         names.sort_unstable_by(|one, other| other.cmp(one));
         for name in names {
             let store = self.engine.store.as_ref();
-            if let Some(record) = life_of(store, &self.branches[name], (since, pass)).await? {
-                Box::pin(self.effects_of(&record, (0, Some(since)), effects)).await?;
+            if let Some(record) = record_in_fan_out(store, &self.branches[name], fan.since, fan.pass).await? {
+                Box::pin(self.effects_of(&record, (0, Some(fan.since)), effects)).await?;
             }
         }
         Ok(())
@@ -311,7 +322,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         &mut self,
         due: Vec<Effect>,
         before: &Before,
-        (stop, told): (&StopHandle, &mut impl FnMut(&Undone)),
+        (stop, on_undone): (&StopHandle, &mut impl FnMut(&Undone)),
     ) -> Result<(), RunError> {
         for effect in due {
             let tries = before.started.get(&effect.key()).copied().unwrap_or(0);
@@ -326,7 +337,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             let opens = children.is_some_and(|children| !children.afterwards);
             if is_undone || !opens {
                 let iteration = effect.at.iteration.clone();
-                told(&Undone { step, branch, seq, iteration, is_undone });
+                on_undone(&Undone { step, branch, seq, iteration, is_undone });
             }
         }
         Ok(())
@@ -337,13 +348,13 @@ impl<'a, P: Program> Undoer<'a, P> {
         let Some(shape) = self.shape().of_branch(&effect.branch) else { return Ok(false) };
         let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
         let program = self.program;
-        let spot =
+        let step_ref =
             StepRef { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
         let (path, is_kept) = match self.path_in_pass(effect).await? {
             Some(path) => (path, true),
             None => (self.newest_path(&effect.branch)?, false),
         };
-        let made = program.undo(spot, &effect.at, self.state_along(&effect.branch, path)?);
+        let made = program.undo(step_ref, &effect.at, self.state_along(&effect.branch, path)?);
         let job = match made {
             Ok(Some(_)) | Err(_) if !is_kept => {
                 let why = "what it gave in that pass is not kept any more; undo it by hand, and go back without undoing";
@@ -355,24 +366,25 @@ impl<'a, P: Program> Undoer<'a, P> {
             Err(failure) => return Err(self.not_undone(effect, failure, None)),
         };
         let (branch, step, seq) = effect.key();
-        self.tell(&Told::Started { branch: branch.clone(), step: step.clone(), seq }).await?;
+        self.append_progress(&UndoRecord::Started { branch: branch.clone(), step: step.clone(), seq })
+            .await?;
         let attempt = u32::try_from(tries).unwrap_or(u32::MAX).saturating_add(1);
         let at = Try { attempt, ..effect.at.clone() };
-        let attempt = Attempt::of_undo(self.engine, (self.lease, stop), spot, at);
+        let attempt = Attempt::of_undo(self.engine, (self.lease, stop), step_ref, at);
         let performed = tokio::select! {
             performed = program.perform(job, attempt) => performed,
             never = self.listen(stop) => match never? {},
         };
         let failure = match performed {
             Performed::Completed { .. } => {
-                self.tell(&Told::Done { branch, step, seq }).await?;
+                self.append_progress(&UndoRecord::Done { branch, step, seq }).await?;
                 return Ok(true);
             }
             Performed::Failed { failure, .. } => failure,
             Performed::Cut { why, .. } => Failure::new(FailureKind::Error, vec![why]),
             _ => stopped(),
         };
-        self.tell(&Told::Failed { branch, step, seq, error: failure.error.clone() }).await?;
+        self.append_progress(&UndoRecord::Failed { branch, step, seq, error: failure.error.clone() }).await?;
         Err(self.not_undone(effect, failure, stop.asked().map(|asked| asked.by)))
     }
 
@@ -477,9 +489,9 @@ impl<'a, P: Program> Undoer<'a, P> {
                 && let Some(shape) = self.program.shape().of_branch(parent)
                 && let Some(place) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener))
             {
-                let spot =
+                let step_ref =
                     StepRef { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
-                self.program.attach(spot, around, &mut state);
+                self.program.attach(step_ref, around, &mut state);
             }
             self.around.push((key(record), state));
         }
@@ -492,14 +504,14 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 
     /// Writes a progress record; the position of the run is unchanged.
-    async fn tell(&mut self, told: &Told) -> Result<(), RunError> {
-        let value = serde_json::to_value(told).expect("names and numbers are plain JSON");
+    async fn append_progress(&mut self, record: &UndoRecord) -> Result<(), RunError> {
+        let value = serde_json::to_value(record).expect("names and numbers are plain JSON");
         let phase = Phase::Progress { key: UNDO.to_owned(), value };
         let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
-        draft.keep_standing(&self.newest);
+        draft.keep_status(&self.newest);
         let header = self.newest.header();
         let at = CheckpointRef { seq: header.seq + 1, ..header.reference() };
-        let body = body_as_it_stands(&self.newest, &self.position)?;
+        let body = unchanged_body(&self.newest, &self.position)?;
         let chain = Chain { token: self.lease.token(), ..Chain::behind(&self.newest) };
         let mut records = Vec::new();
         let run = || self.lease.run().clone();

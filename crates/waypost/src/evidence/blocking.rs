@@ -16,7 +16,7 @@ pub(super) fn finding_of(error: OpenError) -> Finding {
 }
 
 /// Runs `work` on a blocking thread, and sets its flag when the caller stops waiting.
-pub(super) async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
+pub(super) async fn blocking<T: BlockingResult>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -32,17 +32,17 @@ pub(super) async fn blocking<T: Outcome>(work: impl FnOnce(&AtomicBool) -> T + S
 }
 
 /// The result of blocking work, also if its thread was cancelled.
-pub(super) trait Outcome: Send + 'static {
+pub(super) trait BlockingResult: Send + 'static {
     fn cut(why: &str) -> Self;
 }
 
-impl Outcome for Finding {
+impl BlockingResult for Finding {
     fn cut(why: &str) -> Self {
         Self::unknown(why)
     }
 }
 
-impl<T: Send + 'static> Outcome for Result<T, OpenError> {
+impl<T: Send + 'static> BlockingResult for Result<T, OpenError> {
     fn cut(why: &str) -> Self {
         Err(OpenError::Unclear(why.to_owned()))
     }

@@ -21,7 +21,7 @@ use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
 use super::safe_open::{LastLink, OpenError, OpenedPath, regular};
-use super::walk::Survey;
+use super::walk::TreeListing;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
 
 /// Bytes per read: the memory of a check, whatever the size of the file.
@@ -395,7 +395,7 @@ impl Sha256Probe {
     async fn look(&self, claim: &Claim, site: &Site) -> Result<Observation, Finding> {
         let (subject, site) = (claim.subject.clone(), site.clone());
         let looked = blocking(move |dropped| {
-            if let Some(survey) = Survey::of(&site, &subject, dropped)? {
+            if let Some(survey) = TreeListing::of(&site, &subject, dropped)? {
                 return Ok(Observation { stamp: survey.stamp(), settled: survey.settled() });
             }
             Ok(Observation::of(&OpenedPath::look(&site, &subject)?))
@@ -407,8 +407,8 @@ impl Sha256Probe {
     async fn hash(&self, claim: &Claim, site: &Site) -> Result<String, Finding> {
         let (subject, site, probe) = (claim.subject.clone(), site.clone(), self.clone());
         let hashed = blocking(move |dropped| {
-            if let Some(survey) = Survey::of(&site, &subject, dropped)? {
-                let again = || Survey::of(&site, &subject, dropped);
+            if let Some(survey) = TreeListing::of(&site, &subject, dropped)? {
+                let again = || TreeListing::of(&site, &subject, dropped);
                 let count = || {
                     probe.files_read.fetch_add(1, Ordering::Relaxed);
                 };

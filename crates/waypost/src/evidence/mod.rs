@@ -65,10 +65,10 @@ pub use file_guard::{FileGuard, find_file_guard};
 pub use files::{
     ExistsProbe, Sha256Probe, check_mode, find_all, find_folder, find_names, modified, read_file,
 };
-pub use pack::{CLAIMS_MAX, InvalidPack, Summary, UNMET_MAX};
+pub use pack::{CLAIMS_MAX, InvalidPack, UNMET_MAX, VerdictSummary};
 pub(crate) use pattern::resolved;
 pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
-pub(crate) use superseded::{Bound, Newest};
+pub(crate) use superseded::{ClaimKey, Newest};
 pub use verifier::{Limits, Verifier};
 
 /// Recorded kind of claims that a file or folder exists.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::superseded::Bound;
+use super::superseded::ClaimKey;
 use crate::id::Digest;
 use crate::record::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 
@@ -57,7 +57,7 @@ pub enum InvalidPack {
 
 /// The verdicts of a pack, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub struct VerdictSummary {
     /// All claims.
     pub total: usize,
     /// Claims that hold.
@@ -182,7 +182,7 @@ impl Pack {
     pub fn unmet(&self) -> Vec<String> {
         let is_unmet = |claim: &&Claim| claim.counts() && claim.verdict != Verdict::Ok;
         let unmet: Vec<&Claim> = self.claims.iter().filter(is_unmet).collect();
-        let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.told()).collect();
+        let mut lines: Vec<String> = unmet.iter().take(UNMET_MAX).map(|claim| claim.describe()).collect();
         if unmet.len() > UNMET_MAX {
             lines.push(format!("and {} more", unmet.len() - UNMET_MAX));
         }
@@ -190,20 +190,20 @@ impl Pack {
     }
 
     /// Returns a line for each claim: expectation and finding.
-    pub fn told(&self) -> Vec<String> {
-        self.claims.iter().map(Claim::told).collect()
+    pub fn descriptions(&self) -> Vec<String> {
+        self.claims.iter().map(Claim::describe).collect()
     }
 
     /// Counts the verdicts; `satisfied` follows [`verdict_at`](Self::verdict_at).
-    pub fn summary_at(&self, occasion: Occasion) -> Summary {
-        Summary { satisfied: self.verdict_at(occasion) == Verdict::Ok, ..self.summary() }
+    pub fn summary_at(&self, occasion: Occasion) -> VerdictSummary {
+        VerdictSummary { satisfied: self.verdict_at(occasion) == Verdict::Ok, ..self.summary() }
     }
 
     /// Counts the verdicts.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> VerdictSummary {
         let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
         let (total, ok) = (self.claims.len(), count(Verdict::Ok));
-        Summary {
+        VerdictSummary {
             total,
             ok,
             failed: count(Verdict::Failed),
@@ -345,7 +345,7 @@ impl Claim {
     }
 
     /// Returns expectation and finding, for display.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let mut text = self.title();
         let state = match self.verdict {
             Verdict::Ok => ": it holds",
@@ -384,7 +384,7 @@ fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
     let mut seen = BTreeSet::new();
     let mut is_new = |claim: &Claim| {
         let is_path = claim.host.is_some() || matches!(&*claim.kind, ARTIFACT_EXISTS | FILE_SHA256);
-        let subject = if is_path { Bound::of(claim).name().to_owned() } else { claim.subject.clone() };
+        let subject = if is_path { ClaimKey::of(claim).name().to_owned() } else { claim.subject.clone() };
         let is_told = !claim.terms.sensitive || claim.checked_at.is_none();
         // A checked sensitive claim has no expectation left to compare; `check` compared it before.
         let is_new = seen.insert((claim.kind.clone(), subject, claim.expect.to_string(), claim.terms.not));

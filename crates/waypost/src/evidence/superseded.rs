@@ -34,14 +34,14 @@ const ASKED: [&str; 3] = ["table", "where", "query"];
 
 /// The subject of a claim, as a key: newer claims supersede older claims by this key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Bound {
+pub(crate) struct ClaimKey {
     /// The normalized path, or the subject.
     name: String,
-    by: By,
+    by: SubjectKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum By {
+enum SubjectKind {
     /// The existence of a file, or a value in it.
     File,
     /// The bytes of a file or of a folder's files; for a pattern, any claim about the matching files.
@@ -50,16 +50,16 @@ enum By {
     Kind(String),
 }
 
-impl Bound {
+impl ClaimKey {
     pub(crate) fn of(claim: &Claim) -> Self {
         let name = claim.file.clone().unwrap_or_else(|| resolved(&claim.subject));
         let by = match claim.kind.as_str() {
-            FILE_SHA256 => By::Bytes,
+            FILE_SHA256 => SubjectKind::Bytes,
             // A claim about a pattern covers the contents of each matching file.
-            ARTIFACT_EXISTS | JSON_VALUE if is_pattern(&name) => By::Bytes,
-            ARTIFACT_EXISTS | JSON_VALUE => By::File,
-            DB_ROW => By::Rows(asked(&claim.expect)),
-            kind => By::Kind(kind.to_owned()),
+            ARTIFACT_EXISTS | JSON_VALUE if is_pattern(&name) => SubjectKind::Bytes,
+            ARTIFACT_EXISTS | JSON_VALUE => SubjectKind::File,
+            DB_ROW => SubjectKind::Rows(asked(&claim.expect)),
+            kind => SubjectKind::Kind(kind.to_owned()),
         };
         Self { name, by }
     }
@@ -71,7 +71,7 @@ impl Bound {
 
     /// Returns whether a write to `path` may change the subject.
     pub(crate) fn is_touched_by(&self, path: &str) -> bool {
-        self.name == path || self.by == By::Bytes && covers(&self.name, path)
+        self.name == path || self.by == SubjectKind::Bytes && covers(&self.name, path)
     }
 
     /// Returns the common prefix of the other covered paths, and a filter for these paths; `None` if the
@@ -81,25 +81,28 @@ impl Bound {
             pattern if is_pattern(pattern) => &pattern[..pattern.find(['*', '?', '[']).unwrap_or_default()],
             folder => folder,
         };
-        (self.by == By::Bytes).then_some((from, |path: &str| path != self.name && covers(&self.name, path)))
+        (self.by == SubjectKind::Bytes)
+            .then_some((from, |path: &str| path != self.name && covers(&self.name, path)))
     }
 
     /// Returns whether `newer` supersedes this bound, which ends the checks of this claim.
     pub(crate) fn gives_way_to(&self, newer: &Self) -> bool {
         if self.name != newer.name {
             let is_of_files = self.is_of_file() && newer.is_of_file();
-            let covered = newer.by == By::Bytes && covers(&newer.name, &self.name);
+            let covered = newer.by == SubjectKind::Bytes && covers(&newer.name, &self.name);
             return is_of_files && (covered || self.is_touched_by(&newer.name));
         }
         match (&self.by, &newer.by) {
-            (By::Kind(kind), by) | (by, By::Kind(kind)) => *by == By::Kind(kind.clone()),
-            (By::Rows(asked), By::Rows(newer)) => asked == newer,
+            (SubjectKind::Kind(kind), by) | (by, SubjectKind::Kind(kind)) => {
+                *by == SubjectKind::Kind(kind.clone())
+            }
+            (SubjectKind::Rows(asked), SubjectKind::Rows(newer)) => asked == newer,
             _ => true,
         }
     }
 
     fn is_of_file(&self) -> bool {
-        !matches!(self.by, By::Kind(_))
+        !matches!(self.by, SubjectKind::Kind(_))
     }
 }
 
@@ -122,7 +125,7 @@ fn covers(above: &str, path: &str) -> bool {
 /// The newest claim about each thing; `R` is its rank.
 #[derive(Debug)]
 pub(crate) struct Newest<R> {
-    by_bound: HashMap<Bound, R>,
+    by_bound: HashMap<ClaimKey, R>,
     /// Ranks of claims about files, by file name.
     files: HashMap<String, R>,
     /// Ranks of claims about the bytes of folders or single files, by name.
@@ -143,14 +146,14 @@ impl<R: Ord + Clone> Newest<R> {
         }
     }
 
-    pub(crate) fn note(&mut self, bound: Bound, rank: R) {
+    pub(crate) fn note(&mut self, bound: ClaimKey, rank: R) {
         if bound.is_of_file() {
             for folder in folders_above(&bound.name) {
                 raise(&mut self.beneath, folder.to_owned(), &rank);
             }
             raise(&mut self.files, bound.name.clone(), &rank);
         }
-        if bound.by == By::Bytes {
+        if bound.by == SubjectKind::Bytes {
             let all = if is_pattern(&bound.name) { &mut self.patterns } else { &mut self.bytes };
             raise(all, bound.name.clone(), &rank);
         }
@@ -158,16 +161,17 @@ impl<R: Ord + Clone> Newest<R> {
     }
 
     /// Returns the rank of the newest claim about the subject of `bound`.
-    pub(crate) fn of(&self, bound: &Bound) -> Option<&R> {
+    pub(crate) fn of(&self, bound: &ClaimKey) -> Option<&R> {
         let name = bound.name.as_str();
         let same = match &bound.by {
-            By::Kind(_) => return self.by_bound.get(bound),
-            By::Rows(_) => {
-                let whole = [By::File, By::Bytes].map(|by| Bound { name: name.to_owned(), by });
+            SubjectKind::Kind(_) => return self.by_bound.get(bound),
+            SubjectKind::Rows(_) => {
+                let whole =
+                    [SubjectKind::File, SubjectKind::Bytes].map(|by| ClaimKey { name: name.to_owned(), by });
                 let whole = whole.iter().filter_map(|whole| self.by_bound.get(whole)).max();
                 self.by_bound.get(bound).max(whole)
             }
-            By::File | By::Bytes => self.files.get(name),
+            SubjectKind::File | SubjectKind::Bytes => self.files.get(name),
         };
         let above = folders_above(name).filter_map(|folder| self.bytes.get(folder)).max();
         let patterns = self.patterns.iter().filter(|(pattern, _)| *pattern != name && reaches(pattern, name));
@@ -176,8 +180,8 @@ impl<R: Ord + Clone> Newest<R> {
     }
 
     /// Returns the newest rank of claims inside the folder or pattern whose bytes `bound` covers.
-    fn within(&self, bound: &Bound) -> Option<&R> {
-        if bound.by != By::Bytes {
+    fn within(&self, bound: &ClaimKey) -> Option<&R> {
+        if bound.by != SubjectKind::Bytes {
             return None;
         }
         if !is_pattern(&bound.name) {
@@ -207,12 +211,12 @@ mod tests {
 
     use super::*;
 
-    fn bound(kind: &str, subject: &str) -> Bound {
-        Bound::of(&Claim::new(kind, subject))
+    fn bound(kind: &str, subject: &str) -> ClaimKey {
+        ClaimKey::of(&Claim::new(kind, subject))
     }
 
-    fn rows(subject: &str, table: &str) -> Bound {
-        Bound::of(&Claim::new(DB_ROW, subject).expecting(json!({ "table": table, "count": 1 })))
+    fn rows(subject: &str, table: &str) -> ClaimKey {
+        ClaimKey::of(&Claim::new(DB_ROW, subject).expecting(json!({ "table": table, "count": 1 })))
     }
 
     /// Pairwise and indexed comparison agree: the older claim is superseded exactly if the newer one ranks
@@ -221,7 +225,7 @@ mod tests {
     fn one_by_one_and_all_at_once_agree() {
         let subjects = ["a", "d", "d/f", "d/sub/f", "d/*.csv", "d/x.csv", "d/**", "*", ".", "x.db"];
         let kinds = [FILE_SHA256, ARTIFACT_EXISTS, JSON_VALUE, "port"];
-        let mut all: Vec<Bound> =
+        let mut all: Vec<ClaimKey> =
             subjects.iter().flat_map(|subject| kinds.map(|kind| bound(kind, subject))).collect();
         all.extend([rows("x.db", "t"), rows("x.db", "u"), rows("d/f", "t"), rows("postgres:env:DB", "t")]);
         for older in &all {

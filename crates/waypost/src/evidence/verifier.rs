@@ -275,7 +275,8 @@ impl Verifier {
             }
             let asked = chunk.iter().filter_map(|place| {
                 let (claim, site) = claims[*place];
-                Some((*place, Arc::clone(self.probes.get(&claim.kind)?), claim.clone(), site.clone()))
+                let probe = Arc::clone(self.probes.get(&claim.kind)?);
+                Some(QuickCheck { place: *place, probe, claim: claim.clone(), site: site.clone() })
             });
             under_way.push(check_quick(asked.collect(), deadline.min(Instant::now() + self.limits.claim)));
         }
@@ -309,9 +310,10 @@ impl Verifier {
         let within = Duration::from_millis(claim.terms.within_ms.unwrap_or_default());
         let once = self.time_of(claim) - within;
         let patience = begun + within;
+        let question = Question { probe: probe.as_ref(), claim, aim, site };
         let mut pause = PAUSE_FIRST;
         loop {
-            let finding = check_with_retries(probe.as_ref(), (claim, aim, site), (once, deadline)).await;
+            let finding = check_with_retries(question, once, deadline).await;
             let finding = if claim.terms.not { finding.reversed() } else { finding };
             if finding.verdict == Verdict::Ok || Instant::now() + pause >= patience.min(deadline) {
                 return finding;
@@ -322,14 +324,28 @@ impl Verifier {
     }
 }
 
+/// A claim that its probe may answer without a full check.
+struct QuickCheck {
+    place: usize,
+    probe: Arc<dyn Probe>,
+    claim: Claim,
+    site: Site,
+}
+
+/// A question to a probe.
+#[derive(Clone, Copy)]
+struct Question<'a> {
+    probe: &'a dyn Probe,
+    claim: &'a Claim,
+    aim: Purpose,
+    site: &'a Site,
+}
+
 /// Glances at claims on a blocking thread, and returns the findings by place. Claims beyond the limit get no
 /// finding here; the separate check reports which one hangs.
-fn check_quick(
-    asked: Vec<(usize, Arc<dyn Probe>, Claim, Site)>,
-    limit: Instant,
-) -> impl Future<Output = Vec<(usize, Finding)>> {
+fn check_quick(asked: Vec<QuickCheck>, limit: Instant) -> impl Future<Output = Vec<(usize, Finding)>> {
     let work = tokio::task::spawn_blocking(move || {
-        let glance = |(place, probe, claim, site): &(usize, Arc<dyn Probe>, Claim, Site)| {
+        let glance = |QuickCheck { place, probe, claim, site }: &QuickCheck| {
             let said = catch_unwind(AssertUnwindSafe(|| probe.glance(claim, site)));
             Some((*place, said.unwrap_or_else(|_| Some(panicked(claim)))?))
         };
@@ -347,17 +363,13 @@ fn check_quick(
 
 /// Makes a check, and retries temporary failures within the limit `once` of the claim and the `deadline` of
 /// all.
-async fn check_with_retries(
-    probe: &dyn Probe,
-    (claim, aim, site): (&Claim, Purpose, &Site),
-    (once, deadline): (Duration, Instant),
-) -> Finding {
+async fn check_with_retries(question: Question<'_>, once: Duration, deadline: Instant) -> Finding {
     let begun = Instant::now();
     let mut last = None;
     let tries = async {
         let mut pause = PAUSE_FIRST;
         for _ in 1..TRIES_MAX {
-            let finding = ask(probe, claim, aim, site).await;
+            let finding = ask(question).await;
             if !finding.may_change {
                 return finding;
             }
@@ -365,7 +377,7 @@ async fn check_with_retries(
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        ask(probe, claim, aim, site).await
+        ask(question).await
     };
     let in_time = tokio::time::timeout_at(deadline.min(begun + once), tries).await;
     in_time.unwrap_or_else(|_| last.unwrap_or_else(|| no_answer(once, deadline - begun)))
@@ -381,7 +393,7 @@ fn no_answer(once: Duration, left: Duration) -> Finding {
 }
 
 /// Calls a probe, which may be foreign code: a panic becomes a finding.
-async fn ask(probe: &dyn Probe, claim: &Claim, aim: Purpose, site: &Site) -> Finding {
+async fn ask(Question { probe, claim, aim, site }: Question<'_>) -> Finding {
     let asked = async {
         match aim {
             Purpose::Check => probe.check(claim, site).await,

@@ -45,30 +45,30 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOF
 
 /// The entries beneath a folder, or the matches of a pattern, at one moment.
 #[derive(Debug)]
-pub(super) struct Survey {
+pub(super) struct TreeListing {
     top: OwnedFd,
-    entries: Vec<Entry>,
+    entries: Vec<TreeEntry>,
 }
 
 /// A name in a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Entry {
+struct TreeEntry {
     /// Relative to the folder, or to the part of the pattern before its first wildcard.
     path: PathBuf,
-    kind: Kind,
+    kind: EntryKind,
     stamp: Stamp,
     inode: (u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum EntryKind {
     File,
     Folder,
     /// A link with its target; not followed.
     Link(Vec<u8>),
 }
 
-impl Survey {
+impl TreeListing {
     /// Surveys a folder or a pattern; returns `None` for other subjects.
     pub(super) fn of(site: &Site, subject: &str, dropped: &AtomicBool) -> Result<Option<Self>, OpenError> {
         let mut walk = TreeWalk { entries: Vec::new(), dropped };
@@ -91,7 +91,7 @@ impl Survey {
         Ok(Some(Self::sorted(top, walk.entries)))
     }
 
-    fn sorted(top: OwnedFd, mut entries: Vec<Entry>) -> Self {
+    fn sorted(top: OwnedFd, mut entries: Vec<TreeEntry>) -> Self {
         entries.sort_by(|one, other| one.path.as_os_str().as_bytes().cmp(other.path.as_os_str().as_bytes()));
         // Two ways to a path give a single entry.
         entries.dedup_by(|one, other| one.path == other.path);
@@ -100,9 +100,9 @@ impl Survey {
 
     /// Returns a digest that changes with every write, creation, removal or rename.
     pub(super) fn stamp(&self) -> String {
-        let text = |entry: &Entry| format!("{:?} {:?} {:?}", entry.kind, entry.stamp, entry.inode);
+        let text = |entry: &TreeEntry| format!("{:?} {:?} {:?}", entry.kind, entry.stamp, entry.inode);
         let leaf =
-            |entry: &Entry| Digest::of_parts([entry.path.as_os_str().as_bytes(), text(entry).as_bytes()]);
+            |entry: &TreeEntry| Digest::of_parts([entry.path.as_os_str().as_bytes(), text(entry).as_bytes()]);
         Digest::merkle(&self.entries.iter().map(leaf).collect::<Vec<_>>()).to_string()
     }
 
@@ -123,7 +123,7 @@ impl Survey {
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
         let work = || loop {
             let Some((place, entry)) = take(&next, &self.entries) else { return };
-            if entry.kind == Kind::File {
+            if entry.kind == EntryKind::File {
                 files_read();
             }
             match self.leaf(entry, dropped) {
@@ -135,7 +135,7 @@ impl Survey {
             }
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let files = self.entries.iter().filter(|entry| entry.kind == Kind::File).count();
+        let files = self.entries.iter().filter(|entry| entry.kind == EntryKind::File).count();
         let others = cores.min(WORKERS_MAX).min(files).saturating_sub(1);
         std::thread::scope(|scope| {
             for _ in 0..others {
@@ -155,12 +155,12 @@ impl Survey {
         Ok(Digest::merkle(&leaves))
     }
 
-    fn leaf(&self, entry: &Entry, dropped: &AtomicBool) -> Result<Digest, OpenError> {
+    fn leaf(&self, entry: &TreeEntry, dropped: &AtomicBool) -> Result<Digest, OpenError> {
         let path = entry.path.as_os_str().as_bytes();
         let (kind, holds): (&[u8], Vec<u8>) = match &entry.kind {
-            Kind::Folder => (b"d", Vec::new()),
-            Kind::Link(target) => (b"l", Digest::of(target).as_bytes().to_vec()),
-            Kind::File => {
+            EntryKind::Folder => (b"d", Vec::new()),
+            EntryKind::Link(target) => (b"l", Digest::of(target).as_bytes().to_vec()),
+            EntryKind::File => {
                 let file = open(self.top.as_fd(), &entry.path)?;
                 let stat = rustix::fs::fstat(&file).map_err(open_error)?;
                 if Stamp::of(&stat) != entry.stamp {
@@ -173,7 +173,7 @@ impl Survey {
     }
 }
 
-fn take<'e>(next: &AtomicUsize, entries: &'e [Entry]) -> Option<(usize, &'e Entry)> {
+fn take<'e>(next: &AtomicUsize, entries: &'e [TreeEntry]) -> Option<(usize, &'e TreeEntry)> {
     let place = next.fetch_add(1, Ordering::Relaxed);
     Some((place, entries.get(place)?))
 }
@@ -195,7 +195,7 @@ fn open(top: BorrowedFd<'_>, path: &Path) -> Result<File, OpenError> {
 }
 
 struct TreeWalk<'d> {
-    entries: Vec<Entry>,
+    entries: Vec<TreeEntry>,
     dropped: &'d AtomicBool,
 }
 
@@ -243,16 +243,16 @@ impl TreeWalk<'_> {
                     let path = path.display();
                     OpenError::Unclear(format!("`{path}` in it is the database in which this run is kept"))
                 })?;
-                self.entries.push(Entry { path, kind: Kind::File, stamp, inode });
+                self.entries.push(TreeEntry { path, kind: EntryKind::File, stamp, inode });
             }
             FileType::Directory if name == OURS => {}
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(missing)?;
-                let kind = Kind::Link(target.into_bytes());
-                self.entries.push(Entry { path, kind, stamp, inode });
+                let kind = EntryKind::Link(target.into_bytes());
+                self.entries.push(TreeEntry { path, kind, stamp, inode });
             }
             FileType::Directory => {
-                self.entries.push(Entry { path: path.clone(), kind: Kind::Folder, stamp, inode });
+                self.entries.push(TreeEntry { path: path.clone(), kind: EntryKind::Folder, stamp, inode });
                 let inner = rustix::fs::openat(folder, name, FOLDER, Mode::empty()).map_err(missing)?;
                 self.list(inner.as_fd(), &path, depth)?;
             }
@@ -414,9 +414,9 @@ mod tests {
         fs::create_dir(folder.path().join("out")).expect("a folder");
         fs::write(&path, "a").expect("a file");
         let dropped = AtomicBool::new(false);
-        let look = || Survey::of(&site, "out", &dropped);
+        let look = || TreeListing::of(&site, "out", &dropped);
         let survey = || look().expect("it is there").expect("it is a folder");
-        let hash = |survey: Survey, meanwhile: &dyn Fn()| {
+        let hash = |survey: TreeListing, meanwhile: &dyn Fn()| {
             let again = || {
                 meanwhile();
                 look()

@@ -12,10 +12,10 @@ use super::error::{GraphError, StepError};
 use super::fork::{Each, Fork};
 use super::join::Child;
 use super::level::{
-    Action, ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn,
-    State, StepFn, Typed, to_value,
+    ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
+    StepAction, StepFn, Typed, to_value,
 };
-use super::way::{Way, print_of_starts, prints_of, targets_of, told_edge, told_fork, told_route};
+use super::way::{Way, describe_edge, describe_fork, describe_route, print_of_starts, prints_of, targets_of};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -33,7 +33,7 @@ pub const ITEM_STEP: &str = "item";
 pub const SUBGRAPH_KEY: &str = "graph";
 
 /// How a step opens branches.
-pub(super) enum Fan<S> {
+pub(super) enum FanOutKind<S> {
     /// Branches of this graph; each start step opens a branch.
     Fork { after: StepId, starts: Vec<StepId> },
     /// Branches with another type of state and a finished shape: items or a sub-graph.
@@ -47,16 +47,16 @@ pub(super) struct Other<S> {
     pub(super) opens: Opens<S>,
 }
 
-pub(super) struct Draft<S> {
+pub(super) struct StepDraft<S> {
     id: StepId,
-    action: Action<S>,
+    action: StepAction<S>,
     retry: Retry,
     timeout: Option<Duration>,
     idempotent: bool,
     revision: u32,
     retry_when: Option<RetryFn>,
     evidence: Option<EvidenceFn<S>>,
-    fan: Option<Fan<S>>,
+    fan: Option<FanOutKind<S>>,
     pub(super) parallel_max: usize,
     pub(super) on_failure: OnChildFailure,
 }
@@ -64,7 +64,7 @@ pub(super) struct Draft<S> {
 /// Builds a [`Graph`]. Settings such as [`retry`](Self::retry) apply to the step added last.
 pub struct Builder<S> {
     name: String,
-    pub(super) steps: Vec<Draft<S>>,
+    pub(super) steps: Vec<StepDraft<S>>,
     /// The index of each step in `steps`.
     places: HashMap<StepId, usize>,
     ways: HashMap<StepId, Way<S>>,
@@ -120,10 +120,10 @@ impl<S: State> Builder<S> {
     {
         let step: StepFn<S> =
             Arc::new(move |state, context| step(state, context).map(|end| end.map_err(Into::into)).boxed());
-        self.add(id, Action::Step(step), None)
+        self.add(id, StepAction::Step(step), None)
     }
 
-    pub(super) fn add(mut self, id: &str, action: Action<S>, fan: Option<Fan<S>>) -> Self {
+    pub(super) fn add(mut self, id: &str, action: StepAction<S>, fan: Option<FanOutKind<S>>) -> Self {
         let id = match StepId::new(id) {
             Ok(id) if id.as_str() == END => return self.wrong(GraphError::Reserved),
             Ok(id) => id,
@@ -135,7 +135,7 @@ impl<S: State> Builder<S> {
         self.places.insert(id.clone(), self.steps.len());
         let (retry, timeout, idempotent, revision, retry_when) = (Retry::default(), None, true, 0, None);
         let (parallel_max, on_failure) = (PARALLEL_DEFAULT, OnChildFailure::Stop);
-        self.steps.push(Draft {
+        self.steps.push(StepDraft {
             id,
             action,
             retry,
@@ -157,7 +157,7 @@ impl<S: State> Builder<S> {
         self
     }
 
-    fn last(mut self, setting: &'static str, set: impl FnOnce(&mut Draft<S>)) -> Self {
+    fn last(mut self, setting: &'static str, set: impl FnOnce(&mut StepDraft<S>)) -> Self {
         match self.steps.last_mut() {
             Some(step) => {
                 set(step);
@@ -257,7 +257,7 @@ impl<S: State> Builder<S> {
     pub fn edge(self, from: &str, to: &str) -> Self {
         match StepId::new(to) {
             Ok(target) => self.way(from, Way::Edge(target)),
-            Err(why) => self.wrong(GraphError::BadName { edge: told_edge(from, to), why }),
+            Err(why) => self.wrong(GraphError::BadName { edge: describe_edge(from, to), why }),
         }
     }
 
@@ -274,7 +274,7 @@ impl<S: State> Builder<S> {
         targets: impl IntoIterator<Item = T>,
         choose: impl Fn(&S) -> R + Send + Sync + 'static,
     ) -> Self {
-        match targets_of(targets, || told_route(from)) {
+        match targets_of(targets, || describe_route(from)) {
             Ok(targets) => {
                 let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
                 self.way(from, Way::Route { targets, choose })
@@ -295,10 +295,10 @@ impl<S: State> Builder<S> {
     fn way(mut self, from: &str, way: Way<S>) -> Self {
         let from = match StepId::new(from) {
             Ok(from) => from,
-            Err(why) => return self.wrong(GraphError::BadName { edge: way.told(from), why }),
+            Err(why) => return self.wrong(GraphError::BadName { edge: way.describe(from), why }),
         };
         if let Some(before) = self.ways.get(&from) {
-            let (one, other) = (before.told(from.as_str()), way.told(from.as_str()));
+            let (one, other) = (before.describe(from.as_str()), way.describe(from.as_str()));
             return self.wrong(GraphError::TwoWays { step: from, one, other });
         }
         self.written.push(from.clone());
@@ -393,7 +393,7 @@ impl<S: State> Builder<S> {
             named: vec![(SUBGRAPH_KEY.to_owned(), None)],
             opens: Opens { items: None, child },
         };
-        self.add(id, Action::Join(join), Some(Fan::Other(Box::new(other))))
+        self.add(id, StepAction::Join(join), Some(FanOutKind::Other(Box::new(other))))
     }
 
     /// Validates the steps and edges, and returns the graph.
@@ -413,7 +413,7 @@ impl<S: State> Builder<S> {
         let _ = self.decode.set(Arc::clone(&self.keeping.decode));
         let keeping = Arc::new(self.keeping);
         let mut assembly = Assembly { levels: vec![None], homes, namesakes, keeping, ways: self.ways };
-        let mut drafts: Vec<Option<Draft<S>>> = self.steps.into_iter().map(Some).collect();
+        let mut drafts: Vec<Option<StepDraft<S>>> = self.steps.into_iter().map(Some).collect();
         let shape = assembly.level(&mut drafts, 0, &start, 0)?;
         let levels = assembly.levels.into_iter().map(|level| level.expect("every level was made")).collect();
         let reading = super::trial::Reading::default();
@@ -430,16 +430,16 @@ impl<S: State> Builder<S> {
         // In the order of declaration, so that the first error is deterministic.
         for (from, way) in self.written.iter().map(|from| (from, &self.ways[from])) {
             if !has(from) {
-                return unknown(way.told(from.as_str()), from);
+                return unknown(way.describe(from.as_str()), from);
             }
             if let Some(missing) = way.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
-                return unknown(way.told(from.as_str()), missing);
+                return unknown(way.describe(from.as_str()), missing);
             }
         }
         for step in &self.steps {
-            let Some(Fan::Fork { after, starts }) = &step.fan else { continue };
+            let Some(FanOutKind::Fork { after, starts }) = &step.fan else { continue };
             if let Some(missing) = std::iter::once(after).chain(starts).find(|id| !has(id)) {
-                return unknown(told_fork(after.as_str()), missing);
+                return unknown(describe_fork(after.as_str()), missing);
             }
         }
         Ok(())
@@ -453,7 +453,7 @@ impl<S: State> Builder<S> {
             None => Vec::new(),
         });
         let forks = self.steps.iter().map(|step| match &step.fan {
-            Some(Fan::Fork { after, starts }) => {
+            Some(FanOutKind::Fork { after, starts }) => {
                 Some((place(after).unwrap_or(0), starts.iter().filter_map(place).collect()))
             }
             _ => None,
@@ -468,12 +468,12 @@ impl<S: State> Builder<S> {
 
 /// Returns the steps that give their name to child branches: steps over items, sub-graphs, and the joins of forks
 /// after these.
-fn namesakes<S>(steps: &[Draft<S>]) -> HashSet<StepId> {
-    let over_items = |step: &&Draft<S>| matches!(step.fan, Some(Fan::Other(_)));
+fn namesakes<S>(steps: &[StepDraft<S>]) -> HashSet<StepId> {
+    let over_items = |step: &&StepDraft<S>| matches!(step.fan, Some(FanOutKind::Other(_)));
     let mut found: HashSet<StepId> = steps.iter().filter(over_items).map(|step| step.id.clone()).collect();
     loop {
         let joins = steps.iter().filter_map(|step| match &step.fan {
-            Some(Fan::Fork { after, .. }) if name_of_fork(&found, &step.id, after) == step.id => {
+            Some(FanOutKind::Fork { after, .. }) if name_of_fork(&found, &step.id, after) == step.id => {
                 Some(&step.id)
             }
             _ => None,
@@ -507,7 +507,7 @@ impl<S: State> Assembly<S> {
     /// Builds the level of a home: the main branch, or the branches of a fork.
     fn level(
         &mut self,
-        drafts: &mut [Option<Draft<S>>],
+        drafts: &mut [Option<StepDraft<S>>],
         level: usize,
         start: &StepId,
         home: usize,
@@ -546,7 +546,7 @@ impl<S: State> Assembly<S> {
             };
             let opens = match draft.fan {
                 None => None,
-                Some(Fan::Fork { after, starts }) => {
+                Some(FanOutKind::Fork { after, starts }) => {
                     let below = self.levels.len();
                     self.levels.push(None);
                     let shape = self.level(drafts, below, &starts[0], *place + 1)?;
@@ -558,7 +558,7 @@ impl<S: State> Assembly<S> {
                     let child: ChildFn<S> = Arc::new(|state: &S, _| Ok(Box::new(state.clone()) as Held));
                     Some(Opens { items: None, child })
                 }
-                Some(Fan::Other(other)) => {
+                Some(FanOutKind::Other(other)) => {
                     let Other { mut shape, levels, named, opens } = *other;
                     shape.raise_levels(self.levels.len());
                     self.levels.extend(levels.into_iter().map(Some));
@@ -595,6 +595,6 @@ impl<S: State> Assembly<S> {
     }
 }
 
-fn id_of<S>(drafts: &[Option<Draft<S>>], place: usize) -> StepId {
+fn id_of<S>(drafts: &[Option<StepDraft<S>>], place: usize) -> StepId {
     drafts[place].as_ref().expect("a step has one home").id.clone()
 }

@@ -38,7 +38,7 @@ pub struct Context {
 #[derive(Debug)]
 struct Inner {
     attempt: Attempt,
-    told: Mutex<StepReport>,
+    report: Mutex<StepReport>,
     /// Kept in this attempt.
     kept: Mutex<HashMap<String, Value>>,
     heeds_stop: AtomicBool,
@@ -53,7 +53,7 @@ impl Context {
     pub(super) fn new(attempt: Attempt) -> Self {
         let inner = Inner {
             attempt,
-            told: Mutex::default(),
+            report: Mutex::default(),
             kept: Mutex::default(),
             heeds_stop: AtomicBool::new(false),
             exit_code: Mutex::default(),
@@ -153,8 +153,8 @@ impl Context {
     /// Adds tokens and cost to the usage of the step. Several calls add up; the last model name wins. A cost that
     /// is not finite fails the step when the step ends.
     pub fn usage(&self, usage: &Usage) {
-        let mut told = self.told();
-        let sum = told.usage.get_or_insert_with(Usage::default);
+        let mut report = self.pending_report();
+        let sum = report.usage.get_or_insert_with(Usage::default);
         if !(sum.cost + usage.cost).is_finite() {
             return self.refuse(format!("a cost of {} cannot be added", usage.cost));
         }
@@ -185,7 +185,7 @@ impl Context {
                 "it has said {said} bytes since its last checkpoint, {SAID_BYTES_MAX} are allowed"
             ));
         }
-        self.told().notes.push(note);
+        self.pending_report().notes.push(note);
     }
 
     /// Records that something cannot be written. The step fails with `why` at its end, or at the next stored
@@ -247,23 +247,23 @@ impl Context {
 
     /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
     /// again says it again, and its section in the report is that of its end.
-    pub(super) fn take_said_now(&self) -> StepReport {
-        let mut told = self.told();
-        let notes = std::mem::take(&mut told.notes);
-        let (report, now): (Vec<_>, Vec<_>) =
+    pub(super) fn take_report_now(&self) -> StepReport {
+        let mut report = self.pending_report();
+        let notes = std::mem::take(&mut report.notes);
+        let (texts, now): (Vec<_>, Vec<_>) =
             notes.into_iter().partition(|note| matches!(note, Note::Report(_)));
-        self.inner.said_bytes.store(report.iter().map(written_bytes).sum(), Ordering::Relaxed);
-        told.notes = report;
-        StepReport { notes: now, usage: told.usage.take(), evidence: None }
+        self.inner.said_bytes.store(texts.iter().map(written_bytes).sum(), Ordering::Relaxed);
+        report.notes = texts;
+        StepReport { notes: now, usage: report.usage.take(), evidence: None }
     }
 
     /// Takes what was said and not yet written.
-    pub(super) fn take_told(&self) -> StepReport {
-        std::mem::take(&mut *self.told())
+    pub(super) fn take_report(&self) -> StepReport {
+        std::mem::take(&mut *self.pending_report())
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, StepReport> {
-        self.inner.told.lock().expect("no code panics while it holds this lock")
+    fn pending_report(&self) -> std::sync::MutexGuard<'_, StepReport> {
+        self.inner.report.lock().expect("no code panics while it holds this lock")
     }
 
     pub(super) async fn kept(&self, key: &str) -> Result<Option<Value>, StepError> {
@@ -278,8 +278,8 @@ impl Context {
         if let Some(why) = self.refused() {
             return Err(StepError::fatal(why));
         }
-        let told = self.take_said_now();
-        self.inner.attempt.keep(key, value.clone(), told).await.map_err(StepError::fatal)?;
+        let report = self.take_report_now();
+        self.inner.attempt.keep(key, value.clone(), report).await.map_err(StepError::fatal)?;
         self.inner
             .kept
             .lock()

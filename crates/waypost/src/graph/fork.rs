@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use super::builder::{Builder, Fan, Other};
+use super::builder::{Builder, FanOutKind, Other};
 use super::context::Context;
 use super::error::{GraphError, StepError};
 use super::join::{BranchEnd, Branches, Child, ItemEnds};
-use super::level::{Action, ChildFn, Held, JoinFn, OpenFn, Opens, State, item_value};
-use super::way::{targets_of, told_fork};
+use super::level::{ChildFn, Held, JoinFn, OpenFn, Opens, State, StepAction, item_value};
+use super::way::{describe_fork, targets_of};
 use crate::engine::Joined;
 use crate::id::StepId;
 use crate::plan::shape::{OnChildFailure, Retry};
@@ -54,9 +54,9 @@ impl<S: State> Fork<S> {
         let Self { builder, after, starts, on_failure, parallel_max } = self;
         let after_id = match StepId::new(&after) {
             Ok(id) => id,
-            Err(why) => return builder.wrong(GraphError::BadName { edge: told_fork(&after), why }),
+            Err(why) => return builder.wrong(GraphError::BadName { edge: describe_fork(&after), why }),
         };
-        let starts = match targets_of(&starts, || told_fork(&after)) {
+        let starts = match targets_of(&starts, || describe_fork(&after)) {
             Ok(starts) => starts,
             Err(problem) => return builder.wrong(problem),
         };
@@ -76,8 +76,8 @@ impl<S: State> Fork<S> {
             }
             .boxed()
         });
-        let fan = Fan::Fork { after: after_id, starts };
-        let mut builder = builder.add(id, Action::Join(action), Some(fan)).fork_way(&after, id);
+        let fan = FanOutKind::Fork { after: after_id, starts };
+        let mut builder = builder.add(id, StepAction::Join(action), Some(fan)).fork_way(&after, id);
         if let Some(step) = builder.steps.last_mut() {
             (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
         }
@@ -180,7 +180,8 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
         let shape = Arc::unwrap_or_clone(inner.shape);
         let opens = Opens { items: Some(items), child };
         let other = Other { shape, levels: inner.levels.to_vec(), named: Vec::new(), opens };
-        let mut builder = builder.add(&id, Action::Join(action), Some(Fan::Other(Box::new(other))));
+        let mut builder =
+            builder.add(&id, StepAction::Join(action), Some(FanOutKind::Other(Box::new(other))));
         if let Some(step) = builder.steps.last_mut() {
             (step.parallel_max, step.on_failure) = (parallel_max, on_failure);
         }

@@ -60,33 +60,33 @@ fn walk(
 }
 
 fn shared(outline: &Outline, place: usize, one: Option<usize>, other: Option<usize>) -> GraphError {
-    let told = |home: Option<usize>| match home.and_then(|join| outline.forks[join].as_ref()) {
+    let describe = |home: Option<usize>| match home.and_then(|join| outline.forks[join].as_ref()) {
         Some((after, _)) => format!("the fork after `{}`", outline.ids[*after]),
         None => "the main branch".to_owned(),
     };
-    GraphError::Shared { step: outline.ids[place].clone(), one: told(one), other: told(other) }
+    GraphError::Shared { step: outline.ids[place].clone(), one: describe(one), other: describe(other) }
 }
 
 /// Checks that only a fork and its branches lead to the join of the fork. Any other edge would run the fork
 /// without the step before the fork.
 fn check_joins(outline: &Outline, start: usize, homes: &[Option<usize>]) -> Result<(), GraphError> {
-    let told = |place: usize| format!("step `{}`", outline.ids[place]);
+    let describe = |place: usize| format!("step `{}`", outline.ids[place]);
     let first = |target: usize| (target, usize::MAX, "the start".to_owned());
     let mut ways = vec![first(start)];
     for (place, targets) in outline.ways.iter().enumerate() {
-        ways.extend(targets.iter().flatten().map(|target| (*target, place, told(place))));
+        ways.extend(targets.iter().flatten().map(|target| (*target, place, describe(place))));
     }
     for (after, starts) in outline.forks.iter().flatten() {
         // No step may lead to the first step of a branch, not even the step before the fork: that first step may
         // be a join.
-        ways.extend(starts.iter().map(|target| (*target, usize::MAX, told(*after))));
+        ways.extend(starts.iter().map(|target| (*target, usize::MAX, describe(*after))));
     }
-    for (target, from, told) in ways {
+    for (target, from, edge) in ways {
         let Some((after, _)) = &outline.forks[target] else { continue };
         let is_branch = homes.get(from).is_some_and(|home| *home == Some(target));
         if from != *after && !is_branch {
             let (join, after) = (outline.ids[target].clone(), outline.ids[*after].clone());
-            return Err(GraphError::IntoJoin { from: told, join, after });
+            return Err(GraphError::IntoJoin { from: edge, join, after });
         }
     }
     Ok(())

@@ -42,7 +42,7 @@ pub(super) type EvidenceFn<S> = Arc<dyn Fn(&S) -> Pack + Send + Sync>;
 pub(super) type RetryFn = Arc<dyn Fn(&StepError) -> bool + Send + Sync>;
 
 /// The action of a step: a plain function, or a join of its children.
-pub(super) enum Action<S> {
+pub(super) enum StepAction<S> {
     Step(StepFn<S>),
     Join(JoinFn<S>),
 }
@@ -63,7 +63,7 @@ pub(super) struct Opens<S> {
 /// One step with its functions.
 pub(super) struct Node<S> {
     pub(super) id: StepId,
-    pub(super) action: Action<S>,
+    pub(super) action: StepAction<S>,
     pub(super) next: Next<S>,
     pub(super) opens: Option<Opens<S>>,
     pub(super) retry_when: Option<RetryFn>,
@@ -180,9 +180,9 @@ impl<S: State> Level for Typed<S> {
     ) -> BoxFuture<'static, Result<Held, StepError>> {
         let state = *state.downcast::<S>().expect("a state goes back only to the level that made it");
         let work = match (&self.nodes[place].action, joined) {
-            (Action::Step(step), _) => step(state, context),
-            (Action::Join(join), Some(joined)) => join(state, joined, context),
-            (Action::Join(_), None) => unreachable!("a step with children starts when they have ended"),
+            (StepAction::Step(step), _) => step(state, context),
+            (StepAction::Join(join), Some(joined)) => join(state, joined, context),
+            (StepAction::Join(_), None) => unreachable!("a step with children starts when they have ended"),
         };
         Box::pin(async move { work.await.map(|state| Box::new(state) as Held) })
     }

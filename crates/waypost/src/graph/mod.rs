@@ -39,8 +39,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use crate::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, RunError,
-    Salvage, Settlement, StateError, StepRef, Upstream, unpanicked,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
+    RunError, Settlement, StateError, StepRef, Upstream, unpanicked,
 };
 use crate::id::StepId;
 use crate::json::path::FieldPath;
@@ -81,7 +81,7 @@ pub use waits::SLEEP_IN_MEMORY_MAX;
 pub use crate::plan::shape::END;
 
 use level::{Held, Level};
-use perform::{Given, GraphJob, Work};
+use perform::{AttemptOutput, GraphJob, Work};
 use trial::{Reading, Trials};
 
 /// How long a step that observes [`Context::cancelled`] may take to end before its future is dropped.
@@ -176,8 +176,8 @@ impl<S> Graph<S> {
 
 impl Erased {
     /// Returns the way on from a step, by the state after it.
-    fn route(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, Failure> {
-        perform::route(self.levels[spot.level].as_ref(), spot.place, &spot.step.id, state)
+    fn route(&self, step_ref: StepRef<'_>, state: &Held) -> Result<Follow, Failure> {
+        perform::route(self.levels[step_ref.level].as_ref(), step_ref.place, &step_ref.step.id, state)
     }
 }
 
@@ -185,7 +185,7 @@ impl Erased {
 impl Program for Erased {
     type State = Held;
     type Job = GraphJob;
-    type Output = Given;
+    type Output = AttemptOutput;
 
     fn shape(&self) -> &Shape {
         &self.shape
@@ -221,27 +221,32 @@ impl Program for Erased {
         Ok(upstream.admission())
     }
 
-    fn open(&self, spot: StepRef<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
-        let called = format_args!("the items or the keys of step `{}`", spot.step.id);
-        perform::unpanicked(called, || self.levels[spot.level].open(spot.place, state))
+    fn open(&self, step_ref: StepRef<'_>, state: &Held) -> Result<Vec<Item>, Failure> {
+        let called = format_args!("the items or the keys of step `{}`", step_ref.step.id);
+        perform::unpanicked(called, || self.levels[step_ref.level].open(step_ref.place, state))
     }
 
-    fn child(&self, spot: StepRef<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
-        let called = format_args!("the state of branch `{}` of step `{}`", item.key, spot.step.id);
-        perform::unpanicked(called, || self.levels[spot.level].child(spot.place, state, item))
+    fn child(&self, step_ref: StepRef<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
+        let called = format_args!("the state of branch `{}` of step `{}`", item.key, step_ref.step.id);
+        perform::unpanicked(called, || self.levels[step_ref.level].child(step_ref.place, state, item))
     }
 
     fn attach(&self, _: StepRef<'_>, _: &Held, _: &mut Held) {}
 
-    fn prepare(&self, spot: StepRef<'_>, state: &Held, joined: Option<Joined>) -> Result<GraphJob, Failure> {
-        let called = format_args!("the copy of the state for step `{}`", spot.step.id);
-        let level = self.levels[spot.level].as_ref();
+    fn prepare(
+        &self,
+        step_ref: StepRef<'_>,
+        state: &Held,
+        joined: Option<Joined>,
+    ) -> Result<GraphJob, Failure> {
+        let called = format_args!("the copy of the state for step `{}`", step_ref.step.id);
+        let level = self.levels[step_ref.level].as_ref();
         let state = perform::unpanicked(called, || Ok(self.reading.back(level, level.copy(state))))?;
-        let (level, place, idempotent) = (spot.level, spot.place, spot.step.idempotent);
+        let (level, place, idempotent) = (step_ref.level, step_ref.place, step_ref.step.idempotent);
         Ok(GraphJob { level, place, state, joined, idempotent })
     }
 
-    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<Given> {
+    async fn perform(&self, job: GraphJob, attempt: Attempt) -> Performed<AttemptOutput> {
         let GraphJob { level, place, state, joined, idempotent } = job;
         let level = self.levels[level].as_ref();
         let context = Context::new(attempt.clone());
@@ -249,9 +254,9 @@ impl Program for Erased {
         work.perform(state, joined).await
     }
 
-    fn subjects(&self, spot: StepRef<'_>, state: &Held) -> Vec<String> {
-        let level = &self.levels[spot.level];
-        let pack = unpanicked(|| level.evidence(spot.place, state));
+    fn subjects(&self, step_ref: StepRef<'_>, state: &Held) -> Vec<String> {
+        let level = &self.levels[step_ref.level];
+        let pack = unpanicked(|| level.evidence(step_ref.place, state));
         // The evidence function may panic on an input state. The step then has no known subjects.
         let claims = pack.ok().flatten().map(|pack| pack.claims).unwrap_or_default();
         claims.into_iter().map(|claim| claim.subject).collect()
@@ -291,7 +296,12 @@ impl Program for Erased {
     }
 
     /// Only the function of a step makes its state, so that evidence alone cannot settle a cut step.
-    async fn salvage(&self, _: StepRef<'_>, _: &Held, _: Option<&Exited>) -> Option<Salvage<Given>> {
+    async fn recover(
+        &self,
+        _: StepRef<'_>,
+        _: &Held,
+        _: Option<&Exited>,
+    ) -> Option<Recovered<AttemptOutput>> {
         None
     }
 
@@ -305,12 +315,12 @@ impl Program for Erased {
         Err("what it gave is for the caller to say".to_owned())
     }
 
-    fn follow(&self, spot: StepRef<'_>, state: &Held) -> Result<Follow, String> {
-        self.route(spot, state).map_err(|failure| failure.error.join(": "))
+    fn follow(&self, step_ref: StepRef<'_>, state: &Held) -> Result<Follow, String> {
+        self.route(step_ref, state).map_err(|failure| failure.error.join(": "))
     }
 
-    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
-        let may_have_effect = failure.kind == FailureKind::Evidence && !spot.step.idempotent;
+    fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure {
+        let may_have_effect = failure.kind == FailureKind::Evidence && !step_ref.step.idempotent;
         let retry = failure.kind != FailureKind::Fatal && !may_have_effect;
         OnFailure { retry, tolerate: false, ..OnFailure::default() }
     }
@@ -318,15 +328,15 @@ impl Program for Erased {
     fn apply(
         &self,
         state: &mut Held,
-        spot: StepRef<'_>,
-        settled: Settlement<'_, Given>,
+        step_ref: StepRef<'_>,
+        settled: Settlement<'_, AttemptOutput>,
     ) -> Result<Follow, Failure> {
-        let Settlement::Completed(given, _) = settled else {
+        let Settlement::Completed(output, _) = settled else {
             // A graph never skips or tolerates a step; the state would stay unchanged.
-            return self.route(spot, state);
+            return self.route(step_ref, state);
         };
-        *state = given.state;
-        Ok(given.follow)
+        *state = output.state;
+        Ok(output.follow)
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {

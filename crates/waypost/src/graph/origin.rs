@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 
 use super::Graph;
 use super::level::State;
-use super::run::{Session, held_edit, known, record_of, session_settings};
+use super::run::{SessionSettings, held_edit, known, record_of, session_settings};
 use crate::engine::{
     Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
 };
 use crate::id::{CheckpointRef, RunId, StepId};
-use crate::record::{Durability, Position, Record};
+use crate::record::{Durability, Position, Record, RunRecord};
 use crate::store::portable::Portable;
 
 /// A checkpoint of a run, decoded by its graph.
@@ -44,7 +44,7 @@ impl Engine {
         from: &CheckpointRef,
         id: &str,
     ) -> Forked<'a, S> {
-        let (session, durability, config) = (Session::default(), Durability::Sync, None);
+        let (session, durability, config) = (SessionSettings::default(), Durability::Sync, None);
         let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
         let (from, edit, on_change) = (Origin::Run(from), None, OnChange::Stop);
         let evidence = OriginEvidence::Checked;
@@ -68,7 +68,7 @@ impl Engine {
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
     pub fn import<'a, S: State>(&'a self, graph: &'a Graph<S>, from: &Portable, id: &str) -> Forked<'a, S> {
-        let (session, durability, config) = (Session::default(), Durability::Sync, None);
+        let (session, durability, config) = (SessionSettings::default(), Durability::Sync, None);
         let (id, labels, edit) = (id.to_owned(), BTreeMap::new(), None);
         let (from, on_change) = (Origin::File(Box::new(from.clone())), OnChange::Stop);
         let evidence = OriginEvidence::Checked;
@@ -121,7 +121,7 @@ pub struct Forked<'a, S> {
     graph: &'a Graph<S>,
     from: Origin,
     id: String,
-    session: Session,
+    session: SessionSettings,
     durability: Durability,
     labels: BTreeMap<String, String>,
     config: Option<Map<String, Value>>,
@@ -186,7 +186,7 @@ impl<'a, S: State> Forked<'a, S> {
             (None, Origin::Run(from)) => engine.config_at(from).await?,
             (None, Origin::File(from)) => from.config().clone(),
         };
-        let record = record_of(engine, graph, id, (&session, durability, labels, config));
+        let record = RunRecord { durability, labels, config, ..record_of(engine, graph, id, &session) };
         let edit = edit.map(held_edit);
         let options = session.options()?;
         let start = StartOptions { session: options, edit, on_change, evidence, ..StartOptions::default() };

@@ -12,14 +12,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::waits::{Keys, SLEEP_IN_MEMORY_MAX};
+use super::waits::{CallKeys, SLEEP_IN_MEMORY_MAX};
 use crate::engine::pending_wait::{PendingWait, WaitEnd};
 use crate::record::Wait;
 
 /// The waits of an attempt.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    pub(super) keys: Keys,
+    pub(super) keys: CallKeys,
     open: Mutex<Vec<Arc<PendingWait>>>,
     /// Signals a new wait, possibly from another task.
     opened: Notify,
@@ -53,12 +53,12 @@ impl Waits {
         self.open()
             .iter()
             .filter(|wait| wait.due.is_some_and(|due| due <= now))
-            .for_each(|wait| wait.give(WaitEnd::Due));
+            .for_each(|wait| wait.deliver(WaitEnd::Due));
     }
 
     /// Ends the waits for the stop of the step.
     pub(super) fn stop(&self) {
-        self.open().iter().filter(|wait| wait.wait.is_none()).for_each(|wait| wait.give(WaitEnd::Due));
+        self.open().iter().filter(|wait| wait.wait.is_none()).for_each(|wait| wait.deliver(WaitEnd::Due));
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<Arc<PendingWait>>> {

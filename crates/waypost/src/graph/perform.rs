@@ -22,7 +22,7 @@ use super::evidence::{self, Evidence};
 use super::level::{Held, Level};
 use super::pending::{Turn, Turns};
 use super::trial::Reading;
-use crate::engine::{Attempt, Ended, Follow, Joined, Performed, panic_message};
+use crate::engine::{Attempt, CancelCause, Follow, Joined, Performed, panic_message};
 use crate::id::StepId;
 use crate::record::{Ending, Failure, FailureKind};
 
@@ -37,7 +37,7 @@ pub(crate) struct GraphJob {
 }
 
 /// The output of an attempt.
-pub(crate) struct Given {
+pub(crate) struct AttemptOutput {
     pub(super) state: Held,
     pub(super) follow: Follow,
 }
@@ -64,7 +64,7 @@ pub(super) struct Work<'a> {
 
 impl Work<'_> {
     /// Performs the step on `state`.
-    pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<Given> {
+    pub(super) async fn perform(&self, state: Held, joined: Option<Joined>) -> Performed<AttemptOutput> {
         let step = &self.attempt.step;
         let state = match self.call(state, joined).await {
             FunctionEnd::Returned(Ok(state)) => self.reading.back(self.level, state),
@@ -90,9 +90,9 @@ impl Work<'_> {
         let checked = match evidence::check(self, &state, ending.exit_code).await {
             Evidence::Holds(checked) => checked,
             Evidence::Fails(failure, checked) => {
-                let mut told = self.context.take_told();
-                told.evidence = checked;
-                return Performed::Failed { failure: Failure { ending, ..failure }, told };
+                let mut report = self.context.take_report();
+                report.evidence = checked;
+                return Performed::Failed { failure: Failure { ending, ..failure }, report };
             }
             Evidence::Broken(failure) => return self.broken(Failure { ending, ..failure }),
             Evidence::Stopped => return Performed::Stopped { in_progress: true },
@@ -101,9 +101,9 @@ impl Work<'_> {
             Ok(follow) => follow,
             Err(failure) => return self.broken(Failure { ending, ..failure }),
         };
-        let mut told = self.context.take_told();
-        told.evidence = checked;
-        Performed::Completed { output: Given { state, follow }, ending, told }
+        let mut report = self.context.take_report();
+        report.evidence = checked;
+        Performed::Completed { output: AttemptOutput { state, follow }, ending, report }
     }
 
     /// Calls the function of the step, within its timeout and until a stop.
@@ -123,11 +123,11 @@ impl Work<'_> {
             biased;
             end = &mut work => return end,
             ended = attempt.stopped() => ended,
-            never = attempt.told_meanwhile(|| (Map::new(), context.take_said_now())) => match never {},
+            never = attempt.report_progress(|| (Map::new(), context.take_report_now())) => match never {},
         };
         match ended {
-            Ended::Timeout(limit) => FunctionEnd::TimedOut(limit),
-            Ended::Stop(_) if context.heeds_stop() => {
+            CancelCause::Timeout(limit) => FunctionEnd::TimedOut(limit),
+            CancelCause::Stop(_) if context.heeds_stop() => {
                 context.waits().stop();
                 tokio::select! {
                     biased;
@@ -136,7 +136,7 @@ impl Work<'_> {
                     () = tokio::time::sleep(STOP_GRACE) => FunctionEnd::Stopped,
                 }
             }
-            Ended::Stop(_) => FunctionEnd::Stopped,
+            CancelCause::Stop(_) => FunctionEnd::Stopped,
         }
     }
 
@@ -181,23 +181,23 @@ impl Work<'_> {
         Failure::new(kind, chain)
     }
 
-    fn failed(&self, failure: Failure) -> Performed<Given> {
-        Performed::Failed { failure, told: self.context.take_told() }
+    fn failed(&self, failure: Failure) -> Performed<AttemptOutput> {
+        Performed::Failed { failure, report: self.context.take_report() }
     }
 
     /// Ends an attempt with a failure that the function did not return: interrupted if the step is not
     /// idempotent.
-    fn broken(&self, failure: Failure) -> Performed<Given> {
+    fn broken(&self, failure: Failure) -> Performed<AttemptOutput> {
         let text = failure.error.join(": ");
         self.unsettled(failure, || format!("the failure of step {}: {text}", self.attempt.step))
     }
 
-    fn unsettled(&self, failure: Failure, why: impl FnOnce() -> String) -> Performed<Given> {
+    fn unsettled(&self, failure: Failure, why: impl FnOnce() -> String) -> Performed<AttemptOutput> {
         if self.idempotent { self.failed(failure) } else { self.cut(why()) }
     }
 
-    fn cut(&self, why: String) -> Performed<Given> {
-        Performed::Cut { why, told: self.context.take_told() }
+    fn cut(&self, why: String) -> Performed<AttemptOutput> {
+        Performed::Cut { why, report: self.context.take_report() }
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) const SETTINGS: &str = "session";
 
 /// Session settings of a run or a resume.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Session {
+pub(super) struct SessionSettings {
     pub(super) stop: StopHandle,
     pub(super) on_lost_checkpoint: Option<OnLostCheckpoint>,
     pub(super) interrupt_before: Option<Vec<String>>,
@@ -40,7 +40,7 @@ pub(super) struct Session {
     pub(super) sink: Option<mpsc::UnboundedSender<Event>>,
 }
 
-impl Session {
+impl SessionSettings {
     /// Returns the settings to store in the run record.
     fn kept(&self) -> Map<String, Value> {
         let mut kept = Map::new();
@@ -183,7 +183,7 @@ pub struct Run<'a, S> {
     id: Option<String>,
     state: S,
     or_resume: bool,
-    session: Session,
+    session: SessionSettings,
     durability: Durability,
     labels: BTreeMap<String, String>,
     config: Map<String, Value>,
@@ -207,7 +207,7 @@ impl Engine {
             id: None,
             state,
             or_resume: false,
-            session: Session::default(),
+            session: SessionSettings::default(),
             durability: Durability::Sync,
             labels: BTreeMap::new(),
             config: Map::new(),
@@ -219,7 +219,7 @@ impl Engine {
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
     pub fn resume<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str) -> Resume<'a, S> {
-        let (id, session, options) = (id.to_owned(), Session::default(), ResumeOptions::default());
+        let (id, session, options) = (id.to_owned(), SessionSettings::default(), ResumeOptions::default());
         Resume { engine: self, graph, id, session, options, settles: Vec::new(), edits: Vec::new() }
     }
 }
@@ -229,12 +229,7 @@ pub(super) fn record_of<S: State>(
     engine: &Engine,
     graph: &Graph<S>,
     run: RunId,
-    (session, durability, labels, config): (
-        &Session,
-        Durability,
-        BTreeMap<String, String>,
-        Map<String, Value>,
-    ),
+    session: &SessionSettings,
 ) -> RunRecord {
     let kept = session.kept();
     let mut settings = Map::new();
@@ -250,10 +245,10 @@ pub(super) fn record_of<S: State>(
         base: None,
         params: Map::new(),
         env: BTreeMap::new(),
-        labels,
+        labels: BTreeMap::new(),
         settings,
-        config,
-        durability,
+        config: Map::new(),
+        durability: Durability::Sync,
         retention: session.retention,
         parent: None,
         tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -316,7 +311,7 @@ impl<'a, S: State> Run<'a, S> {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
         };
-        let resume = async |session: Session| {
+        let resume = async |session: SessionSettings| {
             let there = engine.store().run(&id).await;
             there.map_or(Ok(()), |entry| graph.check_name(entry.record.record()))?;
             Resume { session, ..engine.resume(graph, id.as_str()) }.go().await
@@ -324,7 +319,8 @@ impl<'a, S: State> Run<'a, S> {
         if or_resume && !matches!(engine.store().run(&id).await, Err(StoreError::NotFound { .. })) {
             return resume(session).await;
         }
-        let record = record_of(engine, graph, id.clone(), (&session, durability, labels, config));
+        let record =
+            RunRecord { durability, labels, config, ..record_of(engine, graph, id.clone(), &session) };
         let options = session.options()?;
         let observed = session.engine(engine);
         let program = graph.erased();
@@ -352,7 +348,7 @@ pub struct Resume<'a, S> {
     engine: &'a Engine,
     graph: &'a Graph<S>,
     id: String,
-    session: Session,
+    session: SessionSettings,
     pub(super) options: ResumeOptions<S>,
     pub(super) settles: Settles,
     pub(super) edits: BranchEdits,

@@ -110,7 +110,7 @@ impl Context {
         .await;
         let ends = calls.iter_mut().map(|call| call.as_mut().take_output().expect("each call is done"));
         let answers = ends.collect::<Result<Vec<T>, StepError>>()?;
-        claims.into_iter().for_each(Claim::keep);
+        claims.into_iter().for_each(KeyGuard::keep);
         Ok(answers)
     }
 
@@ -186,7 +186,7 @@ impl Context {
                 Some(value) => value,
                 None if until.is_some_and(|until| until <= self.now()) => return Ok(None),
                 None => match self.pause(wait).await {
-                    WaitEnd::Given(value) => value,
+                    WaitEnd::Delivered(value) => value,
                     WaitEnd::Due => return Ok(None),
                 },
             };
@@ -228,11 +228,11 @@ impl Context {
     /// # Errors
     /// Another call of the same kind holds the key, or has returned a result under the key: a single answer would
     /// count for two questions.
-    pub(super) fn claim(&self, call: &'static str, key: &str) -> Result<Claim<'_>, StepError> {
+    pub(super) fn claim(&self, call: &'static str, key: &str) -> Result<KeyGuard<'_>, StepError> {
         let keys = &self.waits().keys;
         let claimed = CallKey { call, key: key.to_owned() };
         if keys.insert(claimed.clone()) {
-            return Ok(Claim { keys, claimed: Some(claimed) });
+            return Ok(KeyGuard { keys, claimed: Some(claimed) });
         }
         Err(StepError::fatal(format!(
             "cannot use key `{key}` of `{call}` twice in one attempt of step `{}`: each call needs a key of its own",
@@ -262,7 +262,7 @@ impl Call {
 
 /// The keys in use by the calls of an attempt, by the name of the call.
 #[derive(Debug, Default)]
-pub(super) struct Keys(Mutex<HashSet<CallKey>>);
+pub(super) struct CallKeys(Mutex<HashSet<CallKey>>);
 
 /// The key of a call in an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -271,7 +271,7 @@ struct CallKey {
     key: String,
 }
 
-impl Keys {
+impl CallKeys {
     fn insert(&self, key: CallKey) -> bool {
         self.keys().insert(key)
     }
@@ -282,19 +282,19 @@ impl Keys {
 }
 
 /// A key in use by a call. A dropped or failed call releases the key.
-pub(super) struct Claim<'a> {
-    keys: &'a Keys,
+pub(super) struct KeyGuard<'a> {
+    keys: &'a CallKeys,
     claimed: Option<CallKey>,
 }
 
-impl Claim<'_> {
+impl KeyGuard<'_> {
     /// Keeps the key claimed after the call has returned a result.
     pub(super) fn keep(mut self) {
         self.claimed = None;
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for KeyGuard<'_> {
     fn drop(&mut self) {
         if let Some(claimed) = self.claimed.take() {
             self.keys.keys().remove(&claimed);

@@ -27,11 +27,11 @@ impl<S> Way<S> {
         }
     }
 
-    pub(super) fn told(&self, from: &str) -> String {
+    pub(super) fn describe(&self, from: &str) -> String {
         match self {
-            Self::Edge(target) => told_edge(from, target.as_str()),
-            Self::Fork(_) => told_fork(from),
-            Self::Route { .. } => told_route(from),
+            Self::Edge(target) => describe_edge(from, target.as_str()),
+            Self::Fork(_) => describe_fork(from),
+            Self::Route { .. } => describe_route(from),
         }
     }
 
@@ -47,34 +47,34 @@ impl<S> Way<S> {
     }
 }
 
-pub(super) fn told_edge(from: &str, to: &str) -> String {
+pub(super) fn describe_edge(from: &str, to: &str) -> String {
     format!("the edge from `{from}` to `{to}`")
 }
 
-pub(super) fn told_route(from: &str) -> String {
+pub(super) fn describe_route(from: &str) -> String {
     format!("the route after `{from}`")
 }
 
-pub(super) fn told_fork(after: &str) -> String {
+pub(super) fn describe_fork(after: &str) -> String {
     format!("the fork after `{after}`")
 }
 
 /// Parses the targets of a route or a fork. Refuses an empty list and duplicates.
 pub(super) fn targets_of(
     names: impl IntoIterator<Item = impl AsRef<str>>,
-    told: impl Fn() -> String,
+    describe: impl Fn() -> String,
 ) -> Result<Vec<StepId>, GraphError> {
     let mut targets = Vec::new();
     for name in names {
         let target = StepId::new(name.as_ref());
-        targets.push(target.map_err(|why| GraphError::BadName { edge: told(), why })?);
+        targets.push(target.map_err(|why| GraphError::BadName { edge: describe(), why })?);
     }
     if targets.is_empty() {
-        return Err(GraphError::NoTargets(told()));
+        return Err(GraphError::NoTargets(describe()));
     }
     let mut known = HashSet::with_capacity(targets.len());
     match targets.iter().find(|target| !known.insert(*target)) {
-        Some(step) => Err(GraphError::NamedTwice { edge: told(), step: step.clone() }),
+        Some(step) => Err(GraphError::NamedTwice { edge: describe(), step: step.clone() }),
         None => Ok(targets),
     }
 }

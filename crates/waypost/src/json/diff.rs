@@ -78,19 +78,20 @@ pub enum Change<'a> {
 ///
 /// The differences are in the order of the first state's members; added members come last.
 pub fn diff<'a>(before: &'a Value, after: &'a Value) -> Vec<Difference<'a>> {
-    let mut walk = Walk { path: FieldPath::default(), found: Vec::new(), comparisons_left: COMPARISONS_MAX };
+    let mut walk =
+        ValueDiff { path: FieldPath::default(), found: Vec::new(), comparisons_left: COMPARISONS_MAX };
     walk.compare(before, after);
     walk.found
 }
 
 /// A comparison in progress.
-struct Walk<'a> {
+struct ValueDiff<'a> {
     path: FieldPath,
     found: Vec<Difference<'a>>,
     comparisons_left: usize,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> ValueDiff<'a> {
     fn compare(&mut self, before: &'a Value, after: &'a Value) {
         match (before, after) {
             (Value::Object(before), Value::Object(after)) => {

@@ -185,9 +185,9 @@ impl fmt::Display for Cause {
             Self::EvidenceUndone { claims, others } => {
                 let claims = claims.join(", ");
                 write!(f, "evidence does not hold although it was done again for that: {claims}")?;
-                let told =
+                let described =
                     |(step, claims): &(StepId, Vec<String>)| format!("`{step}` for {}", claims.join(", "));
-                let others: Vec<_> = others.iter().map(told).collect();
+                let others: Vec<_> = others.iter().map(described).collect();
                 if others.is_empty() {
                     return Ok(());
                 }

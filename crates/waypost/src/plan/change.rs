@@ -14,7 +14,7 @@ use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Stat
 
 /// The change of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct StepChange {
     /// The step.
     pub step: StepId,
     /// The kind of the change.
@@ -50,7 +50,7 @@ pub enum ChangeKind {
     Reordered(StepId),
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for StepChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = &self.step;
         match &self.kind {
@@ -60,7 +60,7 @@ impl fmt::Display for Change {
             ChangeKind::Within => write!(f, "what stands within step `{step}` does something else"),
             ChangeKind::Relisted => write!(f, "step `{step}` has another list of items"),
             ChangeKind::Rerouted { before, now } => {
-                write!(f, "step `{step}` now leads to {}, and led to {}", told(now), told(before))
+                write!(f, "step `{step}` now leads to {}, and led to {}", listed(now), listed(before))
             }
             ChangeKind::Reordered(before) => write!(f, "step `{step}` now comes after `{before}`"),
         }
@@ -68,7 +68,7 @@ impl fmt::Display for Change {
 }
 
 /// Returns the names of the route targets; `end` without routes.
-fn told(targets: &[StepId]) -> String {
+fn listed(targets: &[StepId]) -> String {
     if targets.is_empty() {
         return format!("`{END}`");
     }
@@ -92,18 +92,18 @@ pub fn changes(
     position: &Position,
     definition: &Definition,
     (after, within): (&Shape, &BTreeSet<StepId>),
-) -> Vec<Change> {
+) -> Vec<StepChange> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
     let touching = |id: &StepId, kind| {
         let half_done = is_under_way(before, position, id);
-        Change { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
+        StepChange { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
     };
     let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
     for step in after.steps() {
         match old.get(&step.id) {
-            None => changes.push(Change {
+            None => changes.push(StepChange {
                 step: step.id.clone(),
                 kind: ChangeKind::Added,
                 touches_finished: false,
@@ -111,7 +111,7 @@ pub fn changes(
             }),
             Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
                 let kind = ChangeKind::Within;
-                changes.push(Change {
+                changes.push(StepChange {
                     step: step.id.clone(),
                     kind,
                     touches_finished: false,
@@ -123,7 +123,7 @@ pub fn changes(
                     && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step)) =>
             {
                 let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
-                changes.push(Change { step: step.id.clone(), kind, touches_finished, half_done: false });
+                changes.push(StepChange { step: step.id.clone(), kind, touches_finished, half_done: false });
             }
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
@@ -167,7 +167,7 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
 }
 
 /// Says whether the work of a step has ended, and its hooks have not.
-fn is_amid_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
+fn is_in_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
     let children = before.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
     entry.fan.is_some() && children.is_some_and(|children| children.afterwards)
 }
@@ -211,8 +211,8 @@ pub struct Carry<'a> {
 /// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
 /// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
 /// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
-pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
-    let Carry { before, position, definition, after, within, kept, ends, asks } = *carry;
+pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
+    let Carry { before, position, definition, after, within, kept, ends, asks } = *inputs;
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
@@ -235,8 +235,8 @@ pub fn carry_over(carry: &Carry<'_>) -> CarriedOver {
         // The passes of a changed step with `repeat` count: it continues with the next pass.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
-        let is_amid_hooks = known.is_some_and(|entry| is_amid_hooks(before, entry));
-        let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_amid_hooks;
+        let is_in_hooks = known.is_some_and(|entry| is_in_hooks(before, entry));
+        let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
         if !was_finished && !is_half_done && !is_unsettled {
             continue;
         }

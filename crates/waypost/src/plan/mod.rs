@@ -28,14 +28,14 @@ use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, Set
 mod cause;
 mod lost;
 mod rank;
-mod standing;
+mod step_verdict;
 
 use crate::evidence::resolved;
-pub(crate) use crate::evidence::{Bound, Newest};
+pub(crate) use crate::evidence::{ClaimKey, Newest};
 pub use cause::Cause;
 pub(crate) use lost::steps_in_lost;
 use rank::{Rank, Ranks};
-use standing::Standing;
+use step_verdict::StepVerdict;
 
 /// The plan's input for one branch: the newest sound record, and the evidence of finished steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -160,7 +160,7 @@ impl Plan {
 }
 
 /// Evidence from one pass of a step.
-struct Made<'a> {
+struct PassEvidence<'a> {
     step: &'a StepId,
     /// The record that finished the step; `None` if the step was interrupted.
     seq: Option<u64>,
@@ -171,19 +171,19 @@ struct Made<'a> {
 
 impl Effective {
     /// Lists the packs of a step of this branch, newest first.
-    fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = Made<'a>> {
+    fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = PassEvidence<'a>> {
         let newest = self.position.ledger.get(step).map(|settled| settled.seq);
         let newest = self.evidence.get(step).map(|pack| (newest, pack));
         let passes = self.passes.get(step).into_iter().flatten().map(|(seq, pack)| (Some(*seq), pack));
         newest.into_iter().chain(passes).scan(0, move |next, (seq, pack)| {
             let first = *next;
             *next += pack.claims.len();
-            Some(Made { step, seq, pack, first })
+            Some(PassEvidence { step, seq, pack, first })
         })
     }
 
     /// Lists the packs of all steps of this branch, newest first within each step.
-    fn made(&self) -> Vec<Made<'_>> {
+    fn made(&self) -> Vec<PassEvidence<'_>> {
         let steps =
             self.evidence.keys().chain(self.passes.keys().filter(|step| !self.evidence.contains_key(*step)));
         steps.flat_map(|step| self.made_by(step)).collect()
@@ -212,30 +212,32 @@ pub(crate) struct Due {
 
 /// Steps under way that may be rewriting subjects, with the bounds of the claims left out because of each
 /// step. After the end of a step without the same claim, these claims are checked like all others.
-pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<Bound>>;
+pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<ClaimKey>>;
 
 /// Sorts the claims into claims to check on this occasion and claims to leave out.
 pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Due {
     let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
     for branch in effective {
-        for Made { step, seq, pack, .. } in branch.made().into_iter().filter(|_| is_known(shape, branch)) {
+        for PassEvidence { step, seq, pack, .. } in
+            branch.made().into_iter().filter(|_| is_known(shape, branch))
+        {
             let Some(seq) = seq else { continue };
             let rank = ranks.of_end(branch, step, seq);
-            pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
+            pack.claims.iter().for_each(|claim| newest.note(ClaimKey::of(claim), rank.clone()));
         }
         for (step, (seq, pack)) in branch.reusable.iter().filter(|_| is_known(shape, branch)) {
             let rank = ranks.of_end(branch, step, *seq);
-            pack.claims.iter().for_each(|claim| newest.note(Bound::of(claim), rank.clone()));
+            pack.claims.iter().for_each(|claim| newest.note(ClaimKey::of(claim), rank.clone()));
         }
     }
     let in_flux = in_flux(shape, effective);
     let (mut checks, mut left) = (Vec::new(), LeftOut::new());
     for branch in effective {
-        for Made { step, seq, pack, first } in branch.made() {
+        for PassEvidence { step, seq, pack, first } in branch.made() {
             let rank = seq.map(|seq| ranks.of_end(branch, step, seq));
             for (index, claim) in pack.claims.iter().enumerate() {
-                let bound = Bound::of(claim);
+                let bound = ClaimKey::of(claim);
                 let is_newest = |rank: &Rank<'_>| newest.of(&bound) == Some(rank);
                 if !(claim.is_due(occasion) && rank.as_ref().map_or(!claim.pinned, is_newest)) {
                     continue;
@@ -256,7 +258,7 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
 }
 
 /// Lists the steps under way that may be rewriting the subject of a claim.
-fn writers<'a>(in_flux: &'a InFlux, bound: &Bound, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
+fn writers<'a>(in_flux: &'a InFlux, bound: &ClaimKey, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
     let named = in_flux.get(bound.name()).or_else(|| in_flux.get(&resolved(&claim.subject)));
     let beneath = bound.beneath().map(|(from, is_in)| {
         let names = in_flux.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
@@ -373,7 +375,7 @@ impl<'a> Weighed<'a> {
             let Some(view) = self.view(branch, Timestamp::UNIX_EPOCH) else { continue };
             let before = broken.len();
             for made in branch.made() {
-                if let (Some(seq), Some(Standing::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
+                if let (Some(seq), Some(StepVerdict::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
                     let (branch, step) = (branch.branch.clone(), made.step.clone());
                     broken.push(Broken { branch, step, seq, claims });
                 }
@@ -485,27 +487,27 @@ impl BranchView<'_> {
         if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
             return None;
         }
-        match self.standing_of_finished(&step.id)? {
-            Standing::Failed { claims, only_live: true } if !self.shape.is_routed() => {
+        match self.verdict_of_finished(&step.id)? {
+            StepVerdict::Failed { claims, only_live: true } if !self.shape.is_routed() => {
                 Some((Action::Restart, Cause::EvidenceFailed(claims)))
             }
-            Standing::Failed { claims, .. } => {
+            StepVerdict::Failed { claims, .. } => {
                 let may_run =
                     step.idempotent && !(self.has_careful_passes && self.is_broken_before(&step.id));
                 let action = if may_run { Action::Run } else { Action::Ask };
                 Some((action, Cause::EvidenceFailed(claims)))
             }
-            Standing::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
-            Standing::Holds => None,
+            StepVerdict::Unknown(claims) => Some((Action::Ask, Cause::EvidenceUnknown(claims))),
+            StepVerdict::Holds => None,
         }
     }
 
     /// Returns whether evidence from a pass before the newest failed.
     fn is_broken_before(&self, step: &StepId) -> bool {
         let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq);
-        let is_before = |made: &Made<'_>| made.seq.is_some() && made.seq != newest;
+        let is_before = |made: &PassEvidence<'_>| made.seq.is_some() && made.seq != newest;
         let mut before = self.branch.made_by(step).filter(is_before);
-        before.any(|made| matches!(self.weigh(&made), Some(Standing::Failed { .. })))
+        before.any(|made| matches!(self.weigh(&made), Some(StepVerdict::Failed { .. })))
     }
 
     fn before(&self, place: usize, unfinished: &Unfinished) -> Vec<StepId> {
@@ -565,8 +567,8 @@ impl BranchView<'_> {
 
     /// Decides about a non-idempotent step that may have taken effect.
     fn unsettled(&self, step: &Step, entry: &FrontierEntry) -> (Action, Cause) {
-        match self.standing(&step.id).filter(|_| !self.is_finished(&step.id)) {
-            Some(Standing::Holds) => (Action::Reuse, Cause::EvidenceSettles),
+        match self.step_verdict(&step.id).filter(|_| !self.is_finished(&step.id)) {
+            Some(StepVerdict::Holds) => (Action::Reuse, Cause::EvidenceSettles),
             _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
         }
     }

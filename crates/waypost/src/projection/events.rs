@@ -351,18 +351,18 @@ fn is_pruned(note: &Note) -> bool {
 /// Ignores the body: a record without its body, as after retention, has the same events.
 pub fn of(record: &Record) -> Vec<Event> {
     let header = record.header();
-    let mut told = Told { header, parent: parent(header), events: Vec::with_capacity(4) };
-    told.begin();
-    told.phase();
-    told.beside();
+    let mut events = RecordEvents { header, parent: parent(header), events: Vec::with_capacity(4) };
+    events.begin();
+    events.phase();
+    events.evidence_and_notes();
     // A join continues a step that was started before.
     for start in header.started.iter().filter(|start| !start.joins) {
-        told.start(start);
+        events.start(start);
     }
     let (reason, digest, bytes) = (header.reason, record.digest(), record.bytes());
-    told.say(EventKind::CheckpointWritten { reason, digest, bytes });
-    told.end();
-    told.events
+    events.push(EventKind::CheckpointWritten { reason, digest, bytes });
+    events.end();
+    events.events
 }
 
 /// Returns the cause as defined by [`Event::parent`].
@@ -380,14 +380,14 @@ fn reference(header: &Header, seq: u64) -> String {
     reference.to_string()
 }
 
-struct Told<'a> {
+struct RecordEvents<'a> {
     header: &'a Header,
     parent: Option<String>,
     events: Vec<Event>,
 }
 
-impl Told<'_> {
-    fn say(&mut self, what: EventKind) {
+impl RecordEvents<'_> {
+    fn push(&mut self, what: EventKind) {
         let header = self.header;
         let attempt = Some(header.at.attempt).filter(|attempt| *attempt > 0 && header.step.is_some());
         let event = Event {
@@ -412,14 +412,14 @@ impl Told<'_> {
     }
 
     /// Adds an event about the run, or about the opener of the branch, not about the record's step.
-    fn say_of(&mut self, step: Option<StepId>, what: EventKind) {
-        self.say(what);
+    fn push_of(&mut self, step: Option<StepId>, what: EventKind) {
+        self.push(what);
         let event = self.events.last_mut().expect("an event was just pushed");
         (event.step, event.attempt, event.iteration, event.epoch) = (step, None, Vec::new(), 0);
     }
 
     fn start(&mut self, start: &Start) {
-        self.say(EventKind::StepStarted);
+        self.push(EventKind::StepStarted);
         let header = self.header;
         let freed = header.step.as_ref().is_some_and(|step| *step != start.step);
         let event = self.events.last_mut().expect("an event was just pushed");
@@ -436,9 +436,9 @@ impl Told<'_> {
         let header = self.header;
         if header.seq == 1 {
             match header.branch.opened_by() {
-                Some((step, key)) => self.say_of(Some(step), EventKind::ItemStarted { key }),
-                None if header.reason == Reason::Fork => self.say_of(None, EventKind::RunForked),
-                None => self.say_of(None, EventKind::RunStarted),
+                Some((step, key)) => self.push_of(Some(step), EventKind::ItemStarted { key }),
+                None if header.reason == Reason::Fork => self.push_of(None, EventKind::RunForked),
+                None => self.push_of(None, EventKind::RunStarted),
             }
         }
         let opens = match &header.phase {
@@ -448,22 +448,22 @@ impl Told<'_> {
         };
         if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() && !opens {
             // Records before this one were copied from the parent run.
-            self.say_of(None, EventKind::RunForked);
+            self.push_of(None, EventKind::RunForked);
         }
         if header.resumed {
-            self.say_of(None, EventKind::RunResumed);
+            self.push_of(None, EventKind::RunResumed);
         }
         if header.reason == Reason::Rollback {
-            self.say_of(None, EventKind::RunRolledBack { to: header.basis() });
+            self.push_of(None, EventKind::RunRolledBack { to: header.basis() });
         }
         if header.reason == Reason::Repair {
             let from = header.basis().map(|sound| sound + 1).filter(|from| *from < header.seq);
-            self.say_of(None, EventKind::Quarantined { from, to: header.seq - 1 });
+            self.push_of(None, EventKind::Quarantined { from, to: header.seq - 1 });
         }
         if header.definition.is_some() {
             let steps = header.definition.as_ref().map_or(0, |definition| definition.steps.len());
             let data = json!({ "steps": steps });
-            self.say_of(None, EventKind::Custom { name: "definition_adopted".to_owned(), data });
+            self.push_of(None, EventKind::Custom { name: "definition_adopted".to_owned(), data });
         }
     }
 
@@ -472,12 +472,12 @@ impl Told<'_> {
         match &header.phase {
             // Starts have their own events; a restored position has an event by its reason.
             Phase::Started | Phase::Restored => {}
-            Phase::Completed(ending) => self.say(EventKind::StepCompleted(Box::new(ending.into()))),
+            Phase::Completed(ending) => self.push(EventKind::StepCompleted(Box::new(ending.into()))),
             Phase::Failed(failure) if failure.retried => {
-                self.say(EventKind::StepRetried(Box::new(failure.into())));
+                self.push(EventKind::StepRetried(Box::new(failure.into())));
             }
-            Phase::Failed(failure) => self.say(EventKind::StepFailed(Box::new(failure.into()))),
-            Phase::Interrupted { in_progress, by } => self.say(EventKind::Interrupted {
+            Phase::Failed(failure) => self.push(EventKind::StepFailed(Box::new(failure.into()))),
+            Phase::Interrupted { in_progress, by } => self.push(EventKind::Interrupted {
                 by: Some(by.clone()),
                 in_progress: *in_progress,
                 waits: Vec::new(),
@@ -485,18 +485,18 @@ impl Told<'_> {
             Phase::Waiting(waits) if waits.iter().all(|wait| wait.on == WaitKind::Children) => {
                 // Each branch has its own events; the number of items appears only here.
                 for value in waits.iter().filter_map(|wait| wait.question.as_ref()?.get("items").cloned()) {
-                    self.say(EventKind::Progress { key: "items".to_owned(), value });
+                    self.push(EventKind::Progress { key: "items".to_owned(), value });
                 }
             }
             Phase::Waiting(waits) => {
-                self.say(EventKind::Interrupted { by: None, in_progress: true, waits: waits.clone() });
+                self.push(EventKind::Interrupted { by: None, in_progress: true, waits: waits.clone() });
             }
-            Phase::Skipped(cause) => self.say(EventKind::StepSkipped { cause: cause.clone() }),
+            Phase::Skipped(cause) => self.push(EventKind::StepSkipped { cause: cause.clone() }),
             // The note has its own event.
             Phase::Progress { key, .. } if key == PRUNED && header.notes.iter().any(is_pruned) => {}
             Phase::Progress { key, value } => {
                 let (key, value) = (key.clone(), value.clone());
-                self.say(match header.reason {
+                self.push(match header.reason {
                     Reason::Answer if key == SIGNAL_KEY => EventKind::Signalled { key, value },
                     Reason::Answer => EventKind::Answered { key, value },
                     _ => EventKind::Progress { key, value },
@@ -505,29 +505,29 @@ impl Told<'_> {
         }
     }
 
-    fn beside(&mut self) {
+    fn evidence_and_notes(&mut self) {
         let header = self.header;
         if let Some(pack) = &header.evidence {
-            self.say(EventKind::EvidenceChecked(Checked::of(pack)));
+            self.push(EventKind::EvidenceChecked(Checked::of(pack)));
         }
         if let Some(usage) = &header.usage {
-            self.say(EventKind::Usage(usage.clone()));
+            self.push(EventKind::Usage(usage.clone()));
         }
         for note in &header.notes {
             match note {
                 Note::Event { name, data } if name == SERVICE_STARTED => {
                     let service = data["step"].as_str().and_then(|step| StepId::new(step).ok());
                     let had_ended = data["had_ended"].as_bool().unwrap_or_default();
-                    self.say_of(service.or(header.step.clone()), EventKind::ServiceStarted { had_ended });
+                    self.push_of(service.or(header.step.clone()), EventKind::ServiceStarted { had_ended });
                 }
                 Note::Event { name, data } if name == CHECKPOINT_FAILED => {
                     let text = |key: &str| data[key].as_str().unwrap_or_default().to_owned();
-                    self.say(EventKind::CheckpointFailed { at: text("at"), error: text("error") });
+                    self.push(EventKind::CheckpointFailed { at: text("at"), error: text("error") });
                 }
                 Note::Event { name, data } if name == PRUNED => {
                     let count = |key: &str| data[key].as_u64().unwrap_or_default();
                     let (states, bytes, keep) = (count("states"), count("bytes"), count("keep"));
-                    self.say_of(None, EventKind::Pruned { states, bytes, keep });
+                    self.push_of(None, EventKind::Pruned { states, bytes, keep });
                 }
                 Note::Event { name, data } if name == STEP_SETTLED => self.settled(data),
                 Note::Event { name, data } if name == STEP_REUSED => self.reused(data),
@@ -535,10 +535,10 @@ impl Told<'_> {
                     self.invalidated(name, data);
                 }
                 Note::Event { name, data } => {
-                    self.say(EventKind::Custom { name: name.clone(), data: data.clone() });
+                    self.push(EventKind::Custom { name: name.clone(), data: data.clone() });
                 }
                 Note::Warning(text) => {
-                    self.say(EventKind::Custom { name: "warning".to_owned(), data: json!(text) });
+                    self.push(EventKind::Custom { name: "warning".to_owned(), data: json!(text) });
                 }
                 // Text for the report only.
                 Note::Report(_) => {}
@@ -551,16 +551,16 @@ impl Told<'_> {
         if let Some((step, key)) = header.branch.opened_by() {
             match header.end {
                 Some(end @ (End::Completed | End::Skipped)) => {
-                    self.say_of(Some(step), EventKind::ItemCompleted { key, end });
+                    self.push_of(Some(step), EventKind::ItemCompleted { key, end });
                 }
                 Some(end @ (End::Failed | End::Cancelled)) => {
-                    self.say_of(Some(step), EventKind::ItemDead { key, end });
+                    self.push_of(Some(step), EventKind::ItemDead { key, end });
                 }
                 None => {}
             }
         }
         // Any branch can carry the status of the run: a branch with a record in the last batch.
-        let Some(status) = header.status.filter(|_| !header.stands_as_before()) else { return };
+        let Some(status) = header.status.filter(|_| !header.keeps_status()) else { return };
         let what = match status {
             RunStatus::Queued | RunStatus::Running => return,
             RunStatus::Waiting => EventKind::RunWaiting,
@@ -568,12 +568,12 @@ impl Told<'_> {
             RunStatus::Failed => {
                 let failed = header.failure().map(|failed| (Some(failed.step), failed.branch, failed.error));
                 let (step, step_branch, error) = failed.unwrap_or_default();
-                return self.say_of(step, EventKind::RunFailed { step_branch, error });
+                return self.push_of(step, EventKind::RunFailed { step_branch, error });
             }
             RunStatus::Completed | RunStatus::CompletedWithFailures => EventKind::RunCompleted { status },
             RunStatus::Cancelled => EventKind::RunCancelled,
         };
-        self.say_of(None, what);
+        self.push_of(None, what);
     }
 }
 

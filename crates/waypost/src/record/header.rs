@@ -182,7 +182,7 @@ impl Header {
     }
 
     /// Returns whether the record keeps the status of the run, and only adds accepted evidence or a label.
-    pub fn stands_as_before(&self) -> bool {
+    pub fn keeps_status(&self) -> bool {
         matches!((&self.phase, self.reason), (Phase::Progress { .. }, Reason::Accept | Reason::Manual))
     }
 

@@ -77,10 +77,10 @@ pub(crate) fn to_value<S: Serialize + ?Sized>(value: &S) -> Result<serde_json::V
 
 /// Why a state is refused.
 #[derive(Debug)]
-struct Refusal(Box<Cause>);
+struct Refusal(Box<RefusalCause>);
 
 #[derive(Debug)]
-enum Cause {
+enum RefusalCause {
     TooLarge,
     Field(String),
 }
@@ -88,18 +88,18 @@ enum Cause {
 impl Refusal {
     #[cold]
     fn new(why: impl Into<String>) -> Self {
-        Self(Box::new(Cause::Field(why.into())))
+        Self(Box::new(RefusalCause::Field(why.into())))
     }
 
     #[cold]
     fn too_large() -> Self {
-        Self(Box::new(Cause::TooLarge))
+        Self(Box::new(RefusalCause::TooLarge))
     }
 
     fn at(self, path: FieldPath) -> Flaw {
         match *self.0 {
-            Cause::Field(why) => Flaw::Unkept { path, why },
-            Cause::TooLarge => Flaw::Limit(format!(
+            RefusalCause::Field(why) => Flaw::Unkept { path, why },
+            RefusalCause::TooLarge => Flaw::Limit(format!(
                 "the state has more than the {STATE_BYTES_MAX} bytes allowed (passed in {path}): keep large data in files and their hashes in the state"
             )),
         }
@@ -109,8 +109,8 @@ impl Refusal {
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
-            Cause::TooLarge => f.write_str("too large"),
-            Cause::Field(why) => f.write_str(why),
+            RefusalCause::TooLarge => f.write_str("too large"),
+            RefusalCause::Field(why) => f.write_str(why),
         }
     }
 }
@@ -506,8 +506,8 @@ impl List<'_, '_> {
 }
 
 macro_rules! list {
-    ($($trait:ident $method:ident)*) => {$(
-        impl ser::$trait for List<'_, '_> {
+    ($($compound:ident $method:ident)*) => {$(
+        impl ser::$compound for List<'_, '_> {
             type Ok = ();
             type Error = Refusal;
 
@@ -558,8 +558,8 @@ impl Fields<'_, '_> {
 }
 
 macro_rules! fields {
-    ($($trait:ident)*) => {$(
-        impl ser::$trait for Fields<'_, '_> {
+    ($($compound:ident)*) => {$(
+        impl ser::$compound for Fields<'_, '_> {
             type Ok = ();
             type Error = Refusal;
 

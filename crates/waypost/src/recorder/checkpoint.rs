@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::evidence::Summary;
+use crate::evidence::VerdictSummary;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::record::{Ending, FailureKind, Header, Occasion, Pack, Phase, Record, Try, Verdict};
 use crate::schema::decode;
@@ -17,7 +17,7 @@ use crate::store::{Damage, Page, Scan, ScanOrder, Store, StoreError};
 use super::Error;
 use super::label::Label;
 use super::stats::Stats;
-use super::step::State;
+use super::step::EncodedState;
 
 /// Progress key of a record with the verdicts of a later check.
 pub(super) use crate::engine::VERIFIED_KEY;
@@ -122,7 +122,7 @@ impl Checkpoint {
     }
 
     /// Counts the verdicts of the last check.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> VerdictSummary {
         self.evidence().map(|pack| pack.summary_at(self.occasion())).unwrap_or_default()
     }
 
@@ -176,7 +176,7 @@ pub(super) fn is_judged_commit(header: &Header) -> bool {
 }
 
 /// Returns the state of a record, to continue with.
-pub(super) fn state_of(record: &Record) -> Result<State, Error> {
+pub(super) fn state_of(record: &Record) -> Result<EncodedState, Error> {
     let at = record.header().reference();
     let (Some(bytes), Some(body)) = (record.state_bytes(), &record.header().body) else {
         return Err(Error::NoState(at));
@@ -187,7 +187,7 @@ pub(super) fn state_of(record: &Record) -> Result<State, Error> {
     }
     let text = std::str::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
     let json = RawValue::from_string(text.to_owned()).map_err(|error| unreadable(error.to_string()))?;
-    Ok(State { json: json.into(), schema: body.schema })
+    Ok(EncodedState { json: json.into(), schema: body.schema })
 }
 
 /// The checkpoints of a run, for reading.
@@ -294,7 +294,7 @@ impl Checkpoints {
     }
 
     /// Walks the effective history backwards from `seq`.
-    pub(super) fn walk(&self, seq: u64) -> Walk<'_> {
+    pub(super) fn walk(&self, seq: u64) -> BasisWalk<'_> {
         let scan = Scan {
             branch: Some(BranchPath::main()),
             seq_max: Some(seq),
@@ -302,19 +302,19 @@ impl Checkpoints {
             limit: WALK_PAGE,
             ..Scan::of(&self.run)
         };
-        Walk { checkpoints: self, wanted: Some(seq), scan: Some(scan), page: VecDeque::new() }
+        BasisWalk { checkpoints: self, wanted: Some(seq), scan: Some(scan), page: VecDeque::new() }
     }
 }
 
 /// A walk along `basis`, newest first, by pages of headers. Skips records undone by a rollback.
-pub(super) struct Walk<'a> {
+pub(super) struct BasisWalk<'a> {
     checkpoints: &'a Checkpoints,
     wanted: Option<u64>,
     scan: Option<Scan>,
     page: VecDeque<Record>,
 }
 
-impl Walk<'_> {
+impl BasisWalk<'_> {
     pub(super) async fn next(&mut self) -> Result<Option<Record>, Error> {
         loop {
             let Some(wanted) = self.wanted else { return Ok(None) };

@@ -122,12 +122,12 @@ pub(super) fn unmet(pack: &Pack) -> String {
         // Claims that were not due are not the cause.
         unmet.retain(|claim| claim.verdict != Verdict::Skipped);
     }
-    let told = |claim: &&crate::record::Claim| {
+    let described = |claim: &&crate::record::Claim| {
         let skipped = (claim.verdict == Verdict::Skipped).then_some("it is not checked on this occasion");
         let why = claim.error.as_deref().or(skipped).map(|why| format!(" ({why})")).unwrap_or_default();
         format!("{}{why}", claim.title())
     };
-    let mut text = unmet.iter().take(NAMED_MAX).map(told).collect::<Vec<_>>().join(", ");
+    let mut text = unmet.iter().take(NAMED_MAX).map(described).collect::<Vec<_>>().join(", ");
     if unmet.len() > NAMED_MAX {
         text += &format!(" and {} more", unmet.len() - NAMED_MAX);
     }

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use crate::engine::StepReport;
 use crate::engine::chain::Draft;
-use crate::evidence::{COMMAND_EXIT, Summary, other_names};
+use crate::evidence::{COMMAND_EXIT, VerdictSummary, other_names};
 use crate::id::CheckpointRef;
-use crate::plan::Bound as BoundBy;
+use crate::plan::ClaimKey;
 use crate::record::{
     Claim, Header, Note, Occasion, Pack, Phase, Reason, Record, Settled, Status, Try, Verdict,
 };
@@ -21,7 +21,7 @@ use crate::store::StoreError;
 
 use super::checkpoint::{Checkpoint, ending_of, is_judged_commit, state_of, verified_phase};
 use super::label::Label;
-use super::step::State;
+use super::step::EncodedState;
 use super::write::Tip;
 use super::{Error, Recorder};
 
@@ -36,7 +36,7 @@ pub struct LastVerified {
     /// The newest checkpoint whose evidence holds now, with its state and the result of the check.
     pub checkpoint: Option<Checkpoint>,
     /// Newer checkpoints with failed or unknown evidence, newest first.
-    pub passed_over: Vec<(CheckpointRef, Summary)>,
+    pub passed_over: Vec<(CheckpointRef, VerdictSummary)>,
     /// The search reached its limit: older checkpoints were not checked.
     pub given_up: bool,
 }
@@ -72,7 +72,7 @@ impl Recorder {
         let next = writing.tip.clone();
         let now_at = Try { epoch: next.epoch, ..Try::default() };
         let mut draft = Draft::new(verified_phase(&checked), Reason::Manual, None, now_at);
-        draft.told = StepReport { evidence: Some(checked), notes: bound.notes(), usage: None };
+        draft.report = StepReport { evidence: Some(checked), notes: bound.notes(), usage: None };
         draft.about = Some(at.seq);
         let state = next.state.clone();
         let verdicts = writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
@@ -149,7 +149,7 @@ impl Recorder {
         restore(&mut next, &record)?;
         let mut draft =
             Draft::new(Phase::Restored, Reason::Rollback, None, Try { epoch: next.epoch, ..Try::default() });
-        draft.told = StepReport { evidence: Some(checked), ..StepReport::default() };
+        draft.report = StepReport { evidence: Some(checked), ..StepReport::default() };
         draft.about = Some(at.seq);
         next.state = state.clone();
         writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
@@ -158,7 +158,7 @@ impl Recorder {
     }
 
     /// Decodes a state, migrated to the program's schema.
-    fn decoded<S: DeserializeOwned>(&self, at: &CheckpointRef, state: &State) -> Result<S, Error> {
+    fn decoded<S: DeserializeOwned>(&self, at: &CheckpointRef, state: &EncodedState) -> Result<S, Error> {
         let bytes = state.json.get().as_bytes();
         let unreadable = |why: String| Error::Read { at: at.clone(), why };
         match &self.options.migrations {
@@ -188,7 +188,7 @@ impl Recorder {
     }
 
     /// Resolves for each claim of a checkpoint whether it is checked as is, as a newer claim, or not at all.
-    async fn bind(&self, tip: &Tip, seq: u64, pack: Pack) -> Result<Bound, Error> {
+    async fn bind(&self, tip: &Tip, seq: u64, pack: Pack) -> Result<SourcedClaims, Error> {
         let mut in_flux: Vec<Claim> = Vec::new();
         for entry in &tip.position.frontier {
             if matches!(entry.status, Status::Started | Status::Failed) && entry.since != seq {
@@ -217,27 +217,27 @@ impl Recorder {
         }
         let all = pack.claims.iter().chain(newer.iter().map(|(_, claim)| claim)).chain(&in_flux);
         let mut bounds = self.bounds_now(all.collect()).await.into_iter();
-        let own: Vec<BoundBy> = bounds.by_ref().take(pack.claims.len()).collect();
-        let newer: Vec<(BoundBy, (u64, Claim))> = bounds.by_ref().take(newer.len()).zip(newer).collect();
+        let own: Vec<ClaimKey> = bounds.by_ref().take(pack.claims.len()).collect();
+        let newer: Vec<(ClaimKey, (u64, Claim))> = bounds.by_ref().take(newer.len()).zip(newer).collect();
         let in_flux: BTreeSet<String> = bounds.map(|bound| bound.name().to_owned()).collect();
         let claims = pack.claims.into_iter().zip(own).map(|(claim, bound)| {
             // A later step cannot change the exit code of an earlier step.
             let is_shared = claim.kind != COMMAND_EXIT;
             let by = newer.iter().find(|(newer, _)| is_shared && bound.gives_way_to(newer));
             if in_flux.iter().any(|name| bound.is_touched_by(name)) {
-                (claim, By::Nobody)
+                (claim, ClaimSource::Nobody)
             } else if let (Some((_, (seq, newest))), Verdict::Ok) = (by, claim.verdict) {
-                (newest.clone(), By::Newer(*seq))
+                (newest.clone(), ClaimSource::Newer(*seq))
             } else {
-                (claim, By::Itself)
+                (claim, ClaimSource::Itself)
             }
         });
-        Ok(Bound { at_least: pack.at_least, claims: claims.collect() })
+        Ok(SourcedClaims { at_least: pack.at_least, claims: claims.collect() })
     }
 
     /// Returns the current bounds of claims, in order. A subject with another file than at the commit is
     /// bound by its own name.
-    async fn bounds_now(&self, claims: Vec<&Claim>) -> Vec<BoundBy> {
+    async fn bounds_now(&self, claims: Vec<&Claim>) -> Vec<ClaimKey> {
         let mut claims: Vec<Claim> = claims.into_iter().cloned().collect();
         let named: Vec<&mut Claim> = claims.iter_mut().filter(|claim| claim.file.is_some()).collect();
         if !named.is_empty() {
@@ -247,13 +247,13 @@ impl Recorder {
                 claim.file = None;
             }
         }
-        claims.iter().map(BoundBy::of).collect()
+        claims.iter().map(ClaimKey::of).collect()
     }
 }
 
 /// The source of the claim that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+enum ClaimSource {
     /// The checkpoint's own claim.
     Itself,
     /// The claim of a newer checkpoint.
@@ -263,15 +263,15 @@ enum By {
 }
 
 /// The claims of a checkpoint, with their sources.
-struct Bound {
+struct SourcedClaims {
     at_least: Option<u32>,
-    claims: Vec<(Claim, By)>,
+    claims: Vec<(Claim, ClaimSource)>,
 }
 
-impl Bound {
+impl SourcedClaims {
     /// Returns the claims to check now.
     fn judged(&self) -> Pack {
-        let judged = self.claims.iter().filter(|(_, by)| *by != By::Nobody);
+        let judged = self.claims.iter().filter(|(_, by)| *by != ClaimSource::Nobody);
         Pack { at_least: None, claims: judged.map(|(claim, _)| claim.clone()).collect() }
     }
 
@@ -280,13 +280,13 @@ impl Bound {
         let mut judged = std::mem::take(&mut checked.claims).into_iter();
         for (claim, by) in &self.claims {
             let claim = match by {
-                By::Nobody => {
+                ClaimSource::Nobody => {
                     let mut claim = claim.clone();
                     claim.verdict = Verdict::Skipped;
                     claim.error = Some("a step that has not completed is about to rewrite it".to_owned());
                     Some(claim)
                 }
-                By::Itself | By::Newer(_) => judged.next(),
+                ClaimSource::Itself | ClaimSource::Newer(_) => judged.next(),
             };
             checked.claims.extend(claim);
         }
@@ -296,10 +296,10 @@ impl Bound {
     /// Returns notes about claims checked as a newer checkpoint makes them.
     fn notes(&self) -> Vec<Note> {
         let newer = self.claims.iter().filter_map(|(claim, by)| match by {
-            By::Newer(seq) => {
+            ClaimSource::Newer(seq) => {
                 Some(json!({ "kind": claim.kind, "subject": claim.subject, "as_claimed_at": seq }))
             }
-            By::Itself | By::Nobody => None,
+            ClaimSource::Itself | ClaimSource::Nobody => None,
         });
         newer.map(|data| Note::Event { name: "evidence_bound".to_owned(), data }).collect()
     }

@@ -122,7 +122,7 @@ pub use stats::{Checks, Stats};
 pub use step::{Begin, Begun, Commit, EXTERNAL_BYTES_MAX};
 
 use checkpoint::{ending_of, state_of};
-use step::{Given, State};
+use step::{EncodedState, RawState};
 use write::{Tip, Writing, seal};
 
 /// Progress key of the record that ends a run.
@@ -165,7 +165,7 @@ impl Recorder {
         }
         let id = run.run.clone();
         let unwritable = |source| Error::Write { run: id.clone(), source };
-        let state = Given::of(state).map_err(unwritable)?.with_schema(options.schema);
+        let state = RawState::of(state).map_err(unwritable)?.with_schema(options.schema);
         let sealed = SealedRun::seal(run).map_err(unwritable)?;
         let now = options.clock.now();
         let mut tip = Tip {
@@ -204,7 +204,7 @@ impl Recorder {
     ///
     /// None of these errors changes the run.
     pub async fn open(store: Arc<dyn Store>, run: &RunId, options: Options) -> Result<Self, Error> {
-        store.wait_while_dying(run).await?;
+        store.wait_for_release(run).await?;
         let entry = store.run(run).await?;
         let frozen = entry.record.record();
         check_driver(frozen)?;
@@ -473,7 +473,7 @@ impl Recorder {
     }
 
     /// Returns the state given by the program, with the recorder's schema.
-    fn given(&self, state: Option<Result<Given, Flaw>>) -> Result<Option<State>, Error> {
+    fn encoded(&self, state: Option<Result<RawState, Flaw>>) -> Result<Option<EncodedState>, Error> {
         let state = state.transpose().map_err(|source| self.unwritable(source))?;
         Ok(state.map(|state| state.with_schema(self.options.schema)))
     }
@@ -510,7 +510,7 @@ fn check_schema(record: &Record, supported: u32) -> Result<(), Error> {
 
 /// Returns the state to continue with after `newest`: if `newest` is a failed step, the state before the
 /// step. If this state is gone, the failed step's own state is the only one left.
-async fn carried(checkpoints: &Checkpoints, newest: &Record) -> Result<State, Error> {
+async fn carried(checkpoints: &Checkpoints, newest: &Record) -> Result<EncodedState, Error> {
     let own = state_of(newest)?;
     let is_failed = |record: &Record| matches!(record.header().phase, Phase::Failed(_));
     if !is_failed(newest) {

@@ -20,16 +20,16 @@ pub const EXTERNAL_BYTES_MAX: usize = 512;
 
 /// A state in its final bytes.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct EncodedState {
     pub(super) json: Arc<RawValue>,
     pub(super) schema: u32,
 }
 
 /// A state given by the program; the recorder adds the schema.
 #[derive(Debug, Clone)]
-pub(super) struct Given(Arc<RawValue>);
+pub(super) struct RawState(Arc<RawValue>);
 
-impl Given {
+impl RawState {
     pub(super) fn of<S: Serialize + ?Sized>(state: &S) -> Result<Self, Flaw> {
         let malformed = |error: &dyn std::fmt::Display| Flaw::Malformed(error.to_string());
         let mut bytes = Vec::new();
@@ -39,8 +39,8 @@ impl Given {
         Ok(Self(json.into()))
     }
 
-    pub(super) fn with_schema(self, schema: u32) -> State {
-        State { json: self.0, schema }
+    pub(super) fn with_schema(self, schema: u32) -> EncodedState {
+        EncodedState { json: self.0, schema }
     }
 }
 
@@ -50,7 +50,7 @@ pub struct Begin {
     pub(super) step: StepId,
     pub(super) label: Label,
     pub(super) labels: BTreeMap<String, String>,
-    pub(super) state: Option<Result<Given, Flaw>>,
+    pub(super) state: Option<Result<RawState, Flaw>>,
     pub(super) rewrites: Option<Pack>,
 }
 
@@ -63,7 +63,7 @@ impl Begin {
     /// Sets the state before the step; by default, the last recorded state continues.
     #[must_use]
     pub fn state<S: Serialize + ?Sized>(self, state: &S) -> Self {
-        Self { state: Some(Given::of(state)), ..self }
+        Self { state: Some(RawState::of(state)), ..self }
     }
 
     /// Adds a label for lookups of the step's checkpoints.
@@ -156,7 +156,7 @@ fn key_of(run: &RunId, branch: &crate::id::BranchPath, step: &StepId, at: &Try) 
 pub struct Commit {
     pub(super) pack: Option<Pack>,
     pub(super) auto_verify: Option<bool>,
-    pub(super) state: Option<Result<Given, Flaw>>,
+    pub(super) state: Option<Result<RawState, Flaw>>,
     pub(super) outputs: BTreeMap<String, Value>,
     pub(super) exit_code: Option<i32>,
     pub(super) command: Option<String>,
@@ -194,7 +194,7 @@ impl Commit {
     /// Sets the state after the step; by default, the last recorded state continues.
     #[must_use]
     pub fn state<S: Serialize + ?Sized>(self, state: &S) -> Self {
-        Self { state: Some(Given::of(state)), ..self }
+        Self { state: Some(RawState::of(state)), ..self }
     }
 
     /// Adds a small output, kept in the header; large outputs belong into the state or a file.
@@ -310,7 +310,7 @@ impl Commit {
         let state = match &self.state {
             None => None,
             Some(Err(flaw)) => return Err(flaw.clone()),
-            Some(Ok(given)) => Some(serde_json::from_str::<Value>(given.0.get()).map_err(malformed)?),
+            Some(Ok(state)) => Some(serde_json::from_str::<Value>(state.0.get()).map_err(malformed)?),
         };
         let claim = |claim: &Claim| {
             let Claim { kind, subject, name, expect, pinned, terms, .. } = claim;

@@ -33,7 +33,7 @@ impl Recorder {
     /// - [`Error::Store`]: the start could not be written: do not begin the work.
     pub async fn begin_step(&self, begin: Begin) -> Result<Begun, Error> {
         begin.check()?;
-        let given = self.given(begin.state.clone())?;
+        let encoded = self.encoded(begin.state.clone())?;
         let mut writing = self.writing().await?;
         let tip = &writing.tip;
         if let Some(open) = tip.open.values().find(|open| open.step == begin.step && !open.cut) {
@@ -56,14 +56,14 @@ impl Recorder {
         next.position.frontier.retain(|entry| entry.step != begin.step);
         next.position.frontier.push(entry(&begin.step, Status::Started, at.clone(), failures, seq));
         next.position.steps_started += 1;
-        next.state = given.unwrap_or(next.state);
+        next.state = encoded.unwrap_or(next.state);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
         let mut draft = Draft::new(Phase::Started, reason, Some(begin.step.clone()), at.clone());
         draft.started.push(Start { step: begin.step, at, joins: false });
         draft.labels.clone_from(&begun.labels);
         // A verdict set by the caller is dropped: nothing was checked.
         let unchecked = |claim: Claim| Claim { verdict: Verdict::Skipped, ..claim };
-        draft.told.evidence = begin.rewrites.map(|pack| Pack::all(pack.claims.into_iter().map(unchecked)));
+        draft.report.evidence = begin.rewrites.map(|pack| Pack::all(pack.claims.into_iter().map(unchecked)));
         let state = next.state.clone();
         writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;
@@ -89,7 +89,7 @@ impl Recorder {
     /// - [`Error::Store`]: the write failed; the step is still running, and can be committed again.
     pub async fn commit_step(&self, begun: &Begun, commit: Commit) -> Result<Checkpoint, Error> {
         commit.check()?;
-        let given = self.given(commit.state.clone())?;
+        let encoded = self.encoded(commit.state.clone())?;
         let content =
             commit.content(begun, self.options.auto_verify).map_err(|source| self.unwritable(source))?;
         {
@@ -110,7 +110,7 @@ impl Recorder {
         let seq = next.chain.next;
         let verdict = pack.as_ref().map_or(Verdict::Skipped, |pack| pack.verdict_at(Occasion::Commit));
         let completed = matches!(verdict, Verdict::Ok | Verdict::Skipped);
-        let state = given.unwrap_or_else(|| next.state.clone());
+        let state = encoded.unwrap_or_else(|| next.state.clone());
         let phase = if completed {
             next.close(begun);
             next.settle(&begun.step, Settled::completed(seq));
@@ -128,7 +128,7 @@ impl Recorder {
         draft.labels = commit.all_labels(begun, content);
         draft.external = commit.external;
         draft.about = Some(begun.since.seq);
-        draft.told = StepReport { notes: commit.notes, usage: commit.usage, evidence: pack };
+        draft.report = StepReport { notes: commit.notes, usage: commit.usage, evidence: pack };
         let record = writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;
         Ok(Checkpoint::of(record, None))
@@ -170,7 +170,7 @@ impl Recorder {
             Draft::new(Phase::Failed(failure), Reason::Step, Some(begun.step.clone()), begun.at.clone());
         draft.labels.clone_from(&begun.labels);
         draft.about = Some(begun.since.seq);
-        draft.told.notes = notes;
+        draft.report.notes = notes;
         let state = next.state.clone();
         let record = writing.append(self.store(), draft, next, &state, self.options.clock.now()).await?;
         writing.trim(self.store(), self.retention).await;

@@ -14,7 +14,7 @@ use crate::record::{Body, FrontierEntry, Note, Position, Record, RunStatus, Sett
 use crate::store::{Batch, BatchId, Lease, Progress, Store, StoreError, Summary, TrimMode};
 
 use super::Error;
-use super::step::{Begun, State};
+use super::step::{Begun, EncodedState};
 
 /// Finished steps in the ledger of the position. A loop has a few; without the limit, a program with ever new
 /// step names would write all of them in every checkpoint.
@@ -28,7 +28,7 @@ pub(super) struct Tip {
     pub(super) chain: Chain,
     pub(super) position: Position,
     /// The state for records without a new one: the newest state not of a failed step.
-    pub(super) state: State,
+    pub(super) state: EncodedState,
     pub(super) epoch: u32,
     /// Steps begun and not ended, by the seq of their start.
     pub(super) open: BTreeMap<u64, Begun>,
@@ -123,10 +123,10 @@ impl Writing {
         store: &dyn Store,
         mut draft: Draft,
         mut next: Tip,
-        state: &State,
+        state: &EncodedState,
         now: Timestamp,
     ) -> Result<Record, Error> {
-        draft.told.notes.extend(self.pruned.clone());
+        draft.report.notes.extend(self.pruned.clone());
         if self.tip.ended {
             return Err(Error::Ended(next.chain.run));
         }
@@ -188,7 +188,12 @@ impl Writing {
 }
 
 /// Seals the record of a draft at the end of the chain of `next`, and advances the chain.
-pub(super) fn seal(next: &mut Tip, draft: Draft, state: &State, now: Timestamp) -> Result<Record, Error> {
+pub(super) fn seal(
+    next: &mut Tip,
+    draft: Draft,
+    state: &EncodedState,
+    now: Timestamp,
+) -> Result<Record, Error> {
     let run = next.chain.run.clone();
     let failed = |source| Error::Write { run: RunId::clone(&run), source };
     let body = Body::json(&next.position, &state.json, state.schema).map_err(failed)?;

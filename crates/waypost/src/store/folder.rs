@@ -146,7 +146,7 @@ impl RunFolder {
             }
         };
         let report = self.path.join(REPORT);
-        let mut written = report::Written::new(self.disk.as_ref(), &report);
+        let mut written = report::ReportSections::new(self.disk.as_ref(), &report);
         let mut missing = Vec::new();
         // The number of records missing from each file, once known.
         let (mut unlogged, mut unreported) = (None, None);
@@ -154,8 +154,8 @@ impl RunFolder {
             let record = record?;
             let count = missing.len();
             if unlogged.is_none() && mark.as_ref().is_some_and(|mark| mark.covers(record.header())) {
-                let is_amid = mark.as_ref().is_some_and(|mark| mark.is_amid(&record));
-                unlogged = Some(count + usize::from(is_amid));
+                let is_partly_written = mark.as_ref().is_some_and(|mark| mark.is_partly_written(&record));
+                unlogged = Some(count + usize::from(is_partly_written));
             }
             let is_enough = unlogged.is_some() && count >= REPORT_RECORDS_MAX;
             if unreported.is_none() && (is_enough || written.has(&record)) {

@@ -30,7 +30,7 @@ mod run;
 
 #[doc(hidden)]
 pub use hooks::Part;
-use run::{Run, Stored};
+use run::{MemoryRun, Stored};
 
 /// A store in memory.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ pub struct MemoryStore {
 
 #[derive(Default)]
 struct Kept {
-    runs: BTreeMap<RunId, Run>,
+    runs: BTreeMap<RunId, MemoryRun>,
     made: u64,
     closed: bool,
 }
@@ -77,7 +77,7 @@ impl MemoryStore {
     fn with<T>(
         &self,
         run: &RunId,
-        change: impl FnOnce(&mut Run) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut MemoryRun) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         change(self.open()?.runs.get_mut(run).ok_or_else(|| StoreError::no_run(self, run))?)
     }
@@ -86,7 +86,7 @@ impl MemoryStore {
     fn held<T>(
         &self,
         lease: &Lease,
-        change: impl FnOnce(&mut Run) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut MemoryRun) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.with(lease.run(), |run| {
             run.check(lease)?;
@@ -161,7 +161,7 @@ impl Store for MemoryStore {
         if kept.runs.contains_key(id) {
             return Err(StoreError::Exists { run: id.clone() });
         }
-        let mut made = Run::new(run, kept.made + 1, &first, holder);
+        let mut made = MemoryRun::new(run, kept.made + 1, &first, holder);
         made.apply(first)?;
         kept.made += 1;
         kept.runs.insert(id.clone(), made);

@@ -241,7 +241,7 @@ pub trait Store: Debug + Display + Send + Sync {
     fn home(&self) -> Option<&Path>;
 }
 
-/// Longest wait of [`StoreExt::wait_while_dying`]. Killing all processes of a run takes tens of milliseconds;
+/// Longest wait of [`StoreExt::wait_for_release`]. Killing all processes of a run takes tens of milliseconds;
 /// after this time a process is stuck in the kernel, and a person must know.
 pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
 /// The poll interval.
@@ -582,7 +582,7 @@ pub trait StoreExt: Store {
     ///
     /// # Errors
     /// [`StoreError::Held`]: the wait took too long.
-    async fn wait_while_dying(&self, run: &RunId) -> Result<(), StoreError> {
+    async fn wait_for_release(&self, run: &RunId) -> Result<(), StoreError> {
         let begun = std::time::Instant::now();
         loop {
             // The caller's next call reports errors of the run itself.

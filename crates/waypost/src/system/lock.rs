@@ -94,7 +94,7 @@ impl Holder {
     }
 
     /// Returns a holder that has ended, with all processes of the run, and is about to release the lock.
-    fn letting_go() -> Self {
+    fn releasing() -> Self {
         Self { what: LETTING_GO.to_owned(), ..Self::unknown() }
     }
 
@@ -114,10 +114,10 @@ impl Holder {
     /// releases the lock within moments.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.is_letting_go() || (self.is_of_here() && !self.lives())
+        self.is_releasing() || (self.is_of_here() && !self.lives())
     }
 
-    fn is_letting_go(&self) -> bool {
+    fn is_releasing(&self) -> bool {
         self.pid == 0 && self.what == LETTING_GO
     }
 
@@ -136,7 +136,7 @@ impl Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.is_letting_go() {
+        if self.is_releasing() {
             return f.write_str("a process that has ended and is about to let go");
         }
         if self.pid == 0 {
@@ -425,7 +425,7 @@ fn read_note(file: &File) -> io::Result<Option<Holder>> {
 /// Returns the holder of a lock, by the note in its file.
 fn holder_by(file: &File) -> io::Result<Holder> {
     let nameless = || match file.metadata()?.len() {
-        FORGOTTEN_BYTES => Ok(Holder::letting_go()),
+        FORGOTTEN_BYTES => Ok(Holder::releasing()),
         _ => Ok(Holder::unknown()),
     };
     read_note(file)?.map_or_else(nameless, Ok)

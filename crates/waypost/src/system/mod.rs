@@ -1,6 +1,6 @@
 //! The machine: files with synchronous writes, kernel locks, clocks, and text with its own hash.
 //!
-//! The only room of the crate that knows operating-system details.
+//! The only module of the crate that knows operating-system details.
 
 pub mod clock;
 pub mod disk;

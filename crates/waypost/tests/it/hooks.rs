@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
-    ResumeOptions, RunError, Salvage, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
+    Recovered, ResumeOptions, RunError, SessionOptions, Settlement, StateError, StepRef, StepReport,
+    Upstream,
 };
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -87,7 +88,7 @@ impl Hooked {
 }
 
 fn completed(output: Value) -> Performed<Value> {
-    Performed::Completed { output, ending: Ending::default(), told: StepReport::default() }
+    Performed::Completed { output, ending: Ending::default(), report: StepReport::default() }
 }
 
 #[async_trait]
@@ -128,11 +129,11 @@ impl Program for Hooked {
 
     fn prepare(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &Self::State,
         joined: Option<Joined>,
     ) -> Result<Job, Failure> {
-        Ok(match (spot.step.id.as_str(), joined) {
+        Ok(match (step_ref.step.id.as_str(), joined) {
             ("each", Some(joined)) => Job::Join(joined),
             ("each", None) => Job::List,
             ("work", _) => Job::Work(state["item"].as_str().unwrap().to_owned()),
@@ -143,12 +144,12 @@ impl Program for Hooked {
 
     async fn perform(&self, job: Job, _: Attempt) -> Performed<Value> {
         match job {
-            Job::List => Performed::Opened { items: items(&ITEMS), told: StepReport::default() },
+            Job::List => Performed::Opened { items: items(&ITEMS), report: StepReport::default() },
             Job::Work(name) => {
                 self.say(&name);
                 if self.fails.lock().unwrap().iter().any(|fails| *fails == name) {
                     let failure = failure(FailureKind::Exit, &format!("{name} failed"));
-                    return Performed::Failed { failure, told: StepReport::default() };
+                    return Performed::Failed { failure, report: StepReport::default() };
                 }
                 completed(json!(name))
             }
@@ -159,11 +160,13 @@ impl Program for Hooked {
             Job::Join(joined) if joined.is_after() => {
                 let end = joined.outcomes().await.unwrap().next().await.unwrap().unwrap();
                 match serde_json::from_value::<Failure>(end.item.value) {
-                    Ok(failure) => Performed::Failed { failure, told: StepReport::default() },
+                    Ok(failure) => Performed::Failed { failure, report: StepReport::default() },
                     Err(_) => completed(json!("each")),
                 }
             }
-            Job::Join(_) => Performed::Opened { items: items(&["on_success"]), told: StepReport::default() },
+            Job::Join(_) => {
+                Performed::Opened { items: items(&["on_success"]), report: StepReport::default() }
+            }
         }
     }
 
@@ -200,7 +203,7 @@ impl Program for Hooked {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<Value>> {
         None
     }
 
@@ -217,21 +220,21 @@ impl Program for Hooked {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
+    fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure {
         let value = serde_json::to_value(failure).unwrap();
         let opens = items(&["on_failure"]).into_iter().map(|item| Item { value: value.clone(), ..item });
-        let opens = opens.filter(|_| spot.step.after.is_some()).collect();
+        let opens = opens.filter(|_| step_ref.step.after.is_some()).collect();
         OnFailure { retry: false, tolerate: false, opens }
     }
 
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, Value>,
     ) -> Result<Follow, Failure> {
         if let Settlement::Completed(value, _) = settled {
-            state.insert(spot.step.id.to_string(), value);
+            state.insert(step_ref.step.id.to_string(), value);
         }
         Ok(Follow::Needs)
     }

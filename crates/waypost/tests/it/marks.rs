@@ -75,7 +75,7 @@ async fn a_run_under_way_writes_the_mark_between_its_steps() {
 
         assert_eq!(outcome.unwrap().state.done, ["slow", "after"]);
         assert_eq!(labelled(world.store.as_ref(), &run_id(), "amid").await.unwrap(), Some(at.clone()));
-        assert!(world.store.signals(&run_id()).await.unwrap().is_empty(), "the wish was taken in");
+        assert!(world.store.signals(&run_id()).await.unwrap().is_empty(), "the signal was consumed");
         go.notify_one();
         let back = world.engine.resume(&graph, "r").from_checkpoint(at.seq).await.unwrap();
         assert_eq!(back.state.done, ["slow", "after"], "it can be gone back to");
@@ -97,7 +97,7 @@ async fn labels_that_are_no_names_are_refused() {
 
 // With paused time, the minute passes at once.
 #[tokio::test(start_paused = true)]
-async fn a_wish_that_nobody_takes_in_is_given_up_and_kept() {
+async fn a_signal_that_nobody_consumes_is_kept() {
     let world = World::memory();
     let stage = Stage::default();
     world.engine.run(&stage.fork(), "r", Notes::default()).await.unwrap();

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Ended, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
+    Admission, Attempt, BeginError, CancelCause, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
+    Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
@@ -208,13 +208,13 @@ impl Program for Toy {
 
     fn admit(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         _: &Self::State,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
-        match self.does.get(&(spot.step.id.to_string(), 1)) {
+        match self.does.get(&(step_ref.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
-            _ => Ok(match (self.after_failure.get(spot.step.id.as_str()), upstream) {
+            _ => Ok(match (self.after_failure.get(step_ref.step.id.as_str()), upstream) {
                 (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Upstream::Failed(_)) => {
                     Admission::Run
                 }
@@ -238,28 +238,28 @@ impl Program for Toy {
                 let outputs =
                     value.as_object().map(|map| map.clone().into_iter().collect()).unwrap_or_default();
                 let ending = Ending { exit_code: Some(0), outputs, ..Ending::default() };
-                Performed::Completed { output: value, ending, told: StepReport::default() }
+                Performed::Completed { output: value, ending, report: StepReport::default() }
             }
             Does::Fail => Performed::Failed {
                 failure: failure(FailureKind::Exit, "exit code 1"),
-                told: StepReport::default(),
+                report: StepReport::default(),
             },
             Does::Hang => match attempt.stopped().await {
-                Ended::Stop(_) => Performed::Stopped { in_progress: true },
-                Ended::Timeout(_) => Performed::Failed {
+                CancelCause::Stop(_) => Performed::Stopped { in_progress: true },
+                CancelCause::Timeout(_) => Performed::Failed {
                     failure: failure(FailureKind::Timeout, "too slow"),
-                    told: StepReport::default(),
+                    report: StepReport::default(),
                 },
             },
             Does::Cut => {
-                Performed::Cut { why: "its supervisor is gone".to_owned(), told: StepReport::default() }
+                Performed::Cut { why: "its supervisor is gone".to_owned(), report: StepReport::default() }
             }
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
     }
 
-    fn subjects(&self, spot: StepRef<'_>, _: &Self::State) -> Vec<String> {
-        spot.step.subjects.clone()
+    fn subjects(&self, step_ref: StepRef<'_>, _: &Self::State) -> Vec<String> {
+        step_ref.step.subjects.clone()
     }
 
     /// A step that runs again overwrites its own value.
@@ -291,7 +291,7 @@ impl Program for Toy {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Salvage<Value>> {
+    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<Value>> {
         None
     }
 
@@ -308,10 +308,10 @@ impl Program for Toy {
         Ok(Follow::Needs)
     }
 
-    fn on_failure(&self, spot: StepRef<'_>, _: &Failure) -> OnFailure {
+    fn on_failure(&self, step_ref: StepRef<'_>, _: &Failure) -> OnFailure {
         OnFailure {
             retry: true,
-            tolerate: self.tolerated.contains(&spot.step.id.to_string()),
+            tolerate: self.tolerated.contains(&step_ref.step.id.to_string()),
             ..OnFailure::default()
         }
     }
@@ -319,7 +319,7 @@ impl Program for Toy {
     fn apply(
         &self,
         state: &mut Self::State,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, Value>,
     ) -> Result<Follow, Failure> {
         let value = match settled {
@@ -328,7 +328,7 @@ impl Program for Toy {
             Settlement::Failed(_) => json!("failed"),
             Settlement::Skipped => json!("skipped"),
         };
-        state.insert(spot.step.id.to_string(), value);
+        state.insert(step_ref.step.id.to_string(), value);
         Ok(Follow::Needs)
     }
 

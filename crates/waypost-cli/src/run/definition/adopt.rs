@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use waypost::change::{Change, ChangeKind, changes};
+use waypost::change::{ChangeKind, StepChange, changes};
 use waypost::engine::{Adoption, Snapshot, step_path};
 use waypost::record::{Definition, End, Phase, Position, Record};
 use waypost::shape::Shape;
@@ -106,7 +106,7 @@ impl FinishedChoice {
 
 /// A changed step, and the results at stake.
 struct Row {
-    change: Change,
+    change: StepChange,
     /// The changed finished steps of the branches of an opener, if only steps within the opener differ.
     within: Vec<(BranchPath, StepId)>,
     at_stake: Option<String>,

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
-    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Salvage,
+    Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
     Settlement, StateError, StepRef, StepReport, Upstream,
 };
 use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
@@ -93,9 +93,9 @@ impl Driven {
         }
     }
 
-    fn step(&self, spot: StepRef<'_>, state: &State) -> Arc<Step> {
+    fn step(&self, step_ref: StepRef<'_>, state: &State) -> Arc<Step> {
         let steps = self.definition.steps_of(&state.scope);
-        let found = steps.iter().find(|step| *step.id == *spot.step.id.as_str());
+        let found = steps.iter().find(|step| *step.id == *step_ref.step.id.as_str());
         found.expect("the shape has the steps of the definition").clone()
     }
 
@@ -176,8 +176,8 @@ impl Program for Driven {
         Ok(upstream.admission())
     }
 
-    fn open(&self, spot: StepRef<'_>, state: &State) -> Result<Vec<Item>, Failure> {
-        let step = self.step(spot, state);
+    fn open(&self, step_ref: StepRef<'_>, state: &State) -> Result<Vec<Item>, Failure> {
+        let step = self.step(step_ref, state);
         let item = |(index, key): (usize, &Name)| Item {
             key: key.to_string(),
             value: Value::Null,
@@ -187,8 +187,8 @@ impl Program for Driven {
         Ok(step.items.iter().enumerate().map(item).collect())
     }
 
-    fn child(&self, spot: StepRef<'_>, state: &State, item: &Item) -> Result<State, Failure> {
-        let step = self.step(spot, state);
+    fn child(&self, step_ref: StepRef<'_>, state: &State, item: &Item) -> Result<State, Failure> {
+        let step = self.step(step_ref, state);
         let pass = state.passes.get(&*step.id).copied().unwrap_or(0) + 1;
         let items = [Name::from(item.key.as_str())];
         let scope = children(&state.scope, &step, pass, &items)[0].to_string();
@@ -199,26 +199,26 @@ impl Program for Driven {
 
     fn attach(&self, _: StepRef<'_>, _: &State, _: &mut State) {}
 
-    fn forget(&self, spot: StepRef<'_>, state: &mut State) {
-        state.outputs.remove(spot.step.id.as_str());
-        state.passes.remove(spot.step.id.as_str());
-        state.joined.remove(spot.step.id.as_str());
+    fn forget(&self, step_ref: StepRef<'_>, state: &mut State) {
+        state.outputs.remove(step_ref.step.id.as_str());
+        state.passes.remove(step_ref.step.id.as_str());
+        state.joined.remove(step_ref.step.id.as_str());
     }
 
-    fn forget_failure(&self, spot: StepRef<'_>, state: &mut State) {
-        self.forget(spot, state);
+    fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut State) {
+        self.forget(step_ref, state);
     }
 
-    fn restore(&self, spot: StepRef<'_>, state: &mut State, then: &State) {
-        self.forget(spot, state);
-        let id = spot.step.id.as_str();
+    fn restore(&self, step_ref: StepRef<'_>, state: &mut State, then: &State) {
+        self.forget(step_ref, state);
+        let id = step_ref.step.id.as_str();
         state.outputs.extend(then.outputs.get_key_value(id).map(|(id, output)| (id.clone(), *output)));
         state.passes.extend(then.passes.get_key_value(id).map(|(id, passes)| (id.clone(), *passes)));
         state.joined.extend(then.joined.get_key_value(id).map(|(id, digest)| (id.clone(), *digest)));
     }
 
-    fn forget_join(&self, spot: StepRef<'_>, state: &mut State) {
-        self.forget(spot, state);
+    fn forget_join(&self, step_ref: StepRef<'_>, state: &mut State) {
+        self.forget(step_ref, state);
     }
 
     fn redact(&self, _: &mut Claim) {}
@@ -229,7 +229,7 @@ impl Program for Driven {
         Ok(None)
     }
 
-    async fn salvage(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Salvage<Made>> {
+    async fn recover(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Recovered<Made>> {
         None
     }
 
@@ -250,15 +250,15 @@ impl Program for Driven {
         true
     }
 
-    fn gave(&self, spot: StepRef<'_>, state: &State) -> Option<Value> {
-        let id = spot.step.id.as_str();
+    fn gave(&self, step_ref: StepRef<'_>, state: &State) -> Option<Value> {
+        let id = step_ref.step.id.as_str();
         state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
 
-    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
+    fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId> {
         let mut steps = vec![self.definition.steps.clone()];
         while let Some(list) = steps.pop() {
-            if let Some(step) = list.iter().find(|step| *step.id == *spot.step.id.as_str()) {
+            if let Some(step) = list.iter().find(|step| *step.id == *step_ref.step.id.as_str()) {
                 return step.reads.iter().filter_map(|id| StepId::new(id).ok()).collect();
             }
             steps.extend(list.iter().map(|step| step.body.clone()));
@@ -266,8 +266,8 @@ impl Program for Driven {
         Vec::new()
     }
 
-    fn prepare(&self, spot: StepRef<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
-        let step = self.step(spot, state);
+    fn prepare(&self, step_ref: StepRef<'_>, state: &State, joined: Option<Joined>) -> Result<Job, Failure> {
+        let step = self.step(step_ref, state);
         let path = StepPath::new(&state.scope, &step.id);
         let outputs = self.outputs(&step, state);
         Ok(Job { given: Given { path, step, input: state.input, outputs }, joined })
@@ -278,7 +278,7 @@ impl Program for Driven {
         let (output, evidence) = match joined {
             Some(joined) => match made_by_children(&joined).await {
                 Ok(made) => (made, None),
-                Err(failure) => return Performed::Failed { failure, told: StepReport::default() },
+                Err(failure) => return Performed::Failed { failure, report: StepReport::default() },
             },
             None => {
                 let output = self.outside.lock().execute(&given);
@@ -294,11 +294,11 @@ impl Program for Driven {
         let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output.output))]);
         let ending =
             Ending { exit_code: Some(0), outputs: outputs.into_iter().collect(), ..Ending::default() };
-        Performed::Completed { output, ending, told: StepReport { evidence, ..StepReport::default() } }
+        Performed::Completed { output, ending, report: StepReport { evidence, ..StepReport::default() } }
     }
 
-    fn subjects(&self, spot: StepRef<'_>, state: &State) -> Vec<String> {
-        let step = self.step(spot, state);
+    fn subjects(&self, step_ref: StepRef<'_>, state: &State) -> Vec<String> {
+        let step = self.step(step_ref, state);
         step.file_in(&state.scope).map(|file| file.to_string()).into_iter().collect()
     }
 
@@ -309,22 +309,22 @@ impl Program for Driven {
     fn apply(
         &self,
         state: &mut State,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, Made>,
     ) -> Result<Follow, Failure> {
-        let id = spot.step.id.to_string();
+        let id = step_ref.step.id.to_string();
         if let Settlement::Completed(output, _) = settled {
             let name = id.clone();
             state.outputs.insert(name.clone(), output.output);
             state.joined.extend(output.joined.map(|digest| (name, digest)));
         }
-        let step = self.step(spot, state);
+        let step = self.step(step_ref, state);
         if step.kind != Kind::Group || step.passes == 1 {
             return Ok(Follow::Needs);
         }
         let passes = state.passes.entry(id).or_default();
         *passes += 1;
-        Ok(if *passes < step.passes { Follow::To(spot.place) } else { Follow::Needs })
+        Ok(if *passes < step.passes { Follow::To(step_ref.place) } else { Follow::Needs })
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {

@@ -10,7 +10,7 @@ use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
 use super::super::{Program, RunError};
-use super::{Begin, Earlier, position_before};
+use super::{ChildStart, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
     /// Returns the earlier records of a child: of this fan-out, if damage or a rollback removed the record of the
@@ -44,7 +44,7 @@ impl<P: Program> Session<'_, P> {
         chain.next = seq.max(damaged) + 1;
         if end.is_none() && seq > 0 {
             // Only the store knows which records were quarantined.
-            chain.next = chain.next.max(self.given(id, place, &chain.branch).await?);
+            chain.next = chain.next.max(self.next_seq(id, place, &chain.branch).await?);
         }
         let since = self.scopes.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
         if seq > 0 && since > 0 {
@@ -59,9 +59,9 @@ impl<P: Program> Session<'_, P> {
             let is_ours = position.as_ref().is_some_and(|position| position.origin == Some(since));
             let is_retried = is_relisted && end != Some(End::Completed);
             // An unfinished item with open children is entered again.
-            let is_amid = is_retried
+            let has_open_work = is_retried
                 && position.is_some_and(|position| position.open_entries().any(|entry| entry.fan.is_some()));
-            if is_ours && !is_amid {
+            if is_ours && !has_open_work {
                 return Ok(match end {
                     Some(_) if !is_retried => Earlier::Ended,
                     Some(_) => {
@@ -82,8 +82,8 @@ impl<P: Program> Session<'_, P> {
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
-        let epoch = self.epoch_anew(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(Begin { chain, epoch, before })))
+        let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before })))
     }
 
     /// Returns whether a person requested a rerun of a step with all its children.
@@ -110,7 +110,7 @@ impl<P: Program> Session<'_, P> {
         let is_ours = older.body_bytes().is_some() && position_of(&older)?.origin == Some(since);
         let epoch = match is_ours {
             true => older.header().at.epoch,
-            false => self.epoch_anew(id, place, &chain.branch).await?,
+            false => self.next_child_epoch(id, place, &chain.branch).await?,
         };
         Ok(Earlier::none(chain, epoch))
     }

@@ -24,11 +24,11 @@ const WRITTEN: &str = "written";
 pub(super) struct Overlay {
     base: Arc<dyn Store>,
     token: u64,
-    written: Mutex<Written>,
+    written: Mutex<OverlayWrites>,
 }
 
 #[derive(Debug, Default)]
-struct Written {
+struct OverlayWrites {
     records: BTreeMap<BranchPath, Vec<Record>>,
     summary: Option<Summary>,
     consumed: HashSet<String>,
@@ -46,7 +46,7 @@ impl Overlay {
         self.lock().records.values().flatten().cloned().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Written> {
+    fn lock(&self) -> MutexGuard<'_, OverlayWrites> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -13,7 +13,7 @@ use crate::store::Lease;
 
 use super::super::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Salvage, Settlement, StateError, StepRef, StepReport, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
 };
 
 /// The known part of the input of a step at the start.
@@ -79,20 +79,21 @@ impl<'a, P: Program> DryProgram<'a, P> {
     }
 
     /// Returns the known part of the input of a step: results upstream, and inputs of the openers around.
-    fn input_of(&self, spot: StepRef<'_>) -> Input {
-        let shape = self.inner.shape().of_branch(spot.branch);
-        let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, spot));
-        let own = upstream.chain([spot.step.id.clone()]).find(|step| self.is_unknown(spot.branch, step));
-        own.or_else(|| self.unknown_around(spot.branch)).map_or(Input::InForce, Input::Unknown)
+    fn input_of(&self, step_ref: StepRef<'_>) -> Input {
+        let shape = self.inner.shape().of_branch(step_ref.branch);
+        let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, step_ref));
+        let own =
+            upstream.chain([step_ref.step.id.clone()]).find(|step| self.is_unknown(step_ref.branch, step));
+        own.or_else(|| self.unknown_around(step_ref.branch)).map_or(Input::InForce, Input::Unknown)
     }
 
     /// Returns the needed and read steps; in a graph with routes, all steps.
-    fn upstream(&self, shape: &Shape, spot: StepRef<'_>) -> Vec<StepId> {
+    fn upstream(&self, shape: &Shape, step_ref: StepRef<'_>) -> Vec<StepId> {
         if shape.is_routed() {
             return shape.steps().iter().map(|step| step.id.clone()).collect();
         }
-        let needs = shape.needs(spot.place).iter().map(|need| shape.steps()[*need].id.clone());
-        needs.chain(self.inner.reads(spot)).collect()
+        let needs = shape.needs(step_ref.place).iter().map(|need| shape.steps()[*need].id.clone());
+        needs.chain(self.inner.reads(step_ref)).collect()
     }
 
     /// Returns an unknown step upstream of an opener of a branch.
@@ -100,8 +101,8 @@ impl<'a, P: Program> DryProgram<'a, P> {
         let (above, (name, _)) = (branch.parent()?, branch.opened_by()?);
         let shape = self.inner.shape().of_branch(&above)?;
         let place = shape.opener(&name)?;
-        let spot = StepRef { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
-        match self.input_of(spot) {
+        let step_ref = StepRef { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
+        match self.input_of(step_ref) {
             Input::Unknown(step) => Some(step),
             Input::InForce => None,
         }
@@ -147,52 +148,54 @@ impl<P: Program> Program for DryProgram<'_, P> {
     /// A condition over an unknown result counts as true.
     fn admit(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &P::State,
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
-        let admitted = self.inner.admit(spot, state, upstream);
+        let admitted = self.inner.admit(step_ref, state, upstream);
         let is_known = match &admitted {
             Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
-            Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(spot.branch, need),
-            Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => self.input_of(spot) == Input::InForce,
+            Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(step_ref.branch, need),
+            Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => {
+                self.input_of(step_ref) == Input::InForce
+            }
         };
         if is_known { admitted } else { Ok(Admission::Run) }
     }
 
     /// A list of items over an unknown result counts as empty.
-    fn open(&self, spot: StepRef<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
-        match self.inner.open(spot, state) {
-            Err(_) if self.input_of(spot) != Input::InForce => {
-                self.seen().unknown.insert((spot.branch.clone(), spot.step.id.clone()));
+    fn open(&self, step_ref: StepRef<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
+        match self.inner.open(step_ref, state) {
+            Err(_) if self.input_of(step_ref) != Input::InForce => {
+                self.seen().unknown.insert((step_ref.branch.clone(), step_ref.step.id.clone()));
                 Ok(Vec::new())
             }
             items => items,
         }
     }
 
-    fn child(&self, spot: StepRef<'_>, state: &P::State, item: &Item) -> Result<P::State, Failure> {
-        self.inner.child(spot, state, item)
+    fn child(&self, step_ref: StepRef<'_>, state: &P::State, item: &Item) -> Result<P::State, Failure> {
+        self.inner.child(step_ref, state, item)
     }
 
-    fn attach(&self, spot: StepRef<'_>, state: &P::State, child: &mut P::State) {
-        self.inner.attach(spot, state, child);
+    fn attach(&self, step_ref: StepRef<'_>, state: &P::State, child: &mut P::State) {
+        self.inner.attach(step_ref, state, child);
     }
 
-    fn forget(&self, spot: StepRef<'_>, state: &mut P::State) {
-        self.inner.forget(spot, state);
+    fn forget(&self, step_ref: StepRef<'_>, state: &mut P::State) {
+        self.inner.forget(step_ref, state);
     }
 
-    fn forget_failure(&self, spot: StepRef<'_>, state: &mut P::State) {
-        self.inner.forget_failure(spot, state);
+    fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut P::State) {
+        self.inner.forget_failure(step_ref, state);
     }
 
-    fn forget_join(&self, spot: StepRef<'_>, state: &mut P::State) {
-        self.inner.forget_join(spot, state);
+    fn forget_join(&self, step_ref: StepRef<'_>, state: &mut P::State) {
+        self.inner.forget_join(step_ref, state);
     }
 
-    fn restore(&self, spot: StepRef<'_>, state: &mut P::State, then: &P::State) {
-        self.inner.restore(spot, state, then);
+    fn restore(&self, step_ref: StepRef<'_>, state: &mut P::State, then: &P::State) {
+        self.inner.restore(step_ref, state, then);
     }
 
     fn redact(&self, claim: &mut Claim) {
@@ -208,29 +211,29 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     /// Returns for an unknown result a value unequal to all real results.
-    fn gave(&self, spot: StepRef<'_>, state: &P::State) -> Option<Value> {
-        match self.is_unknown(spot.branch, &spot.step.id) {
-            true => Some(json!({ "unknown result of": [spot.branch.as_str(), spot.step.id] })),
-            false => self.inner.gave(spot, state),
+    fn gave(&self, step_ref: StepRef<'_>, state: &P::State) -> Option<Value> {
+        match self.is_unknown(step_ref.branch, &step_ref.step.id) {
+            true => Some(json!({ "unknown result of": [step_ref.branch.as_str(), step_ref.step.id] })),
+            false => self.inner.gave(step_ref, state),
         }
     }
 
-    fn reads(&self, spot: StepRef<'_>) -> Vec<StepId> {
-        self.inner.reads(spot)
+    fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId> {
+        self.inner.reads(step_ref)
     }
 
     fn prepare(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &P::State,
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure> {
-        let input = self.input_of(spot);
+        let input = self.input_of(step_ref);
         let below = joined.as_ref().and_then(|joined| self.unknown_below(joined));
         if joined.is_some() && input == Input::InForce && below.is_none() {
-            return self.inner.prepare(spot, state, joined).map(DryJob::Join);
+            return self.inner.prepare(step_ref, state, joined).map(DryJob::Join);
         }
-        let key = (spot.branch.clone(), spot.step.id.clone());
+        let key = (step_ref.branch.clone(), step_ref.step.id.clone());
         let mut seen = self.seen();
         if joined.is_none() {
             seen.started.entry(key.clone()).or_insert(input);
@@ -242,17 +245,17 @@ impl<P: Program> Program for DryProgram<'_, P> {
 
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output> {
         let DryJob::Join(job) = job else {
-            let (ending, told) = (Ending::default(), StepReport::default());
-            return Performed::Completed { output: DryOutput::Unknown, ending, told };
+            let (ending, report) = (Ending::default(), StepReport::default());
+            return Performed::Completed { output: DryOutput::Unknown, ending, report };
         };
         match self.inner.perform(job, attempt).await {
-            Performed::Completed { output, ending, told } => {
-                Performed::Completed { output: DryOutput::InForce(output), ending, told }
+            Performed::Completed { output, ending, report } => {
+                Performed::Completed { output: DryOutput::InForce(output), ending, report }
             }
-            Performed::Failed { failure, told } => Performed::Failed { failure, told },
+            Performed::Failed { failure, report } => Performed::Failed { failure, report },
             Performed::Stopped { in_progress } => Performed::Stopped { in_progress },
-            Performed::Opened { items, told } => Performed::Opened { items, told },
-            Performed::Cut { why, told } => Performed::Cut { why, told },
+            Performed::Opened { items, report } => Performed::Opened { items, report },
+            Performed::Cut { why, report } => Performed::Cut { why, report },
         }
     }
 
@@ -260,41 +263,41 @@ impl<P: Program> Program for DryProgram<'_, P> {
         Ok(None)
     }
 
-    fn subjects(&self, spot: StepRef<'_>, state: &P::State) -> Vec<String> {
-        self.inner.subjects(spot, state)
+    fn subjects(&self, step_ref: StepRef<'_>, state: &P::State) -> Vec<String> {
+        self.inner.subjects(step_ref, state)
     }
 
-    async fn salvage(
+    async fn recover(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &P::State,
         exited: Option<&Exited>,
-    ) -> Option<Salvage<Self::Output>> {
-        let Salvage { pack, output, ending } = self.inner.salvage(spot, state, exited).await?;
-        Some(Salvage { pack, output: DryOutput::InForce(output), ending })
+    ) -> Option<Recovered<Self::Output>> {
+        let Recovered { pack, output, ending } = self.inner.recover(step_ref, state, exited).await?;
+        Some(Recovered { pack, output: DryOutput::InForce(output), ending })
     }
 
     fn settle_as_done(
         &self,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         state: &mut P::State,
         outputs: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        self.inner.settle_as_done(spot, state, outputs)
+        self.inner.settle_as_done(step_ref, state, outputs)
     }
 
-    fn follow(&self, spot: StepRef<'_>, state: &P::State) -> Result<Follow, String> {
-        self.inner.follow(spot, state)
+    fn follow(&self, step_ref: StepRef<'_>, state: &P::State) -> Result<Follow, String> {
+        self.inner.follow(step_ref, state)
     }
 
-    fn on_failure(&self, spot: StepRef<'_>, failure: &Failure) -> OnFailure {
-        self.inner.on_failure(spot, failure)
+    fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure {
+        self.inner.on_failure(step_ref, failure)
     }
 
     fn apply(
         &self,
         state: &mut P::State,
-        spot: StepRef<'_>,
+        step_ref: StepRef<'_>,
         settled: Settlement<'_, Self::Output>,
     ) -> Result<Follow, Failure> {
         let settled = match settled {
@@ -302,9 +305,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
                 Settlement::Completed(output, ending)
             }
             Settlement::Completed(DryOutput::Unknown, _) => {
-                let was_done = self.inner.gave(spot, state).is_some();
+                let was_done = self.inner.gave(step_ref, state).is_some();
                 if was_done
-                    && let Ok((follow, _)) = self.inner.settle_as_done(spot, state, KnownOutputs::InState)
+                    && let Ok((follow, _)) = self.inner.settle_as_done(step_ref, state, KnownOutputs::InState)
                 {
                     return Ok(follow);
                 }
@@ -314,7 +317,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
             Settlement::Failed(failure) => Settlement::Failed(failure),
             Settlement::Skipped => Settlement::Skipped,
         };
-        self.inner.apply(state, spot, settled)
+        self.inner.apply(state, step_ref, settled)
     }
 
     async fn begin(&self, _: &Lease) -> Result<(), BeginError> {

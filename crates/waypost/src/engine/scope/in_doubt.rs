@@ -22,9 +22,9 @@ impl<S> Scope<'_, S> {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
         let visit = (entry.step.clone(), entry.at.iteration.clone());
-        let opens_anew = entry.fan.is_none() && step.opens_careful();
+        let opens_new_branches = entry.fan.is_none() && step.opens_careful();
         let comes_next = entry.at.attempt == 0 && !entry.passed;
-        comes_next && (!step.idempotent || opens_anew) && chain.asks_about(&visit)
+        comes_next && (!step.idempotent || opens_new_branches) && chain.asks_about(&visit)
     }
 
     /// Removes the question about a step after a person's decision.
@@ -62,7 +62,11 @@ impl<S> Scope<'_, S> {
 
     /// Settles an interrupted or formerly done step as done, by decision of a person: with the outputs known to
     /// the program, and the next step.
-    pub(in crate::engine) fn settle_as_told(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
+    pub(in crate::engine) fn settle_as_decided(
+        &mut self,
+        place: usize,
+        (follow, mut phase): (Follow, Phase),
+    ) {
         self.decide_visit(place);
         let seq = self.seq_of_next_draft();
         let how = match &mut phase {
@@ -94,13 +98,13 @@ impl<S> Scope<'_, S> {
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
         self.settle(place, settled, follow);
         let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
-        draft.told.evidence = Some(pack);
+        draft.report.evidence = Some(pack);
         let text = "its end was not known, and its evidence shows that it is done";
-        draft.told.notes.push(Note::Warning(text.to_owned()));
+        draft.report.notes.push(Note::Warning(text.to_owned()));
     }
 
-    /// Restores a parked step with its branches, by decision of a person.
-    pub(in crate::engine) fn go_on_as_told(&mut self, place: usize) {
+    /// Restores a started step with its branches, by decision of a person.
+    pub(in crate::engine) fn resume_as_decided(&mut self, place: usize) {
         let step = self.step_id(place).clone();
         if let Some(begun) = self.position.ask_no_more(&step) {
             // As in a resume of failed steps.
@@ -114,7 +118,7 @@ impl<S> Scope<'_, S> {
     }
 
     /// Makes an interrupted step ready for a rerun, by decision of a person: in a new epoch, with new keys.
-    pub(in crate::engine) fn redo_as_told(&mut self, place: usize) {
+    pub(in crate::engine) fn redo_as_decided(&mut self, place: usize) {
         self.decide_visit(place);
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
         let epoch = newest.max(self.position.epoch) + 1;

@@ -14,7 +14,7 @@ use super::{EffectKey, UNDO};
 /// The content of an undo record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum UndoRecord {
     /// An undo of the steps that finished after this record of the main branch has begun.
     Begun {
         to: u64,
@@ -46,15 +46,15 @@ pub(super) struct Before {
 }
 
 impl Before {
-    pub(super) fn of(told: Vec<(u64, Told)>) -> Self {
+    pub(super) fn of(records: Vec<(u64, UndoRecord)>) -> Self {
         let mut before = Self::default();
-        for (_, told) in told {
-            match told {
-                Told::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
-                Told::Started { branch, step, seq } => {
+        for (_, record) in records {
+            match record {
+                UndoRecord::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
+                UndoRecord::Started { branch, step, seq } => {
                     *before.started.entry((branch, step, seq)).or_default() += 1;
                 }
-                Told::Begun { .. } | Told::Failed { .. } => {}
+                UndoRecord::Begun { .. } | UndoRecord::Failed { .. } => {}
             }
         }
         before
@@ -62,13 +62,13 @@ impl Before {
 }
 
 /// Reads all undo records of a run with their seqs, across all rollbacks.
-pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64, Told)>, RunError> {
+pub(super) async fn undo_records(engine: &Engine, run: &RunId) -> Result<Vec<(u64, UndoRecord)>, RunError> {
     let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
     let mut scan = Scan { branch, phase, ..Scan::of(run) };
-    let mut told = Vec::new();
+    let mut records = Vec::new();
     loop {
         let page = engine.store.scan(&scan).await?;
-        told.extend(page.records.iter().filter_map(|record| match &record.header().phase {
+        records.extend(page.records.iter().filter_map(|record| match &record.header().phase {
             Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
                 Some((record.header().seq, serde_json::from_value(value.clone()).ok()?))
             }
@@ -76,7 +76,7 @@ pub(super) async fn told_before(engine: &Engine, run: &RunId) -> Result<Vec<(u64
         }));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(told),
+            None => return Ok(records),
         }
     }
 }
@@ -86,9 +86,9 @@ pub(in crate::engine) async fn undone_steps(
     engine: &Engine,
     run: &RunId,
 ) -> Result<BTreeSet<StepId>, RunError> {
-    let undone = told_before(engine, run).await?.into_iter().filter_map(|(_, told)| match told {
-        Told::Done { branch, step, .. } if branch.is_main() => Some(step),
-        Told::Done { branch, .. } => opened_on_main(&branch),
+    let undone = undo_records(engine, run).await?.into_iter().filter_map(|(_, record)| match record {
+        UndoRecord::Done { branch, step, .. } if branch.is_main() => Some(step),
+        UndoRecord::Done { branch, .. } => opened_on_main(&branch),
         _ => None,
     });
     Ok(undone.collect())
@@ -100,12 +100,12 @@ pub(in crate::engine) async fn undone_steps(
 /// [`RunError::NoState`]: there is such a step.
 pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
     let (store, main) = (engine.store.as_ref(), BranchPath::main());
-    let told = told_before(engine, run).await?;
-    let undone = |(at, told)| match told {
-        Told::Done { branch, step, seq } => Some((at, branch, step, seq)),
+    let records = undo_records(engine, run).await?;
+    let undone = |(at, record)| match record {
+        UndoRecord::Done { branch, step, seq } => Some((at, branch, step, seq)),
         _ => None,
     };
-    let undone: Vec<(u64, BranchPath, StepId, u64)> = told.into_iter().filter_map(undone).collect();
+    let undone: Vec<(u64, BranchPath, StepId, u64)> = records.into_iter().filter_map(undone).collect();
     if undone.is_empty() {
         return Ok(());
     }
@@ -135,7 +135,7 @@ fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
 ///
 /// # Errors
 /// [`RunError::Undoing`]: the undo is unfinished.
-pub(in crate::engine) fn refuse_amid(
+pub(in crate::engine) fn refuse_unfinished_undo(
     run: &RunId,
     position: &Position,
     from: Option<&ResumeFrom>,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::same::find_same;
-use super::{Change, Walk};
+use super::{Change, ValueDiff};
 
 /// Most insertions and removals per array: the trace of the search takes 8 MB.
 pub const EDITS_MAX: usize = 1_000;
@@ -17,7 +17,7 @@ pub const COMPARISONS_MAX: usize = 20_000_000;
 /// Members for the identity of list elements, if present in both.
 const IDENTITIES: [&str; 3] = ["id", "key", "name"];
 
-impl<'a> Walk<'a> {
+impl<'a> ValueDiff<'a> {
     pub(super) fn arrays(&mut self, before: &'a [Value], after: &'a [Value]) {
         if before == after {
             return;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{EventKind, RerunCause, Told, step_in};
+use super::{EventKind, RecordEvents, RerunCause, step_in};
 
 /// The note about reused results: `steps`, each with its `step` and `of`, the record of the end.
 pub(crate) const STEP_REUSED: &str = "step_reused";
@@ -13,11 +13,11 @@ pub(crate) const STEP_SETTLED: &str = "step_settled";
 /// The note about a step invalidated by its evidence: its `step` and the failed `claims`.
 pub(crate) const EVIDENCE_FAILED: &str = "evidence_failed";
 
-impl Told<'_> {
+impl RecordEvents<'_> {
     pub(super) fn reused(&mut self, data: &Value) {
         for reused in data["steps"].as_array().into_iter().flatten() {
             let of = reused["of"].as_str().unwrap_or_default().to_owned();
-            self.say_of(step_in(reused), EventKind::StepReused { of });
+            self.push_of(step_in(reused), EventKind::StepReused { of });
         }
     }
 
@@ -28,12 +28,12 @@ impl Told<'_> {
             _ => serde_json::from_value(data["cause"].clone()).ok(),
         };
         if let Some(cause) = cause {
-            self.say_of(step_in(data), EventKind::StepInvalidated { cause });
+            self.push_of(step_in(data), EventKind::StepInvalidated { cause });
         }
     }
 
     pub(super) fn settled(&mut self, data: &Value) {
         let how = data["how"].as_str().unwrap_or_default().to_owned();
-        self.say_of(step_in(data), EventKind::StepSettled { how, cause: data["cause"].clone() });
+        self.push_of(step_in(data), EventKind::StepSettled { how, cause: data["cause"].clone() });
     }
 }

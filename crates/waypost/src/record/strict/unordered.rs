@@ -3,9 +3,9 @@
 //! The order of a hash set differs from one value to the next, also where both have the same elements. Elements are
 //! written in the order of their texts, and entries in the order of their keys.
 //!
-//! A set tells a serialiser no more than a list does, but for its type: `collect_seq` and `collect_map` are told that. Of a
-//! set that is serialised through a buffer, as in a flattened enum, or by a function of its own, the order stays. Then a
-//! state that is read and written again may have other bytes, and more is done again than is necessary.
+//! A serialiser sees a set as a list; only `collect_seq` and `collect_map` get the type. A set that is serialised
+//! through a buffer, as in a flattened enum, or by a custom function keeps its order. A state that is read and written
+//! again may then have other bytes, and more steps rerun than necessary.
 
 use std::any::type_name;
 use std::ops::Range;

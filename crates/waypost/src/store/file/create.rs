@@ -18,7 +18,7 @@ use crate::system::disk::{Disk, write_whole};
 use crate::system::lock::{Holder, RunLock};
 
 use super::FileStore;
-use super::format::{self, Commit, FILE_BYTES_MAX, OrdinalFile, Small};
+use super::format::{self, CommitFile, FILE_BYTES_MAX, OrdinalFile, Small};
 use super::lease::{Seat, locked, sync_new_folder};
 use super::paths::{NEWEST_FILE, RUN_COPY_FILE, RUN_FILE, RunPaths};
 use super::read::read_error;
@@ -147,7 +147,13 @@ impl FileStore {
         self.runs_folder().join(format!("{TEMP_PREFIX}{run}"))
     }
 
-    fn build(&self, temp: &Path, run: &SealedRun, commit: &Commit, ordinal: u64) -> Result<(), StoreError> {
+    fn build(
+        &self,
+        temp: &Path,
+        run: &SealedRun,
+        commit: &CommitFile,
+        ordinal: u64,
+    ) -> Result<(), StoreError> {
         let disk = self.disk.as_ref();
         let paths = RunPaths { root: temp.to_owned() };
         let text = seal(commit, &run.record().run)?;

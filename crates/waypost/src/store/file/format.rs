@@ -120,7 +120,7 @@ fn is_of(run: &RunId, found: &RunId) -> Result<(), Flaw> {
 
 /// A commit file: a batch, and the summary of the run after the batch.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Commit {
+pub(super) struct CommitFile {
     /// The number of the commit in the run, from 1.
     pub(super) number: u64,
     /// The fencing token of the writer.
@@ -143,7 +143,7 @@ pub(super) struct Commit {
     pub(super) records: Vec<(u64, Record)>,
 }
 
-impl Commit {
+impl CommitFile {
     /// Returns the text of the file.
     pub(super) fn seal(&self, run: &RunId) -> Vec<u8> {
         let size = |record: &Record| record.header_bytes().len() + record.body_bytes().map_or(0, |b| b.len());
@@ -173,7 +173,7 @@ impl Commit {
     /// Verifies every byte of a commit file of `run`, and decodes the commit.
     pub(super) fn open(run: &RunId, number: u64, text: &[u8]) -> Result<Self, Flaw> {
         #[derive(Deserialize)]
-        struct CommitFile<'a> {
+        struct CommitJson<'a> {
             run: RunId,
             commit: u64,
             token: u64,
@@ -189,7 +189,7 @@ impl Commit {
             records: Vec<RecordText<'a>>,
         }
         check(text, FILE_FORMAT)?;
-        let file: CommitFile<'_> = parse(text)?;
+        let file: CommitJson<'_> = parse(text)?;
         is_of(run, &file.run)?;
         if file.commit != number {
             return Err(Flaw::Malformed(format!("it is commit {}", file.commit)));
@@ -265,12 +265,12 @@ pub(super) fn journal_line(record: &Record) -> Vec<u8> {
 pub(super) fn open_journal_line(run: &RunId, line: &[u8]) -> Result<Record, Flaw> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Line<'a> {
+    struct RecordLine<'a> {
         digest: Digest,
         #[serde(borrow)]
         header: &'a RawValue,
     }
-    let parsed: Line<'_> = parse(line)?;
+    let parsed: RecordLine<'_> = parse(line)?;
     let record = Record::open(parsed.digest, parsed.header.get().as_bytes().to_vec(), None)?;
     is_of(run, &record.header().run)?;
     // No digest covers white space between the members, so only the original bytes are accepted.

@@ -28,12 +28,12 @@ pub(super) struct Index {
     bytes: u64,
     /// The first bytes of the file, to detect a replaced file.
     begin: Vec<u8>,
-    branches: BTreeMap<BranchPath, BTreeMap<u64, Line>>,
+    branches: BTreeMap<BranchPath, BTreeMap<u64, JournalLine>>,
 }
 
 /// A line: offset, and length without the line break.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Line {
+pub(super) struct JournalLine {
     offset: u64,
     len: usize,
 }
@@ -76,7 +76,10 @@ impl Index {
             for line in chunk[..=end].split_inclusive(|byte| *byte == b'\n') {
                 let text = &line[..line.len() - 1];
                 if let Some((branch, seq)) = name_of(run, text) {
-                    self.branches.entry(branch).or_default().insert(seq, Line { offset, len: text.len() });
+                    self.branches
+                        .entry(branch)
+                        .or_default()
+                        .insert(seq, JournalLine { offset, len: text.len() });
                 }
                 offset += line.len() as u64;
             }
@@ -85,12 +88,12 @@ impl Index {
     }
 
     /// Returns the branches with lines.
-    pub(super) fn branches(&self) -> impl Iterator<Item = (&BranchPath, &BTreeMap<u64, Line>)> {
+    pub(super) fn branches(&self) -> impl Iterator<Item = (&BranchPath, &BTreeMap<u64, JournalLine>)> {
         self.branches.iter()
     }
 
     /// Returns all lines in reverse order.
-    pub(super) fn last_first(&self) -> Vec<(BranchPath, u64, Line)> {
+    pub(super) fn last_first(&self) -> Vec<(BranchPath, u64, JournalLine)> {
         let all = self
             .branches
             .iter()
@@ -106,7 +109,7 @@ impl Index {
     }
 
     /// Returns the position of a record.
-    pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<Line> {
+    pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<JournalLine> {
         self.branches.get(branch)?.get(&seq).copied()
     }
 }
@@ -116,7 +119,7 @@ pub(super) fn read(
     disk: &dyn Disk,
     path: &Path,
     run: &RunId,
-    line: Line,
+    line: JournalLine,
 ) -> io::Result<Result<Record, (Flaw, Vec<u8>)>> {
     let text = disk.read_at(path, line.offset, line.len)?;
     Ok(format::open_journal_line(run, &text).map_err(|flaw| (flaw, text)))

@@ -15,10 +15,10 @@ use crate::system::disk::Disk;
 use crate::system::lock::{Holder, LockError, RunLock};
 
 use super::FileStore;
-use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, Small};
+use super::format::{CommitFile, FILE_BYTES_MAX, LeaseFile, Small};
 use super::lookup::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{End, Walk, read_error};
+use super::read::{BranchTail, CommitWalk, read_error};
 use super::replay::NewestFirst;
 use super::run_record;
 use super::write::{Tail, Writer};
@@ -280,7 +280,7 @@ impl Writer {
     fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
         let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
-        let is_sound = |text: &[u8]| Commit::open(&self.run, number, text).is_ok();
+        let is_sound = |text: &[u8]| CommitFile::open(&self.run, number, text).is_ok();
         let copy = self.paths.root.join(NEWEST_FILE);
         let read_copy = || match disk.read(&copy, FILE_BYTES_MAX) {
             Ok(text) if !is_sound(&text) => Err(io::Error::other("it has changed since it was read before")),
@@ -311,10 +311,10 @@ impl Writer {
     }
 
     /// Reads the end of every branch. Returns the commits of the walk, and true if newest records are missing.
-    pub(super) fn find_tails(&mut self) -> Result<(Walk, bool), StoreError> {
+    pub(super) fn find_tails(&mut self) -> Result<(CommitWalk, bool), StoreError> {
         let (walk, ends) = self.reader().walk_to_ends()?;
         self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
-        let is_missed = ends.values().any(End::misses_any);
+        let is_missed = ends.values().any(BranchTail::misses_any);
         Ok((walk, is_missed))
     }
 

@@ -10,10 +10,12 @@ use crate::id::{BranchPath, RunId};
 use crate::record::Record;
 use crate::store::StoreError;
 
-use super::format::Commit;
+use super::format::CommitFile;
 use super::journal::{self, Index};
-use super::read::{Bodies, End, Found, RunReader, Slot, Slots, Stop, Unordered, Walk, read_error};
-use super::tail_check::Listed;
+use super::read::{
+    Bodies, BranchTail, CommitRead, CommitWalk, ReadError, RunReader, Slot, Slots, Unordered, read_error,
+};
+use super::tail_check::CommitNumbers;
 
 /// Limit of guessed commits per lookup. With a few records per commit the second or third guess is right. After a
 /// miss, the first walk caches the position.
@@ -47,7 +49,7 @@ struct MissingCheck {
 struct LargeCommit {
     run: RunId,
     text: Vec<u8>,
-    commit: Commit,
+    commit: CommitFile,
 }
 
 /// The cached positions of a run.
@@ -94,7 +96,7 @@ impl IndexSource<'_> {
 
     /// Caches the positions of the records in a walk. A walk through the whole history replaces the cache, so the
     /// cache never exceeds the number of files.
-    pub(super) fn remember(&self, run: &RunId, walk: &Walk) {
+    pub(super) fn remember(&self, run: &RunId, walk: &CommitWalk) {
         let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
         if walk.exhausted {
@@ -104,7 +106,7 @@ impl IndexSource<'_> {
     }
 
     /// Marks a run as fully walked.
-    pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &Walk) {
+    pub(super) fn complete(&self, run: &RunId, ordinal: u64, walk: &CommitWalk) {
         let mut all = lock(&self.0.places);
         let places = all.entry(run.clone()).or_default();
         // The ordinal is 0 if the run record is unreadable.
@@ -117,7 +119,7 @@ impl IndexSource<'_> {
     /// commit was never walked, or if newest records may be damaged.
     pub(super) fn slots(&self, reader: &RunReader<'_>) -> Result<Option<Slots>, StoreError> {
         let ordinal = reader.ordinal()?;
-        let Listed { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
+        let CommitNumbers { numbers, copied: None, missing } = reader.listed()? else { return Ok(None) };
         if !missing.is_empty() || self.misses_ends(reader, &numbers)? {
             return Ok(None);
         }
@@ -130,10 +132,10 @@ impl IndexSource<'_> {
         let (mut sound, mut damaged) = (Vec::new(), Vec::new());
         for number in new {
             match reader.commit(number) {
-                Ok(Found::Sound(commit)) => sound.push(commit),
-                Ok(Found::Damaged(file)) => damaged.push(file),
-                Ok(Found::Copied(..)) | Err(Stop::Gone) => return Ok(None),
-                Err(Stop::Error(error)) => return Err(error),
+                Ok(CommitRead::Sound(commit)) => sound.push(commit),
+                Ok(CommitRead::Damaged(file)) => damaged.push(file),
+                Ok(CommitRead::Copied(..)) | Err(ReadError::Gone) => return Ok(None),
+                Err(ReadError::Error(error)) => return Err(error),
             }
         }
         damaged.reverse();
@@ -157,7 +159,7 @@ impl IndexSource<'_> {
         if let Some(known) = known.filter(|known| (known.newest, known.files) == (newest, files)) {
             return Ok(known.is_missed);
         }
-        let is_missed = reader.walk_to_ends()?.1.values().any(End::misses_any);
+        let is_missed = reader.walk_to_ends()?.1.values().any(BranchTail::misses_any);
         lock(&self.0.checks).insert(reader.run.clone(), MissingCheck { newest, files, is_missed });
         Ok(is_missed)
     }
@@ -180,7 +182,7 @@ impl IndexSource<'_> {
 }
 
 impl RecordIndex {
-    fn add(&mut self, commit: &Commit) {
+    fn add(&mut self, commit: &CommitFile) {
         for (opened, record) in &commit.records {
             let header = record.header();
             if !self.branches.contains_key(&header.branch) {
@@ -252,7 +254,7 @@ impl RunReader<'_> {
     fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
         let mut number = seq;
         for _ in 0..GUESSES_MAX {
-            let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else {
+            let Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) = self.commit(number) else {
                 return None;
             };
             let greatest = seqs_of(&commit, branch).max()?;
@@ -266,14 +268,16 @@ impl RunReader<'_> {
 
     /// Looks for a record in a commit.
     pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
-        let Ok(Found::Sound(commit) | Found::Copied(commit, _)) = self.commit(number) else { return None };
+        let Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) = self.commit(number) else {
+            return None;
+        };
         take(commit, branch, seq)
     }
 
     /// Looks for a record in its cached commit.
     fn load_remembered(&self, branch: &BranchPath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
         let number = index.place(self.run, branch, seq)?;
-        let of = |commit: &Commit| {
+        let of = |commit: &CommitFile| {
             let mut records = commit.records.iter().map(|(_, record)| record);
             records.find(|record| is_of(record, branch, seq)).cloned()
         };
@@ -283,7 +287,7 @@ impl RunReader<'_> {
         if let Some(same) = known.filter(|large| large.text == text) {
             return of(&same.commit);
         }
-        match Commit::open(self.run, number, &text) {
+        match CommitFile::open(self.run, number, &text) {
             Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, branch, seq),
             Ok(commit) => {
                 let record = of(&commit);
@@ -319,7 +323,7 @@ impl RunReader<'_> {
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Option<Record>, StoreError> {
-        let found = |found: &mut Option<Record>, commit: &Commit| {
+        let found = |found: &mut Option<Record>, commit: &CommitFile| {
             let of_branch =
                 || commit.records.iter().map(|(_, record)| record).filter(|r| r.header().branch == *branch);
             *found = of_branch().find(|record| record.header().seq == seq).cloned();
@@ -331,12 +335,12 @@ impl RunReader<'_> {
     }
 }
 
-fn seqs_of(commit: &Commit, branch: &BranchPath) -> impl Iterator<Item = u64> {
+fn seqs_of(commit: &CommitFile, branch: &BranchPath) -> impl Iterator<Item = u64> {
     let headers = commit.records.iter().map(|(_, record)| record.header());
     headers.filter(move |header| header.branch == *branch).map(|header| header.seq)
 }
 
-pub(super) fn take(commit: Commit, branch: &BranchPath, seq: u64) -> Option<Record> {
+pub(super) fn take(commit: CommitFile, branch: &BranchPath, seq: u64) -> Option<Record> {
     let mut records = commit.records.into_iter().map(|(_, record)| record);
     records.find(|record| is_of(record, branch, seq))
 }

@@ -21,7 +21,7 @@ use crate::store::{Damage, StoreError};
 
 use super::journal::Index;
 use super::paths::{HISTORY, commit_name};
-use super::read::{DamagedFile, End, MISSING_MAX, RunReader, read_error};
+use super::read::{BranchTail, DamagedFile, MISSING_MAX, RunReader, read_error};
 use super::retain::number_of;
 use super::tail_check::Gone;
 
@@ -34,7 +34,7 @@ pub(super) struct Read<'r> {
     /// Number and checkpoint count of the newest sound commit.
     pub(super) newest: Option<(u64, u64)>,
     /// The end of each branch, by the commit files.
-    pub(super) ends: &'r BTreeMap<BranchPath, End>,
+    pub(super) ends: &'r BTreeMap<BranchPath, BranchTail>,
     pub(super) damaged: &'r [DamagedFile],
     pub(super) gone: &'r Gone,
     /// The journal, read only on suspicion.
@@ -118,7 +118,7 @@ impl Report<'_, '_> {
     }
 
     fn next_of(&self, branch: &BranchPath) -> u64 {
-        let after = || self.read.ends.get(branch).map_or(0, End::newest_seq) + 1;
+        let after = || self.read.ends.get(branch).map_or(0, BranchTail::newest_seq) + 1;
         self.next.get(branch).copied().unwrap_or_else(after)
     }
 
@@ -133,7 +133,7 @@ impl Report<'_, '_> {
             return Ok((HISTORY.to_owned(), Flaw::Missing));
         }
         let moved = self.reader.moved()?;
-        let after = self.read.ends.get(branch).map_or(0, End::newest_commit);
+        let after = self.read.ends.get(branch).map_or(0, BranchTail::newest_commit);
         let absent =
             |number: &u64| self.read.numbers.binary_search(number).is_err() && !moved.contains(number);
         let number = (after + 1..newest).find(absent);
@@ -147,7 +147,7 @@ impl Report<'_, '_> {
         let absent =
             |number: &u64| self.read.numbers.binary_search(number).is_err() && !moved.contains(number);
         let greatest = (1..newest).rev().find(absent).unwrap_or(0);
-        let is_suspect = |(branch, end): &(&BranchPath, &End)| {
+        let is_suspect = |(branch, end): &(&BranchPath, &BranchTail)| {
             end.newest.is_some() && end.newest_commit() < greatest && !self.next.contains_key(*branch)
         };
         let first = self.read.ends.iter().filter(is_suspect).min_by_key(|(_, end)| end.opened);
@@ -178,22 +178,22 @@ impl RunReader<'_> {
         let journal = journal.map_err(|source| read_error(&path, source))?;
         let read = &Read { journal, ..read };
         let uncounted = read.uncounted();
-        let mut told = Vec::new();
+        let mut listed = Vec::new();
         for (branch, seq) in log {
             match read.lookup(&branch, seq) {
-                Lookup::Missing => told.push((branch, seq)),
-                Lookup::There if told.len() as u64 >= uncounted => break,
+                Lookup::Missing => listed.push((branch, seq)),
+                Lookup::There if listed.len() as u64 >= uncounted => break,
                 Lookup::There | Lookup::Known => {}
             }
         }
-        if (told.is_empty() && uncounted == 0 && read.missing.is_empty()) || self.may_lose()? {
+        if (listed.is_empty() && uncounted == 0 && read.missing.is_empty()) || self.may_lose()? {
             return Ok(Vec::new());
         }
-        told.reverse();
-        let counted = told.len().min(usize::try_from(uncounted).unwrap_or(usize::MAX));
-        let above = told.split_off(counted);
+        listed.reverse();
+        let counted = listed.len().min(usize::try_from(uncounted).unwrap_or(usize::MAX));
+        let above = listed.split_off(counted);
         let mut report = Report { reader: self, read, found: Vec::new(), next: BTreeMap::new() };
-        for (branch, seq) in &told {
+        for (branch, seq) in &listed {
             let (place, flaw) = report.cause_of(branch)?;
             report.add(branch, *seq, (&place, &flaw));
         }

@@ -13,12 +13,12 @@ use crate::store::folder::LoggedRecords;
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
 use crate::system::disk::Disk;
 
-use super::format::{self, Commit, FILE_BYTES_MAX};
-use super::journal::{self, Index, Line};
+use super::format::{self, CommitFile, FILE_BYTES_MAX};
+use super::journal::{self, Index, JournalLine};
 use super::lookup::IndexSource;
 use super::missing::Read;
 use super::paths::{HISTORY, JOURNAL_FILE, RunPaths, commit_name};
-use super::tail_check::{Gone, Listed};
+use super::tail_check::{CommitNumbers, Gone};
 
 /// How often a call starts over after a concurrent removal. Each time, the writer has made at least one rotation,
 /// a period of several commits.
@@ -51,11 +51,11 @@ pub(super) struct Copied {
 }
 
 /// The result of reading a commit.
-pub(super) enum Found {
+pub(super) enum CommitRead {
     /// The file is sound.
-    Sound(Commit),
+    Sound(CommitFile),
     /// The file is not sound, but `checkpoint.json` has the same commit.
-    Copied(Commit, Flaw),
+    Copied(CommitFile, Flaw),
     /// No usable copy exists.
     Damaged(DamagedFile),
 }
@@ -69,8 +69,8 @@ pub(super) enum Bodies {
 
 /// The commits read by a walk, newest first.
 #[derive(Debug, Default)]
-pub(super) struct Walk {
-    pub(super) sound: Vec<Commit>,
+pub(super) struct CommitWalk {
+    pub(super) sound: Vec<CommitFile>,
     pub(super) damaged: Vec<DamagedFile>,
     /// All existing commit files.
     pub(super) numbers: Vec<u64>,
@@ -84,7 +84,7 @@ pub(super) struct Walk {
 
 /// The end of a branch.
 #[derive(Debug, Clone, Default)]
-pub(super) struct End {
+pub(super) struct BranchTail {
     /// The index in the order of opening.
     pub(super) opened: u64,
     /// The newest sound record, and its commit number.
@@ -97,7 +97,7 @@ pub(super) struct End {
     pub(super) below: Vec<Damage>,
 }
 
-impl End {
+impl BranchTail {
     /// Returns the seq of the newest sound record; 0 if there is none.
     pub(super) fn newest_seq(&self) -> u64 {
         self.newest.as_ref().map_or(0, |(_, record)| record.header().seq)
@@ -128,7 +128,7 @@ pub(super) enum Slot {
     /// In this commit file, by the cache.
     There(u64),
     /// In the journal.
-    Line(Line),
+    Line(JournalLine),
     /// Damaged or missing.
     Damaged(Damage),
 }
@@ -151,13 +151,13 @@ impl Unordered {
 
 /// The reason why a read did not finish.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum ReadError {
     /// A listed file is gone: start over.
     Gone,
     Error(StoreError),
 }
 
-impl From<StoreError> for Stop {
+impl From<StoreError> for ReadError {
     fn from(error: StoreError) -> Self {
         Self::Error(error)
     }
@@ -172,8 +172,8 @@ impl<'a> RunReader<'a> {
     pub(super) fn walk<T: Default>(
         &self,
         bodies: Bodies,
-        enough: impl Fn(&mut T, &Commit) -> bool,
-    ) -> Result<(Walk, T), StoreError> {
+        enough: impl Fn(&mut T, &CommitFile) -> bool,
+    ) -> Result<(CommitWalk, T), StoreError> {
         self.walk_from(u64::MAX, bodies, enough)
     }
 
@@ -182,22 +182,22 @@ impl<'a> RunReader<'a> {
         &self,
         first: u64,
         bodies: Bodies,
-        enough: impl Fn(&mut T, &Commit) -> bool,
-    ) -> Result<(Walk, T), StoreError> {
+        enough: impl Fn(&mut T, &CommitFile) -> bool,
+    ) -> Result<(CommitWalk, T), StoreError> {
         self.again(|| {
-            let Listed { numbers, copied, missing } = self.listed()?;
+            let CommitNumbers { numbers, copied, missing } = self.listed()?;
             let copied = copied.map(|number| Copied { number, flaw: Flaw::Missing });
-            let mut walk = Walk { numbers, copied, missing, ..Walk::default() };
+            let mut walk = CommitWalk { numbers, copied, missing, ..CommitWalk::default() };
             let mut memory = T::default();
             for number in walk.numbers.clone().into_iter().rev().skip_while(|number| *number > first) {
                 let mut commit = match self.commit(number)? {
                     // The listing decides whether a missing file counts as missed.
-                    Found::Sound(commit) | Found::Copied(commit, Flaw::Missing) => commit,
-                    Found::Copied(commit, flaw) => {
+                    CommitRead::Sound(commit) | CommitRead::Copied(commit, Flaw::Missing) => commit,
+                    CommitRead::Copied(commit, flaw) => {
                         walk.copied = Some(Copied { number, flaw });
                         commit
                     }
-                    Found::Damaged(damaged) => {
+                    CommitRead::Damaged(damaged) => {
                         walk.damaged.push(damaged);
                         continue;
                     }
@@ -216,12 +216,12 @@ impl<'a> RunReader<'a> {
         })
     }
 
-    fn again<T>(&self, mut read: impl FnMut() -> Result<T, Stop>) -> Result<T, StoreError> {
+    fn again<T>(&self, mut read: impl FnMut() -> Result<T, ReadError>) -> Result<T, StoreError> {
         for _ in 0..RESTARTS_MAX {
             match read() {
                 Ok(found) => return Ok(found),
-                Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Gone) => {}
+                Err(ReadError::Error(error)) => return Err(error),
+                Err(ReadError::Gone) => {}
             }
         }
         let source = io::Error::other("it changes faster than it can be read");
@@ -229,20 +229,20 @@ impl<'a> RunReader<'a> {
     }
 
     /// Reads a commit. A newer format is an error and not damage: no conclusion is safe without the content.
-    pub(super) fn commit(&self, number: u64) -> Result<Found, Stop> {
+    pub(super) fn commit(&self, number: u64) -> Result<CommitRead, ReadError> {
         let path = self.paths.commit(number);
         let damaged = match self.disk.read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let copy = self.copy(number).ok_or(Stop::Gone)?;
-                return Ok(Found::Copied(copy, Flaw::Missing));
+                let copy = self.copy(number).ok_or(ReadError::Gone)?;
+                return Ok(CommitRead::Copied(copy, Flaw::Missing));
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
                 DamagedFile { number, flaw, branches: vec![BranchPath::main()] }
             }
             Err(source) => return Err(read_error(&path, source).into()),
-            Ok(text) => match Commit::open(self.run, number, &text) {
-                Ok(commit) => return Ok(Found::Sound(commit)),
+            Ok(text) => match CommitFile::open(self.run, number, &text) {
+                Ok(commit) => return Ok(CommitRead::Sound(commit)),
                 Err(flaw @ Flaw::Format { .. }) => {
                     let damage = self.damage(BranchPath::main(), number, number, flaw);
                     return Err(StoreError::of_damage(damage, None).into());
@@ -258,8 +258,8 @@ impl<'a> RunReader<'a> {
         };
         // The copy is usually a hard link to the same file, with the same damage, unless the file was replaced.
         Ok(match self.copy(number) {
-            Some(copy) => Found::Copied(copy, damaged.flaw),
-            None => Found::Damaged(damaged),
+            Some(copy) => CommitRead::Copied(copy, damaged.flaw),
+            None => CommitRead::Damaged(damaged),
         })
     }
 
@@ -269,14 +269,14 @@ impl<'a> RunReader<'a> {
     }
 
     /// Returns the newest sound commit.
-    pub(super) fn newest(&self) -> Result<Option<Commit>, StoreError> {
+    pub(super) fn newest(&self) -> Result<Option<CommitFile>, StoreError> {
         Ok(self.walk(Bodies::Keep, |(), _| true)?.0.sound.pop())
     }
 
     /// Reads commits, newest first, until every branch has its newest record.
-    pub(super) fn walk_to_ends(&self) -> Result<(Walk, BTreeMap<BranchPath, End>), StoreError> {
+    pub(super) fn walk_to_ends(&self) -> Result<(CommitWalk, BTreeMap<BranchPath, BranchTail>), StoreError> {
         type Memory = (Option<u64>, BTreeSet<u64>);
-        let enough = |(count, seen): &mut Memory, commit: &Commit| {
+        let enough = |(count, seen): &mut Memory, commit: &CommitFile| {
             let count = *count.get_or_insert(commit.branches);
             seen.extend(commit.records.iter().map(|(opened, _)| *opened));
             seen.len() as u64 >= count
@@ -293,8 +293,8 @@ impl<'a> RunReader<'a> {
     /// Returns the missing newest records of branches, oldest first.
     fn missing_after(
         &self,
-        walk: &Walk,
-        ends: &BTreeMap<BranchPath, End>,
+        walk: &CommitWalk,
+        ends: &BTreeMap<BranchPath, BranchTail>,
         log: LoggedRecords<'_>,
     ) -> Result<Vec<Damage>, StoreError> {
         let newest = walk.sound.first().map(|commit| (commit.number, commit.checkpoints));
@@ -304,23 +304,23 @@ impl<'a> RunReader<'a> {
     }
 
     /// Returns the end of every branch in the commits of a walk.
-    fn ends(&self, walk: &Walk) -> Result<BTreeMap<BranchPath, End>, StoreError> {
-        let mut ends: BTreeMap<BranchPath, End> = BTreeMap::new();
+    fn ends(&self, walk: &CommitWalk) -> Result<BTreeMap<BranchPath, BranchTail>, StoreError> {
+        let mut ends: BTreeMap<BranchPath, BranchTail> = BTreeMap::new();
         for commit in &walk.sound {
             for (opened, record) in commit.records.iter().rev() {
                 let header = record.header();
-                ends.entry(header.branch.clone()).or_insert_with(|| End {
+                ends.entry(header.branch.clone()).or_insert_with(|| BranchTail {
                     opened: *opened,
                     newest: Some((commit.number, record.clone())),
                     next: header.seq + 1,
-                    ..End::default()
+                    ..BranchTail::default()
                 });
             }
         }
         let gone = self.gone()?;
         for file in walk.damaged.iter().rev() {
             for branch in &file.branches {
-                let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
+                let end = ends.entry(branch.clone()).or_insert_with(BranchTail::unknown);
                 if end.newest.as_ref().is_none_or(|(number, _)| *number < file.number) {
                     let seq = (end.next..).find(|seq| !gone.has(branch, *seq));
                     let seq = seq.expect("there are more numbers than files in quarantine");
@@ -330,7 +330,7 @@ impl<'a> RunReader<'a> {
             }
         }
         for (branch, seq, _) in gone.records() {
-            let end = ends.entry(branch.clone()).or_insert_with(End::unknown);
+            let end = ends.entry(branch.clone()).or_insert_with(BranchTail::unknown);
             end.next = end.next.max(seq + 1);
         }
         Ok(ends)
@@ -339,7 +339,7 @@ impl<'a> RunReader<'a> {
     pub(super) fn heads(&self, page: &Page) -> Result<Heads, StoreError> {
         let (walk, ends) = self.walk_to_ends()?;
         let from = page.cursor.as_deref().map_or(Ok(0), number)?;
-        let mut ends: Vec<End> = ends.into_values().collect();
+        let mut ends: Vec<BranchTail> = ends.into_values().collect();
         let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
         // A run has its first commit from the start.
         let expected = walk.sound.first().map_or(1, |commit| commit.branches);
@@ -352,7 +352,7 @@ impl<'a> RunReader<'a> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let mut heads = Vec::new();
         for end in ends.into_iter().filter(|end| end.opened >= from) {
-            let End { opened, newest, next, mut damaged, below } = end;
+            let BranchTail { opened, newest, next, mut damaged, below } = end;
             damaged.extend(below);
             damaged.reverse();
             match newest {
@@ -529,7 +529,7 @@ impl<'a> RunReader<'a> {
     }
 }
 
-impl End {
+impl BranchTail {
     /// Returns the end of a branch without a sound record.
     fn unknown() -> Self {
         Self { opened: u64::MAX, next: 1, ..Self::default() }
@@ -538,9 +538,9 @@ impl End {
 
 /// Adds a missing record to the end of the branch. Without a sound record of that branch, adds the record to the
 /// nearest parent, unless records of the parent are missing too.
-fn add_missing(ends: &mut BTreeMap<BranchPath, End>, damage: Damage) {
+fn add_missing(ends: &mut BTreeMap<BranchPath, BranchTail>, damage: Damage) {
     if damage.branch.is_main() || ends.get(&damage.branch).is_some_and(|end| end.newest.is_some()) {
-        let end = ends.entry(damage.branch.clone()).or_insert_with(End::unknown);
+        let end = ends.entry(damage.branch.clone()).or_insert_with(BranchTail::unknown);
         end.next = end.next.max(damage.seq + 1);
         end.damaged.push(damage);
         end.damaged.sort_by_key(|damage| damage.seq);
@@ -549,7 +549,7 @@ fn add_missing(ends: &mut BTreeMap<BranchPath, End>, damage: Damage) {
     let above = std::iter::successors(damage.branch.parent(), BranchPath::parent);
     let is_known = |above: &BranchPath| ends.get(above).is_some_and(|end| end.newest.is_some());
     let above = above.into_iter().find(is_known).unwrap_or_else(BranchPath::main);
-    let end = ends.entry(above).or_insert_with(End::unknown);
+    let end = ends.entry(above).or_insert_with(BranchTail::unknown);
     if end.damaged.is_empty() {
         end.below.push(damage);
     }

@@ -6,9 +6,9 @@ use crate::id::BranchPath;
 use crate::record::Record;
 use crate::store::StoreError;
 
-use super::journal::{self, Line};
+use super::journal::{self, JournalLine};
 use super::lookup::IndexSource;
-use super::read::{Found, RunReader, Stop, read_error};
+use super::read::{CommitRead, ReadError, RunReader, read_error};
 
 /// Yields the sound records of a run without bodies, newest first: from the commit files, then from the journal.
 /// For the holder of the lease, so no file disappears in the meantime.
@@ -19,7 +19,7 @@ pub(super) struct NewestFirst<'a> {
     /// The commit files left to read, the next file last; `None` before the listing.
     numbers: Option<Vec<u64>>,
     /// The journal lines left to read, the next line first; `None` until the files are exhausted.
-    lines: Option<VecDeque<(BranchPath, u64, Line)>>,
+    lines: Option<VecDeque<(BranchPath, u64, JournalLine)>>,
     ready: VecDeque<Record>,
 }
 
@@ -38,14 +38,14 @@ impl<'a> NewestFirst<'a> {
             }
             let Some(number) = self.numbers.as_mut().and_then(Vec::pop) else { return self.read_line() };
             match self.reader.commit(number) {
-                Ok(Found::Sound(commit) | Found::Copied(commit, _)) => {
+                Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) => {
                     let records = commit.records.into_iter().rev().map(|(_, record)| record.without_body());
                     self.ready.extend(records);
                     let names = self.ready.iter().map(|r| (r.header().branch.clone(), r.header().seq));
                     self.seen.extend(names);
                 }
-                Ok(Found::Damaged(_)) | Err(Stop::Gone) => {}
-                Err(Stop::Error(error)) => return Err(error),
+                Ok(CommitRead::Damaged(_)) | Err(ReadError::Gone) => {}
+                Err(ReadError::Error(error)) => return Err(error),
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::store::folder::create_temp;
 use crate::store::retention::{self, Mark};
 use crate::store::{Damage, StoreError, Trimmed};
 
-use super::format::{Commit, FILE_BYTES_MAX, NoteFile, Small, journal_line};
+use super::format::{CommitFile, FILE_BYTES_MAX, NoteFile, Small, journal_line};
 use super::journal;
 use super::lookup::IndexSource;
 use super::paths::{HISTORY, JOURNAL_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_name, commit_number};
@@ -34,7 +34,7 @@ struct Noted {
 }
 
 impl Noted {
-    fn note(&mut self, commit: &Commit) {
+    fn note(&mut self, commit: &CommitFile) {
         let sizes = self.sizes.entry(commit.number).or_default();
         for (_, record) in commit.records.iter().rev() {
             let (header, Some(body)) = (record.header(), record.body_bytes()) else { continue };
@@ -50,7 +50,7 @@ impl Noted {
 pub(super) struct Surplus {
     pub(super) trimmed: Trimmed,
     /// Commits with removable files, oldest first.
-    removed: Vec<Commit>,
+    removed: Vec<CommitFile>,
     /// Numbers of commits that lose some of their bodies, oldest first.
     rewritten: Vec<u64>,
     /// The bodies to keep, by branch and seq.
@@ -97,7 +97,7 @@ impl Writer {
     }
 
     /// Moves the headers of commits to the journal, and removes the commit files.
-    fn remove(&mut self, commits: &[Commit]) -> Result<(), StoreError> {
+    fn remove(&mut self, commits: &[CommitFile]) -> Result<(), StoreError> {
         if commits.is_empty() {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl Writer {
             let path = self.paths.commit(*number);
             let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
             let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
-            let Ok(mut commit) = Commit::open(&self.run, *number, &text) else { continue };
+            let Ok(mut commit) = CommitFile::open(&self.run, *number, &text) else { continue };
             for (_, record) in &mut commit.records {
                 if goes(&record.header().branch, record.header().seq) {
                     *record = record.without_body();
@@ -309,7 +309,7 @@ impl Writer {
 impl RunReader<'_> {
     /// Returns what a trim would drop.
     pub(super) fn surplus(&self, keep: u32) -> Result<Surplus, StoreError> {
-        let note = |noted: &mut Noted, commit: &Commit| {
+        let note = |noted: &mut Noted, commit: &CommitFile| {
             noted.note(commit);
             false
         };
@@ -341,9 +341,9 @@ pub(super) fn number_of(place: &str) -> Option<u64> {
 }
 
 /// Returns the numbers of the commits with the newest record of a branch. `commits` are newest first.
-fn ends_of_branches(commits: &[Commit]) -> BTreeSet<u64> {
+fn ends_of_branches(commits: &[CommitFile]) -> BTreeSet<u64> {
     let mut seen = BTreeSet::new();
-    let is_end = |commit: &&Commit| {
+    let is_end = |commit: &&CommitFile| {
         // Mark all branches of the commit as seen, not only the first new branch.
         let new = commit.records.iter().filter(|(opened, _)| seen.insert(*opened)).count();
         new > 0

@@ -10,12 +10,12 @@ use std::collections::btree_map::Entry;
 use crate::record::Record;
 use crate::store::{PAGE_ITEMS_MAX, Scan, ScanOrder, Scanned, StoreError};
 
-use super::format::Commit;
+use super::format::CommitFile;
 use super::lookup::IndexSource;
-use super::read::{Bodies, Copied, Found, RunReader, Slot, Slots, no_cursor, number};
+use super::read::{Bodies, CommitRead, Copied, RunReader, Slot, Slots, no_cursor, number};
 
 /// Commits read for a page, without bodies: a commit that opens many branches has a record for each branch.
-type Opened = BTreeMap<u64, Commit>;
+type Opened = BTreeMap<u64, CommitFile>;
 
 impl RunReader<'_> {
     pub(super) fn scan(&self, scan: &Scan, index: &IndexSource<'_>) -> Result<Scanned, StoreError> {
@@ -53,7 +53,7 @@ impl RunReader<'_> {
                 ScanOrder::NewestFirst => Box::new(slots.into_iter().rev()),
             };
             for (seq, slot) in slots {
-                if after.is_some_and(|(at, after)| opened == at && !comes_after(scan.order, seq, after)) {
+                if after.is_some_and(|(at, after)| opened == at && !is_past(scan.order, seq, after)) {
                     continue;
                 }
                 if found.records.len() == limit {
@@ -93,11 +93,11 @@ impl RunReader<'_> {
     }
 
     /// Reads a commit, at most once per page.
-    fn opened<'o>(&self, number: u64, opened: &'o mut Opened) -> Option<&'o Commit> {
+    fn opened<'o>(&self, number: u64, opened: &'o mut Opened) -> Option<&'o CommitFile> {
         match opened.entry(number) {
             Entry::Occupied(known) => Some(known.into_mut()),
             Entry::Vacant(place) => {
-                let Ok(Found::Sound(mut commit)) = self.commit(number) else { return None };
+                let Ok(CommitRead::Sound(mut commit)) = self.commit(number) else { return None };
                 commit.records.iter_mut().for_each(|(_, record)| *record = record.without_body());
                 Some(place.insert(commit))
             }
@@ -121,7 +121,7 @@ impl RunReader<'_> {
                 && after.is_none_or(|(_, after)| header.seq < after)
                 && scan.wants(record)
         };
-        let enough = |count: &mut usize, commit: &Commit| {
+        let enough = |count: &mut usize, commit: &CommitFile| {
             *count += commit.records.iter().filter(|(_, record)| wanted(record)).count();
             *count > limit
         };
@@ -165,7 +165,7 @@ impl RunReader<'_> {
     }
 }
 
-fn comes_after(order: ScanOrder, seq: u64, after: u64) -> bool {
+fn is_past(order: ScanOrder, seq: u64, after: u64) -> bool {
     match order {
         ScanOrder::OldestFirst => seq > after,
         ScanOrder::NewestFirst => seq < after,

@@ -14,7 +14,7 @@ use crate::store::folder::{create_temp, remove_leftovers};
 use crate::store::{Damage, Signal, Signalled, StoreError};
 use crate::system::disk::{Disk, write_whole};
 
-use super::format::{Commit, FILE_BYTES_MAX, SignalFile, Small};
+use super::format::{CommitFile, FILE_BYTES_MAX, SignalFile, Small};
 use super::paths::{RunPaths, SIGNALS, files_in};
 use super::read::{Bodies, RunReader, read_error};
 
@@ -110,7 +110,7 @@ pub(super) fn pending(
     let consumed = match consumed {
         Some(consumed) => consumed,
         None => {
-            let taken = |taken: &mut BTreeSet<String>, commit: &Commit| {
+            let taken = |taken: &mut BTreeSet<String>, commit: &CommitFile| {
                 taken.extend(commit.consumed.iter().cloned());
                 false
             };

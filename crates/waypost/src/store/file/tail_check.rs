@@ -25,7 +25,7 @@ use crate::id::BranchPath;
 use crate::record::{Durability, Flaw};
 use crate::store::StoreError;
 
-use super::format::{Commit, FILE_BYTES_MAX, LeaseFile, NoteFile, Small, number_at_begin};
+use super::format::{CommitFile, FILE_BYTES_MAX, LeaseFile, NoteFile, Small, number_at_begin};
 use super::paths::{NEWEST_FILE, NOTE_SUFFIX, SIDECAR_SUFFIX, commit_number, commit_numbers, files_in};
 use super::read::{RunReader, read_error};
 use super::run_record::read_run;
@@ -35,7 +35,7 @@ const BEGIN_BYTES: usize = 1024;
 
 /// The commits of a run, from file names.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct CommitNumbers {
     /// The readable commits, ascending.
     pub(super) numbers: Vec<u64>,
     /// The last of these, if only `checkpoint.json` has the commit.
@@ -67,14 +67,14 @@ impl Gone {
 
 impl RunReader<'_> {
     /// Lists the existing commits and the missing commits.
-    pub(super) fn listed(&self) -> Result<Listed, StoreError> {
+    pub(super) fn listed(&self) -> Result<CommitNumbers, StoreError> {
         let copy = self.number_of_copy();
         let leased = self.lease()?.and_then(Result::ok).map_or(0, |lease| lease.commit);
         let (numbers, sidecars) = self.names()?;
         let named = |newest: u64| sidecars.last().copied().filter(|number| *number > newest + 1).unwrap_or(0);
         let newest = numbers.last().copied().unwrap_or(0);
         if copy.max(leased).max(named(newest)) <= newest {
-            return Ok(Listed { numbers, ..Listed::default() });
+            return Ok(CommitNumbers { numbers, ..CommitNumbers::default() });
         }
         let mut numbers = self.in_history()?;
         let newest = numbers.last().copied().unwrap_or(0);
@@ -93,7 +93,7 @@ impl RunReader<'_> {
             missing.retain(|number| (newest + 1..=last).contains(number) && !moved.contains(number));
         }
         let copied = Some(copy).filter(|_| copied && is_missed);
-        Ok(Listed { numbers, copied, missing: missing.into_iter().collect() })
+        Ok(CommitNumbers { numbers, copied, missing: missing.into_iter().collect() })
     }
 
     /// Lists the history: the numbers of its commit files and of its sidecars, both ascending.
@@ -115,13 +115,13 @@ impl RunReader<'_> {
     }
 
     /// Reads a commit from `checkpoint.json`, if the number matches and the bytes are sound.
-    pub(super) fn copy(&self, number: u64) -> Option<Commit> {
+    pub(super) fn copy(&self, number: u64) -> Option<CommitFile> {
         // Compare the number first: usually it differs, and the state may be large.
         if self.number_of_copy() != number {
             return None;
         }
         let text = self.disk.read(&self.paths.root.join(NEWEST_FILE), FILE_BYTES_MAX).ok()?;
-        Commit::open(self.run, number, &text).ok()
+        CommitFile::open(self.run, number, &text).ok()
     }
 
     /// Returns the number in `checkpoint.json`, unverified; 0 if there is none, or if the file is of another

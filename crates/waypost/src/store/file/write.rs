@@ -24,11 +24,11 @@ use crate::store::folder::{RunFolder, create_temp};
 use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
 use crate::system::disk::{Disk, DiskFile, write_whole};
 
-use super::format::{Commit, FILE_BYTES_MAX};
+use super::format::{CommitFile, FILE_BYTES_MAX};
 use super::list::unknown;
 use super::lookup::{IndexSource, LookupCache};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
-use super::read::{End, RunReader};
+use super::read::{BranchTail, RunReader};
 use super::replay::NewestFirst;
 use super::signals;
 
@@ -84,8 +84,8 @@ pub(super) struct Tail {
     next: u64,
 }
 
-impl From<&End> for Tail {
-    fn from(end: &End) -> Self {
+impl From<&BranchTail> for Tail {
+    fn from(end: &BranchTail) -> Self {
         let link = end.link();
         let sound = link.map_or(0, |(seq, _)| seq);
         let last = end.damaged.last().map_or(sound, |damage| damage.seq.max(sound));
@@ -145,7 +145,7 @@ impl Writer {
     }
 
     /// Makes the commit for a batch.
-    pub(super) fn commit_of(&self, batch: &Batch) -> Result<Commit, StoreError> {
+    pub(super) fn commit_of(&self, batch: &Batch) -> Result<CommitFile, StoreError> {
         batch.check(&self.run, self.token)?;
         self.check_links(batch)?;
         let mut opened: BTreeMap<&BranchPath, u64> = BTreeMap::new();
@@ -169,7 +169,7 @@ impl Writer {
                 self.run
             )));
         }
-        Ok(Commit {
+        Ok(CommitFile {
             number: self.number + 1,
             token: self.token,
             batch: batch.id,
@@ -227,7 +227,7 @@ impl Writer {
     }
 
     /// Updates the state of the writer after a commit.
-    pub(super) fn take_in(&mut self, commit: &Commit) {
+    pub(super) fn take_in(&mut self, commit: &CommitFile) {
         self.number = commit.number;
         self.checkpoints = commit.checkpoints;
         self.last_batch = Some(commit.batch);
@@ -302,7 +302,7 @@ impl Writer {
         StoreError::of_write("sync", place, source)
     }
 
-    fn write(&mut self, commit: &Commit) -> Result<(), StoreError> {
+    fn write(&mut self, commit: &CommitFile) -> Result<(), StoreError> {
         let disk = self.disk.clone();
         let (disk, history) = (disk.as_ref(), self.paths.history());
         let text = seal(commit, &self.run)?;
@@ -383,7 +383,7 @@ fn misses(header: &Header, tail: &Tail) -> Option<String> {
 }
 
 /// Returns the text of a commit file; an error if the text exceeds the size limit of a read.
-pub(super) fn seal(commit: &Commit, run: &RunId) -> Result<Vec<u8>, StoreError> {
+pub(super) fn seal(commit: &CommitFile, run: &RunId) -> Result<Vec<u8>, StoreError> {
     let text = commit.seal(run);
     if text.len() as u64 > FILE_BYTES_MAX {
         let found = text.len();
@@ -393,7 +393,7 @@ pub(super) fn seal(commit: &Commit, run: &RunId) -> Result<Vec<u8>, StoreError> 
         )));
     }
     // Unreadable bytes must not be acknowledged.
-    debug_assert!(Commit::open(run, commit.number, &text).is_ok_and(|read| read == *commit));
+    debug_assert!(CommitFile::open(run, commit.number, &text).is_ok_and(|read| read == *commit));
     Ok(text)
 }
 

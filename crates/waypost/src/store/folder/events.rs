@@ -17,16 +17,16 @@ const TAIL_BYTES_MAX: usize = 8 * HEADER_BYTES_MAX;
 
 /// The last written event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mark(Cursor);
+pub(super) struct LastEvent(Cursor);
 
-impl Mark {
+impl LastEvent {
     /// Returns whether a record was written, at least in part, when this was the last line.
     pub(super) fn covers(&self, header: &Header) -> bool {
         header.branch == self.0.branch && header.seq <= self.0.seq
     }
 
     /// Returns whether the record has this event, and further events after it.
-    pub(super) fn is_amid(&self, record: &Record) -> bool {
+    pub(super) fn is_partly_written(&self, record: &Record) -> bool {
         self.names(record.header())
             && events::of(record).last().is_some_and(|last| last.cursor.index > self.0.index)
     }
@@ -42,14 +42,14 @@ pub(super) struct EventFile {
     path: PathBuf,
     file: Option<Box<dyn DiskFile>>,
     /// The last event of an earlier writer: this event and the record's earlier events are not written again.
-    after: Option<Mark>,
+    after: Option<LastEvent>,
     /// A write failed: a line after a missing one would hide the gap.
     given_up: bool,
 }
 
 /// The members of a line in every version.
 #[derive(Deserialize)]
-struct Line {
+struct EventLine {
     cursor: Cursor,
 }
 
@@ -59,13 +59,13 @@ impl EventFile {
     }
 
     /// Truncates the file after the last whole line, and returns the event of this line.
-    pub(super) fn mend(&mut self, disk: &dyn Disk) -> Result<Option<Mark>, Trouble> {
+    pub(super) fn mend(&mut self, disk: &dyn Disk) -> Result<Option<LastEvent>, Trouble> {
         let mended = self.cut_tail(disk);
         mended.map_err(|source| self.give_up(source))
     }
 
     /// Skips events up to `mark` from now on.
-    pub(super) fn skip_to(&mut self, mark: Mark) {
+    pub(super) fn skip_to(&mut self, mark: LastEvent) {
         self.after = Some(mark);
     }
 
@@ -106,7 +106,7 @@ impl EventFile {
         write_whole(file.as_mut(), lines)
     }
 
-    fn cut_tail(&mut self, disk: &dyn Disk) -> io::Result<Option<Mark>> {
+    fn cut_tail(&mut self, disk: &dyn Disk) -> io::Result<Option<LastEvent>> {
         let len = match disk.metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             metadata => metadata?.len,
@@ -140,14 +140,14 @@ impl EventFile {
 ///
 /// After a power failure, lines after the first invalid one are not trusted: the disk may have reordered
 /// writes. Only the last line is parsed; the others only have to be whole.
-fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, Mark)> {
+fn last_line(tail: &[u8], from_start: bool) -> Option<(usize, LastEvent)> {
     let begin = if from_start { 0 } else { tail.iter().position(|byte| *byte == b'\n')? + 1 };
     let lines = tail[begin..].split_inclusive(|byte| *byte == b'\n');
     let whole: Vec<&[u8]> = lines.map_while(|line| line.strip_suffix(b"\n").filter(is_whole)).collect();
     let mut end = begin + whole.iter().map(|line| line.len() + 1).sum::<usize>();
     for line in whole.into_iter().rev() {
-        if let Ok(Line { cursor }) = serde_json::from_slice(line) {
-            return Some((end, Mark(cursor)));
+        if let Ok(EventLine { cursor }) = serde_json::from_slice(line) {
+            return Some((end, LastEvent(cursor)));
         }
         end -= line.len() + 1;
     }

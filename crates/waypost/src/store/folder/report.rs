@@ -190,14 +190,14 @@ impl ReportFile {
 
     /// Indexes the sections of an earlier writer, or creates the file, with `status` in its head.
     fn read(&self, disk: &dyn Disk, status: RunStatus) -> io::Result<Known> {
-        let mut found = Found::default();
+        let mut found = ReportIndex::default();
         // A torn last line may be half a marker, which would hide the next section.
         let end = each_marker(disk, &self.path, |begin, marker| found.note(begin, marker))?;
         let first = found.first.unwrap_or(end);
         let head = report::head(&self.run, status);
         let is_same = end > 0 && first == head.len() as u64 && {
-            let stands = disk.read_at(&self.path, 0, head.len())?;
-            stands == head.as_bytes() && disk.metadata(&self.path)?.len == end
+            let written = disk.read_at(&self.path, 0, head.len())?;
+            written == head.as_bytes() && disk.metadata(&self.path)?.len == end
         };
         if !is_same {
             replace_with(disk, &self.path, |file| {
@@ -214,13 +214,13 @@ impl ReportFile {
 
 /// The index of a report.
 #[derive(Default)]
-struct Found {
+struct ReportIndex {
     markers: HashSet<u64>,
     first: Option<u64>,
     last: Option<(String, u64)>,
 }
 
-impl Found {
+impl ReportIndex {
     fn note(&mut self, begin: u64, marker: &str) {
         self.markers.insert(digest_of(marker));
         self.first.get_or_insert(begin);
@@ -295,21 +295,21 @@ fn digest_of(marker: &str) -> u64 {
 }
 
 /// The sections of a report, read as far as needed.
-pub(super) struct Written<'a> {
+pub(super) struct ReportSections<'a> {
     disk: &'a dyn Disk,
     path: &'a Path,
-    end: Option<End>,
+    end: Option<ReportTail>,
 }
 
 /// The end of a report.
-struct End {
+struct ReportTail {
     text: String,
     is_all: bool,
     /// The lines that name checkpoints: most lookups miss, and need no search.
     named: HashSet<String>,
 }
 
-impl<'a> Written<'a> {
+impl<'a> ReportSections<'a> {
     pub(super) fn new(disk: &'a dyn Disk, path: &'a Path) -> Self {
         Self { disk, path, end: None }
     }
@@ -322,20 +322,21 @@ impl<'a> Written<'a> {
         }
         let name = report::checkpoint_line(record.header());
         loop {
-            let end = self.end.get_or_insert_with(|| End::read(self.disk, self.path, TAIL_BYTES));
-            let stands = || report::section(record).is_some_and(|section| end.text.contains(&section.text));
-            if end.named.contains(&name) && stands() {
+            let end = self.end.get_or_insert_with(|| ReportTail::read(self.disk, self.path, TAIL_BYTES));
+            let is_written =
+                || report::section(record).is_some_and(|section| end.text.contains(&section.text));
+            if end.named.contains(&name) && is_written() {
                 return true;
             }
             if end.is_all {
                 return false;
             }
-            self.end = Some(End::read(self.disk, self.path, END_BYTES_MAX));
+            self.end = Some(ReportTail::read(self.disk, self.path, END_BYTES_MAX));
         }
     }
 }
 
-impl End {
+impl ReportTail {
     /// Reads the last bytes of a report; an unreadable report counts as empty.
     fn read(disk: &dyn Disk, path: &Path, bytes: u64) -> Self {
         let len = disk.metadata(path).map_or(0, |file| file.len);

@@ -13,7 +13,7 @@ use crate::store::{
 };
 use crate::system::lock::Holder;
 
-pub(super) struct Run {
+pub(super) struct MemoryRun {
     /// The 1-based creation number of the run in the store.
     pub(super) made: u64,
     pub(super) sealed: SealedRun,
@@ -120,7 +120,7 @@ impl Branch {
     }
 }
 
-impl Run {
+impl MemoryRun {
     pub(super) fn new(sealed: &SealedRun, made: u64, first: &Batch, holder: &Holder) -> Self {
         Self {
             made,

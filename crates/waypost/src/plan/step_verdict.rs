@@ -3,10 +3,10 @@
 use crate::id::StepId;
 use crate::record::{Claim, Verdict};
 
-use super::{BranchView, Made};
+use super::{BranchView, PassEvidence};
 
 /// The combined verdict on the evidence of a step.
-pub(super) enum Standing {
+pub(super) enum StepVerdict {
     Holds,
     Failed { claims: Vec<String>, only_live: bool },
     Unknown(Vec<String>),
@@ -14,37 +14,35 @@ pub(super) enum Standing {
 
 impl BranchView<'_> {
     /// Combines the verdicts of a step over all passes; `None` if the step has no claim to check.
-    pub(super) fn standing(&self, step: &StepId) -> Option<Standing> {
+    pub(super) fn step_verdict(&self, step: &StepId) -> Option<StepVerdict> {
         self.weigh_all(self.branch.made_by(step))
     }
 
     /// Combines the verdicts of a step over its finished passes.
-    pub(super) fn standing_of_finished(&self, step: &StepId) -> Option<Standing> {
+    pub(super) fn verdict_of_finished(&self, step: &StepId) -> Option<StepVerdict> {
         self.weigh_all(self.branch.made_by(step).filter(|made| made.seq.is_some()))
     }
 
-    fn weigh_all<'m>(&self, made: impl Iterator<Item = Made<'m>>) -> Option<Standing> {
+    fn weigh_all<'m>(&self, made: impl Iterator<Item = PassEvidence<'m>>) -> Option<StepVerdict> {
         let mut all = None;
         for made in made {
             all = match (all, self.weigh(&made)) {
                 (
-                    Some(Standing::Failed { mut claims, only_live }),
-                    Some(Standing::Failed { claims: more, only_live: both }),
+                    Some(StepVerdict::Failed { mut claims, only_live }),
+                    Some(StepVerdict::Failed { claims: more, only_live: both }),
                 ) => {
                     claims.extend(more);
-                    Some(Standing::Failed { claims, only_live: only_live && both })
+                    Some(StepVerdict::Failed { claims, only_live: only_live && both })
                 }
-                (Some(Standing::Unknown(mut claims)), Some(Standing::Unknown(more))) => {
+                (Some(StepVerdict::Unknown(mut claims)), Some(StepVerdict::Unknown(more))) => {
                     claims.extend(more);
-                    Some(Standing::Unknown(claims))
+                    Some(StepVerdict::Unknown(claims))
                 }
                 // A claim that could not be checked stops the resume, with any other verdicts.
-                (Some(unknown @ Standing::Unknown(_)), _) | (_, Some(unknown @ Standing::Unknown(_))) => {
-                    Some(unknown)
-                }
-                (Some(failed @ Standing::Failed { .. }), _) | (_, Some(failed @ Standing::Failed { .. })) => {
-                    Some(failed)
-                }
+                (Some(unknown @ StepVerdict::Unknown(_)), _)
+                | (_, Some(unknown @ StepVerdict::Unknown(_))) => Some(unknown),
+                (Some(failed @ StepVerdict::Failed { .. }), _)
+                | (_, Some(failed @ StepVerdict::Failed { .. })) => Some(failed),
                 (one, other) => one.or(other),
             };
         }
@@ -55,8 +53,8 @@ impl BranchView<'_> {
     ///
     /// A finished step's superseded claim keeps the recorded verdict, without a check. For an interrupted
     /// step, only claims checked now count.
-    pub(super) fn weigh(&self, made: &Made<'_>) -> Option<Standing> {
-        let Made { step, seq, pack, first } = made;
+    pub(super) fn weigh(&self, made: &PassEvidence<'_>) -> Option<StepVerdict> {
+        let PassEvidence { step, seq, pack, first } = made;
         let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
         let places = *first..*first + pack.claims.len();
         wanted.range(places).next()?;
@@ -89,14 +87,14 @@ impl BranchView<'_> {
         }
         let needed = pack.at_least.map_or(weighed.len(), |least| weighed.len().min(least as usize)).max(1);
         if count(Verdict::Ok) >= needed {
-            return Some(Standing::Holds);
+            return Some(StepVerdict::Holds);
         }
         let with = |wanted: Verdict| weighed.iter().filter(move |(_, verdict)| *verdict == wanted);
         let names = |wanted: Verdict| with(wanted).map(|(claim, _)| claim.title()).collect::<Vec<_>>();
         if count(Verdict::Ok) + count(Verdict::Unknown) >= needed {
-            return Some(Standing::Unknown(names(Verdict::Unknown)));
+            return Some(StepVerdict::Unknown(names(Verdict::Unknown)));
         }
         let only_live = with(Verdict::Failed).all(|(claim, _)| claim.live);
-        Some(Standing::Failed { claims: names(Verdict::Failed), only_live })
+        Some(StepVerdict::Failed { claims: names(Verdict::Failed), only_live })
     }
 }
