@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 use serde_json::Value;
 
@@ -57,6 +57,7 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.add_filter("split", split);
     environment.add_filter("lines", lines);
     environment.add_filter("list", list);
+    environment.add_filter("sum", sum);
     environment
 });
 
@@ -145,6 +146,25 @@ fn lines(text: &minijinja::Value) -> Result<minijinja::Value, Error> {
 fn list(state: &State<'_, '_>, value: minijinja::Value) -> Result<minijinja::Value, Error> {
     check_parted("list", &value)?;
     filters::list(state, value)
+}
+
+/// Filter `sum`, of numbers: a sum of lists copies each list once for every list after.
+fn sum(
+    state: &State<'_, '_>,
+    values: minijinja::Value,
+    attribute: Option<&str>,
+    start: Option<minijinja::Value>,
+    options: Kwargs,
+) -> Result<minijinja::Value, Error> {
+    let start = match start {
+        Some(start) => Some(start),
+        None => options.get("start")?,
+    };
+    let start = start.unwrap_or_else(|| minijinja::Value::from(0));
+    if !start.is_number() {
+        return Err(invalid(format!("`sum` adds numbers, and not {}", convert::described_or_kind(&start))));
+    }
+    filters::sum(state, values, attribute, Some(start), options)
 }
 
 fn check_parted(filter: &str, value: &minijinja::Value) -> Result<(), Error> {
