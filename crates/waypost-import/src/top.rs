@@ -18,19 +18,10 @@ const POLICY: [&str; 5] =
 /// Keys of Waypost steps unknown to Prodigy.
 const OURS: [&str; 7] = ["run", "agent", "service", "approve", "sleep", "wait", "needs"];
 /// Keys for the work of a step of Prodigy.
-const THEIRS: [&str; 11] = [
-    "shell",
-    "claude",
-    "test",
-    "analyze",
-    "goal_seek",
-    "foreach",
-    "write_file",
-    "handler",
-    "validate",
-    "command",
-    "name",
-];
+const THEIRS: [&str; 9] =
+    ["shell", "claude", "test", "analyze", "goal_seek", "foreach", "write_file", "handler", "validate"];
+/// Further keys for the work of a step in `commands`. In `steps` they are those of other tools, such as dagu.
+const THEIRS_IN_COMMANDS: [&str; 2] = ["command", "name"];
 
 /// Returns the text of the converted file, and the notes.
 pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
@@ -180,8 +171,20 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
         let message = "already a workflow of Waypost";
         return Err(document.wrong(node, message, "`waypost check FILE`"));
     }
-    let is_theirs =
-        |node: &Node| node.spelled().is_some() || THEIRS.iter().any(|key| node.get(key).is_some());
+    let has_work = |node: &Node| THEIRS.iter().any(|key| node.get(key).is_some());
+    let is_foreign = |node: &&Node| !has_work(node) || node.get("command").is_some();
+    if root.get("commands").is_none()
+        && root.get("steps").is_some()
+        && let Some(node) = nodes.iter().find(is_foreign)
+    {
+        let message = "not a workflow of Prodigy: its `steps` have `shell` or `claude`, and no `command`";
+        let help = "`waypost check FILE` names the keys to change in a file of another tool, such as dagu";
+        return Err(document.wrong(node, message, help));
+    }
+    let is_theirs = |node: &Node| {
+        let has = |key: &&str| node.get(key).is_some();
+        node.spelled().is_some() || has_work(node) || THEIRS_IN_COMMANDS.iter().any(has)
+    };
     if !nodes.iter().any(is_theirs) {
         return Err(document.wrong(&nodes[0], "not a workflow of Prodigy: its steps do nothing", help));
     }

@@ -222,12 +222,14 @@ fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {
 }
 
 fn view(home: Option<&std::path::Path>, run: RunSummary, of: Option<&str>) -> RunView {
+    let until = run_status::waits_until(&run);
     RunView {
         run: run.run.to_string(),
         store: of.map(str::to_owned),
         workflow: run.workflow,
         path: run.path.map(|path| store_location::from_home(home, &path).display().to_string()),
         status: run.status,
+        until,
         step: run.summary.step,
         progress: run.summary.progress,
         started_at: run.created_at,
@@ -246,7 +248,11 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             run.run.clone(),
             run.status.name().to_owned(),
             format!("{}/{}", run.progress.done, run.progress.total),
-            run.step.clone().unwrap_or_default(),
+            [run.step.clone(), run.until.map(|until| format!("until {}", time::utc(until)))]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" "),
             time::ago(run.updated_at, now),
             size::shown(run.bytes),
             run.workflow.clone(),

@@ -407,6 +407,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     fact("steps", &format!("{} of {} done", progress.done, progress.total));
     fact("started", &time::utc(frozen.created_at));
     fact("changed", &time::utc(changed));
+    if let Some(until) = run_status::waits_until(&entry.summary).filter(|_| facts.at.is_none()) {
+        fact("waits until", &time::utc(until));
+    }
     fact("checkpoints", &format!("{} ({} bytes)", entry.summary.checkpoints, entry.summary.bytes));
     if let Some(holder) = &entry.summary.holder {
         fact("held by", &holder.to_string());

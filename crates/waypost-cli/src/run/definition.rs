@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use waypost::change::{Carry, carry_over, explain};
 use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
-use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Verdict, Wait};
+use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -119,11 +119,11 @@ impl Chosen {
             verdicts.cloned().unwrap_or_else(|| believed(shape, effective))
         };
         let Some(Adoption { before, within, kept, .. }) = &self.adoption else {
-            let effective = snapshot.effective(store, &self.shape).await?;
+            let effective = at_once(snapshot.effective(store, &self.shape).await?);
             let verdicts = by(&self.shape, &effective);
             return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
         };
-        let mut effective = snapshot.effective(store, before).await?;
+        let mut effective = at_once(snapshot.effective(store, before).await?);
         let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
@@ -162,6 +162,15 @@ impl Chosen {
         self.notes.push(note);
         self
     }
+}
+
+/// Ends the delays of retries: a resume by a person tries at once.
+fn at_once(mut effective: Vec<Effective>) -> Vec<Effective> {
+    let entries = effective.iter_mut().flat_map(|branch| &mut branch.position.frontier);
+    for entry in entries.filter(|entry| entry.status == Status::Ready) {
+        entry.wake_at = None;
+    }
+    effective
 }
 
 /// Returns verdicts under which all finished steps are trusted.

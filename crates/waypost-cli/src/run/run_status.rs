@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use waypost::engine::Snapshot;
 use waypost::events::Cursor;
@@ -32,6 +33,11 @@ pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns the end of the next delay or sleep of a run that is under way or waits.
+pub(crate) fn waits_until(run: &RunSummary) -> Option<Timestamp> {
+    run.summary.wake_at.filter(|_| matches!(run.status, RunStatus::Running | RunStatus::Waiting))
 }
 
 /// Says whether an error is about one run, so that the others are none the worse for it.

@@ -49,7 +49,16 @@ fn home() -> Option<PathBuf> {
     std::env::home_dir().and_then(|home| home.canonicalize().ok())
 }
 
+/// Returns whether another file system, or a bind mount of the same one, begins at the folder.
 fn is_mount_point(folder: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
+        let found = rustix::fs::statx(rustix::fs::CWD, folder, AtFlags::empty(), StatxFlags::empty());
+        if found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
+            return true;
+        }
+    }
     let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
     folder.parent().is_some_and(|parent| device(folder) != device(parent))
 }

@@ -69,6 +69,9 @@ pub(crate) struct RunView {
     pub(crate) path: Option<String>,
     pub(crate) status: RunStatus,
     pub(crate) step: Option<String>,
+    /// The end of the next delay or sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<Timestamp>,
     pub(crate) progress: Progress,
     pub(crate) started_at: Timestamp,
     pub(crate) updated_at: Timestamp,

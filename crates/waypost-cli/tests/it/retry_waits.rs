@@ -27,6 +27,46 @@ fn a_resume_by_a_person_tries_at_once() {
     assert_eq!(rig.read("trace"), "a\na\n");
 }
 
+// Bug: `plan` and `--dry-run` told of a delay that the resume does not keep. Cause: the plan was that of a resume
+// without a person. Fix: the plan of the command has no delays.
+#[test]
+fn the_plan_of_a_resume_has_no_delay() {
+    let rig = interrupted_in_delay(DELAYED);
+    let changed = DELAYED.replace("steps:", "name: other\nsteps:");
+
+    for flow in [DELAYED, &changed] {
+        rig.write("flow.yaml", flow);
+        for args in [&["plan", "r", "--json"][..], &["resume", "r", "--dry-run", "--json"]] {
+            let planned = rig.json(args);
+            assert_eq!(planned["decisions"][0]["action"], "retry", "{planned}");
+        }
+    }
+}
+
+// Bug: a run in a delay of an hour showed nothing. Cause: `list` and `show` did not read the end of the delay.
+// Fix: both tell until when.
+#[test]
+fn list_and_show_tell_until_when_a_run_waits() {
+    let sleeping = "steps: [{id: a, sleep: 1h}]\n";
+    for (flow, line) in [(DELAYED, "step_retried"), (sleeping, "interrupted a")] {
+        let rig = Rig::with(flow);
+        let mut running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+        running.wait_for_line(line);
+
+        let listed = rig.json(&["list", "--json"]);
+        let until = listed["runs"][0]["until"].as_str().unwrap_or_else(|| panic!("{listed}"));
+        let second = until.split('.').next().unwrap().trim_end_matches('Z').to_owned();
+        assert!(rig.waypost(&["list"]).contains(&format!("until {second}")), "{listed}");
+        assert!(rig.waypost(&["show", "r"]).contains(&format!("waits until {second}")));
+
+        running.signal(libc::SIGINT);
+        running.end_soon();
+    }
+    let ended = interrupted_in_delay(DELAYED);
+    let listed = ended.json(&["list", "--json"]);
+    assert_eq!(listed["runs"][0]["until"], serde_json::Value::Null, "a resume tries at once: {listed}");
+}
+
 #[test]
 fn a_resume_of_all_keeps_the_delay_and_the_budget() {
     let rig = interrupted_in_delay(&DELAYED.replace("1h", "3s"));

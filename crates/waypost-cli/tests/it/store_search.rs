@@ -121,3 +121,33 @@ fn a_store_or_configuration_of_another_user_is_not_used() {
         assert!(!rig.path("below/deep/planted").exists() && !rig.path("planted").exists());
     }
 }
+
+// Bug: the search left a bind mount. Cause: only the number of the file system was compared, which a bind mount
+// shares. Fix: the kernel tells whether a folder is the root of a mount.
+#[test]
+#[expect(clippy::print_stderr, reason = "the reader of the output learns that no mount was possible")]
+fn the_search_stops_at_every_kind_of_mount() {
+    for mount in ["mount -t tmpfs tmpfs above/mounted", "mount --bind below above/mounted"] {
+        let rig = rig();
+        fs::create_dir_all(rig.path("above/.waypost")).unwrap();
+        fs::create_dir_all(rig.path("above/.git")).unwrap();
+        fs::create_dir_all(rig.path("above/mounted")).unwrap();
+        let script = format!(
+            "{mount} && mkdir -p above/mounted/in && cp below/deep/flow.yaml above/mounted/in && echo mounted || exit 0
+             cd above/mounted/in && \"$0\" run flow.yaml --id r -q; ls -d .waypost ../../.waypost/*"
+        );
+
+        let mut shell = std::process::Command::new("unshare");
+        shell.args(["-rm", "sh", "-c", &script, env!("CARGO_BIN_EXE_waypost")]).current_dir(rig.path(""));
+        let output =
+            shell.env("HOME", "/nonexistent").output().map(|output| rig.told(&output)).unwrap_or_default();
+
+        match output.contains("mounted\n") {
+            true => assert!(
+                output.contains("\n.waypost\n") && !output.contains("/waypost.db"),
+                "{mount}: {output}"
+            ),
+            false => eprintln!("cannot mount here: {output}"),
+        }
+    }
+}

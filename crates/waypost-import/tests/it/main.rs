@@ -1,5 +1,6 @@
 //! Tests of the import crate, one module a topic.
 
+mod foreign;
 mod git;
 mod items;
 mod random;

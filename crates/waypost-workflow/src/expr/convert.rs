@@ -46,6 +46,32 @@ pub(crate) fn to_json(value: &minijinja::Value) -> Result<Value, String> {
     convert(value, DEPTH_MAX, &mut BYTES_MAX.clone())
 }
 
+/// Returns the size of a value: its texts, and [`VALUE_BYTES`] for each value in it. Counts to just above `most`.
+///
+/// Values deeper than [`DEPTH_MAX`] count as above `most`.
+pub(crate) fn size(value: &minijinja::Value, most: usize) -> usize {
+    let mut left = most;
+    match take_size(value, DEPTH_MAX, &mut left) {
+        Some(()) => most - left,
+        None => most.saturating_add(1),
+    }
+}
+
+fn take_size(value: &minijinja::Value, depth: usize, left: &mut usize) -> Option<()> {
+    let depth = depth.checked_sub(1)?;
+    *left = left.checked_sub(VALUE_BYTES + value.as_str().map_or(0, str::len))?;
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        return Some(());
+    }
+    for item in value.try_iter().ok()? {
+        match value.kind() {
+            ValueKind::Map => take_size(&value.get_item(&item).ok()?, depth, left)?,
+            _ => take_size(&item, depth, left)?,
+        }
+    }
+    Some(())
+}
+
 fn convert(value: &minijinja::Value, depth: usize, left: &mut usize) -> Result<Value, String> {
     let Some(depth) = depth.checked_sub(1) else {
         return Err(format!("the value is nested deeper than {DEPTH_MAX} levels"));

@@ -1,14 +1,15 @@
 //! Compiles and evaluates expressions with minijinja.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 use serde_json::Value;
 
-use super::rewrite::{COMPARE, Rewritten};
+use super::rewrite::{APPEND, COMPARE, FACTOR, MEASURED, Rewritten};
 use super::{Scope, SyntaxError, convert};
 
 /// Most instructions of one expression.
@@ -29,6 +30,17 @@ pub(super) const RESULT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Longest text to split: each part takes about 24 bytes in addition to its text.
 const PARTED_BYTES_MAX: usize = 8 * 1024 * 1024;
 
+/// Most bytes that one evaluation reads by filters, comparisons, `+` and `~`, counted as by [`convert::size`]: eight
+/// times the largest result, for several filters in a row.
+const READ_BYTES_MAX: usize = 8 * RESULT_BYTES_MAX;
+
+thread_local! {
+    /// Bytes that the evaluation on this thread may still read.
+    static READABLE: Cell<usize> = const { Cell::new(READ_BYTES_MAX) };
+    /// Bytes of all operands of `+` and `~` so far.
+    static APPENDED: Cell<usize> = const { Cell::new(0) };
+}
+
 static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -36,14 +48,49 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_debug(true);
     environment.add_function(COMPARE, compare);
+    environment.add_filter(MEASURED, measured);
+    environment.add_filter(APPEND, appended);
+    environment.add_filter(FACTOR, factor);
     environment.add_filter("tojson", to_json);
     environment.add_filter("join", join);
     environment.add_filter("replace", replace);
     environment.add_filter("split", split);
     environment.add_filter("lines", lines);
     environment.add_filter("list", list);
+    environment.add_filter("sum", sum);
     environment
 });
+
+/// Counts the size of a value, and returns the value.
+fn measured(value: minijinja::Value) -> Result<minijinja::Value, Error> {
+    read(convert::size(&value, READABLE.get()))?;
+    Ok(value)
+}
+
+/// Counts an operand of `+` or `~`. Each of these operators copies the operands before it again.
+fn appended(value: minijinja::Value) -> Result<minijinja::Value, Error> {
+    let bytes = APPENDED.get().saturating_add(convert::size(&value, READABLE.get()));
+    APPENDED.set(bytes);
+    read(bytes)?;
+    Ok(value)
+}
+
+fn read(bytes: usize) -> Result<(), Error> {
+    let left = READABLE.get().checked_sub(bytes);
+    READABLE.set(left.unwrap_or(0));
+    left.map(drop).ok_or_else(|| invalid(format!("it reads more than {READ_BYTES_MAX} bytes")))
+}
+
+/// Refuses to repeat a text or a list: a product of a short expression could take all memory.
+fn factor(value: minijinja::Value) -> Result<minijinja::Value, Error> {
+    match value.kind() {
+        ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
+            let found = convert::described_or_kind(&value);
+            Err(invalid(format!("`*` multiplies numbers, and does not repeat {found}")))
+        }
+        _ => Ok(value),
+    }
+}
 
 /// Filter `tojson`; minijinja's filter would escape for HTML.
 fn to_json(value: minijinja::Value) -> Result<String, Error> {
@@ -66,13 +113,16 @@ fn join(list: minijinja::Value, separator: Option<&str>) -> Result<String, Error
         }
         check_size(joined.len())?;
     }
+    read(joined.len())?;
     Ok(joined)
 }
 
 /// Filter `replace`, with a size limit.
 fn replace(text: &str, from: &str, to: &str) -> Result<String, Error> {
     let count = text.matches(from).count();
-    check_size(text.len().saturating_add(count.saturating_mul(to.len())))?;
+    let bytes = text.len().saturating_add(count.saturating_mul(to.len()));
+    check_size(bytes)?;
+    read(bytes)?;
     Ok(text.replace(from, to))
 }
 
@@ -96,6 +146,25 @@ fn lines(text: &minijinja::Value) -> Result<minijinja::Value, Error> {
 fn list(state: &State<'_, '_>, value: minijinja::Value) -> Result<minijinja::Value, Error> {
     check_parted("list", &value)?;
     filters::list(state, value)
+}
+
+/// Filter `sum`, of numbers: a sum of lists copies each list once for every list after.
+fn sum(
+    state: &State<'_, '_>,
+    values: minijinja::Value,
+    attribute: Option<&str>,
+    start: Option<minijinja::Value>,
+    options: Kwargs,
+) -> Result<minijinja::Value, Error> {
+    let start = match start {
+        Some(start) => Some(start),
+        None => options.get("start")?,
+    };
+    let start = start.unwrap_or_else(|| minijinja::Value::from(0));
+    if !start.is_number() {
+        return Err(invalid(format!("`sum` adds numbers, and not {}", convert::described_or_kind(&start))));
+    }
+    filters::sum(state, values, attribute, Some(start), options)
 }
 
 fn check_parted(filter: &str, value: &minijinja::Value) -> Result<(), Error> {
@@ -149,6 +218,8 @@ pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Comp
 
 impl Compiled {
     pub(crate) fn evaluate(&self, scope: &Scope) -> Result<Value, Failure> {
+        READABLE.set(READ_BYTES_MAX);
+        APPENDED.set(0);
         let value = self.0.eval(scope.context()).map_err(|error| Failure {
             is_missing: error.kind() == ErrorKind::UndefinedError,
             message: match error.kind() {
@@ -175,7 +246,7 @@ fn compare(operator: &str, left: minijinja::Value, right: minijinja::Value) -> R
     if left.is_undefined() || right.is_undefined() {
         return Err(Error::from(ErrorKind::UndefinedError));
     }
-    let (left, right) = alike(left, right);
+    let (left, right) = alike(measured(left)?, measured(right)?);
     let same_kind = left.kind() == right.kind();
     match operator {
         "==" => return Ok(same_kind && left == right),

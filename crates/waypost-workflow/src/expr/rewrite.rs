@@ -1,12 +1,14 @@
 //! Rewrites the tokens of an expression for minijinja, and collects the names in use.
 //!
-//! Four changes:
+//! Five changes:
 //!
 //! - `&&`, `||`, `!` and `null` become minijinja's words.
 //! - A name with hyphens becomes a subscript.
 //! - `skipped(fetch)` gets the step as text.
 //! - Every comparison calls [`COMPARE`]. minijinja orders values of different types by type: the text `"0"`
 //!   would silently be greater than the number 5.
+//! - The input of every filter, and the operands of `+`, `~` and `*`, pass [`MEASURED`], [`APPEND`] or [`FACTOR`]: these
+//!   limit the memory and the time of an expression.
 
 use std::ops::Range;
 
@@ -16,6 +18,15 @@ use super::names::{self, Call, Uses};
 
 /// Name of the comparison function; cannot be written in an expression.
 pub(crate) const COMPARE: &str = "__compare";
+
+/// Name of the filter that counts the size of a value; cannot be written in an expression.
+pub(crate) const MEASURED: &str = "__measured";
+
+/// Name of the filter that counts the operands of `+` and `~`; cannot be written in an expression.
+pub(crate) const APPEND: &str = "__append";
+
+/// Name of the filter that refuses all but numbers in a product; cannot be written in an expression.
+pub(crate) const FACTOR: &str = "__factor";
 
 /// Expression ready to compile.
 #[derive(Debug)]
@@ -44,12 +55,14 @@ pub(crate) fn rewrite(tokens: &[Token<'_>], locals: &[String]) -> Result<Rewritt
     let uses = names::collect(tokens, locals)?;
     let mut wraps = vec![Wrap::default(); tokens.len()];
     wrap_comparisons(tokens, &mut wraps).map_err(|error| vec![error])?;
+    measure(tokens, &mut wraps);
     let mut source = String::new();
     let mut places = Vec::with_capacity(tokens.len());
     for (index, token) in tokens.iter().enumerate() {
         source.push_str(&wraps[index].before);
         places.push((source.len(), token.range.clone()));
         source.push_str(&spelled(tokens, index, &wraps[index], &uses));
+        source.push_str(&wraps[index].filters);
         source.push_str(wraps[index].after);
         source.push(' ');
     }
@@ -61,6 +74,8 @@ pub(crate) fn rewrite(tokens: &[Token<'_>], locals: &[String]) -> Result<Rewritt
 struct Wrap {
     before: String,
     is_comma: bool,
+    /// Filters of the operand that ends with the token.
+    filters: String,
     after: &'static str,
 }
 
@@ -144,6 +159,69 @@ fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), Synt
         wraps[right].after = ")";
     }
     Ok(())
+}
+
+/// Adds the filters that measure: after the token before each filter, and after operands of operators that copy texts.
+fn measure(tokens: &[Token<'_>], wraps: &mut [Wrap]) {
+    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == Kind::Mark) {
+        let filter = match token.text {
+            "*" => FACTOR,
+            "+" | "~" => APPEND,
+            "|" => MEASURED,
+            _ => continue,
+        };
+        let Some(left) = index.checked_sub(1).filter(|left| ends_value(&tokens[*left])) else { continue };
+        wraps[left].filters.push_str(&format!("|{filter}"));
+        if token.text != "|" {
+            let right = value_end(tokens, index + 1);
+            wraps[right].filters.push_str(&format!("|{filter}"));
+        }
+    }
+}
+
+/// Returns whether a value can end with the token: otherwise, an operator after the token has one operand.
+fn ends_value(token: &Token<'_>) -> bool {
+    match token.kind {
+        Kind::Mark => matches!(token.text, ")" | "]" | "}"),
+        Kind::Name => !matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else" | "is"),
+        Kind::Text | Kind::Number => true,
+    }
+}
+
+/// Returns the index of the last token of the value that begins at `start`: signs, a name, literal or bracket, then
+/// attributes, subscripts, calls and filters.
+fn value_end(tokens: &[Token<'_>], start: usize) -> usize {
+    let is_mark = |index: usize, marks: &[&str]| {
+        tokens.get(index).is_some_and(|token| token.kind == Kind::Mark && marks.contains(&token.text))
+    };
+    let mut end = start;
+    while is_mark(end, &["-", "+"]) {
+        end += 1;
+    }
+    end = bracket_end(tokens, end);
+    loop {
+        end = match () {
+            () if is_mark(end + 1, &[".", "|"]) && end + 2 < tokens.len() => end + 2,
+            () if is_mark(end + 1, &["(", "["]) => bracket_end(tokens, end + 1),
+            () => return end.min(tokens.len() - 1),
+        };
+    }
+}
+
+/// Returns the index of the closing bracket of the bracket at `start`; `start` for any other token.
+fn bracket_end(tokens: &[Token<'_>], start: usize) -> usize {
+    let mut depth = 0usize;
+    for (index, token) in tokens.iter().enumerate().skip(start) {
+        match token.text {
+            "(" | "[" | "{" if token.kind == Kind::Mark => depth += 1,
+            ")" | "]" | "}" if token.kind == Kind::Mark => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return index;
+        }
+    }
+    start
 }
 
 /// Returns the index of the first token of the operand that ends before `index`.

@@ -5,7 +5,7 @@ use super::node::{Kind, Node};
 use crate::suggest::{listed, nearest};
 
 /// Keys of other tools, with the key used here.
-const FROM_ELSEWHERE: [(&str, &str); 26] = [
+const FROM_ELSEWHERE: [(&str, &str); 25] = [
     ("args", "run"),
     ("attempts", "retry"),
     ("cmd", "run"),
@@ -21,7 +21,6 @@ const FROM_ELSEWHERE: [(&str, &str); 26] = [
     ("allow_failure", "continue_on_error"),
     ("input", "stdin"),
     ("inputs", "params"),
-    ("jobs", "steps"),
     ("parallel", "max_parallel"),
     ("parameters", "params"),
     ("retries", "retry"),
@@ -33,6 +32,10 @@ const FROM_ELSEWHERE: [(&str, &str); 26] = [
     ("when", "if"),
     ("working-directory", "dir"),
 ];
+
+/// Help for the `jobs` of a GitHub workflow: a job is a group.
+const JOBS: &str =
+    "write each job as a step of `steps`: `- { id: build, needs: [test], steps: [{ run: make }] }`";
 
 /// Keys of a map.
 #[derive(Debug)]
@@ -115,6 +118,10 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
         return None;
     }
     let message = format!("{} has no key `{name}`", set.what);
+    if name == "jobs" && set.keys.contains(&"steps") {
+        checker.wrong(key, message, JOBS);
+        return Some("steps".to_owned());
+    }
     let known = || set.keys.iter().chain(set.later).copied();
     let from_elsewhere =
         FROM_ELSEWHERE.iter().find(|(other, word)| *other == name && known().any(|key| key == *word));

@@ -126,6 +126,21 @@ fn keys_that_do_not_exist_get_the_nearest_one() {
 }
 
 #[test]
+fn jobs_of_github_are_explained_as_groups() {
+    let files = [
+        "name: x\non: push\njobs: {build: {runs-on: u, steps: [{run: make}]}}\n",
+        "jobs: {}\nsteps: [{run: a}]\n",
+        "jobs: [a]\n",
+    ];
+
+    for text in files {
+        let said = problems_of(text.as_bytes());
+        assert!(said.contains("- { id: build, needs: [test], steps: [{ run: make }] }"), "{said}");
+        assert!(!said.contains("did you mean `steps`"), "{said}");
+    }
+}
+
+#[test]
 fn words_that_are_not_built_yet_are_said_to_be_so() {
     assert_text(
         "keys_later",

@@ -244,7 +244,11 @@ async fn as_if_in_force(
     branch: &BranchPath,
     mut position: Position,
 ) -> Result<AsIfInForce, RunError> {
-    let newest = store.newest(run, branch).await?;
+    let newest = match store.newest(run, branch).await {
+        // A child that is entered again after damage to its newest record.
+        Err(StoreError::Damaged { older: Some(older), .. }) => store.load(run, branch, older).await?,
+        newest => newest?,
+    };
     for (step, results) in std::mem::take(&mut position.reusable) {
         for result in results.into_values() {
             let Reusable::Ended { settled, fan, .. } = result else { continue };
@@ -263,7 +267,11 @@ async fn as_if_in_force(
             let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
                 continue;
             };
-            let child = store.newest(run, name).await?;
+            let child = match store.newest(run, name).await {
+                // Counts as missing, so that the opener opens the child again.
+                Err(StoreError::Damaged { .. }) => continue,
+                child => child?,
+            };
             if !has_state(&child) || child.header().end.is_none() {
                 continue;
             }

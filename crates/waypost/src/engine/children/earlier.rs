@@ -1,6 +1,7 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
-use crate::record::{End, Record};
+use crate::plan::steps_in_lost;
+use crate::record::{End, Position, Record};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::chain::Chain;
@@ -92,8 +93,9 @@ impl<P: Program> Session<'_, P> {
         scope.position.rerun_whole.contains(scope.step_id(place))
     }
 
-    /// Restarts a child whose newest record is damaged. A child of this fan-out keeps its epoch: a rerun of lost
-    /// work is not a requested rerun.
+    /// Enters a child again whose newest record is damaged: sound results are reusable, and steps with `idempotent:
+    /// false` that the lost records may have started are in doubt. A child of this fan-out keeps its epoch: a rerun of
+    /// lost work is not a requested rerun.
     async fn behind_damage(
         &mut self,
         id: ScopeId,
@@ -102,16 +104,29 @@ impl<P: Program> Session<'_, P> {
         (since, older): (u64, Option<u64>),
     ) -> Result<Earlier, RunError> {
         (chain.prev, chain.basis, chain.repair) = (None, Some(0), true);
-        let Some(older) = older else {
-            return Ok(Earlier::none(chain, self.scopes.get(id).entry(place).at.epoch));
+        let (mut before, mut epoch) = (None, self.scopes.get(id).entry(place).at.epoch);
+        if let Some(older) = older {
+            let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
+            chain.prev = Some(older.digest());
+            let position = if older.body_bytes().is_some() { Some(position_of(&older)?) } else { None };
+            epoch = match position.as_ref().is_some_and(|position| position.origin == Some(since)) {
+                true => older.header().at.epoch,
+                false => self.next_child_epoch(id, place, &chain.branch).await?,
+            };
+            before = position.map(|position| (position, chain.next - 1 - older.header().seq));
+        }
+        let shape = &children_of(self.scopes.get(id), place).shape;
+        let (mut before, in_lost) = match before {
+            Some((position, lost)) => {
+                let in_lost = steps_in_lost(shape, &position, lost);
+                (position, in_lost)
+            }
+            // Nothing is known: any step may have run.
+            None => (Position::default(), (0..shape.steps().len()).collect()),
         };
-        let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
-        chain.prev = Some(older.digest());
-        let is_ours = older.body_bytes().is_some() && position_of(&older)?.origin == Some(since);
-        let epoch = match is_ours {
-            true => older.header().at.epoch,
-            false => self.next_child_epoch(id, place, &chain.branch).await?,
-        };
-        Ok(Earlier::none(chain, epoch))
+        for step in in_lost.into_iter().map(|place| &shape.steps()[place]).filter(|step| !step.idempotent) {
+            before.ask_about(&step.id, None);
+        }
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before) })))
     }
 }
