@@ -179,7 +179,7 @@ fn measure(tokens: &[Token<'_>], wraps: &mut [Wrap]) {
     }
 }
 
-/// Returns whether a value can end with the token: otherwise, an operator after the token has one operand.
+/// Returns whether a value can end with the token. An operator after any other token has one operand.
 fn ends_value(token: &Token<'_>) -> bool {
     match token.kind {
         Kind::Mark => matches!(token.text, ")" | "]" | "}"),
