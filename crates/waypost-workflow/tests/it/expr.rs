@@ -272,7 +272,7 @@ fn cancelled_is_refused_with_its_reason() {
 
     assert_eq!(errors.len(), 1);
     let help = errors[0].help.as_ref().unwrap();
-    assert!(help.starts_with("after Ctrl-C, a stop, a timeout or a spent budget no step runs"), "{help}");
+    assert!(help.starts_with("no step runs after Ctrl-C, a stop, a timeout or an exceeded budget"), "{help}");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn deep_nesting_is_an_error_and_not_a_crash() {
 fn long_expressions_are_refused() {
     let text = format!("${{{{ [{}] }}}}", "1,".repeat(1_000));
 
-    assert!(text_of(&text).starts_with("syntax: the expression has more than 1000 words and marks"));
+    assert!(text_of(&text).starts_with("syntax: the expression has more than 1000 tokens"));
 }
 
 // What happened: `steps.a.exit_code == null` failed the run where step `a` had timed out and that was tolerated.
@@ -344,9 +344,9 @@ fn a_result_has_a_limit_however_short_its_expression_is() {
     for (text, why) in [
         ("${{ [[1]*10000]*10000 }}", "larger than 67108864 bytes"),
         ("${{ [['some text'*1000]*10000] }}", "larger than 67108864 bytes"),
-        ("${{ ('a '*30000000) | split }}", "`split` takes texts of at most 8388608 bytes"),
-        ("${{ ('a'*30000000) | list | length }}", "`list` takes texts of at most 8388608 bytes"),
-        ("${{ ('a\n'*9000000) | lines | length }}", "`lines` takes texts of at most 8388608 bytes"),
+        ("${{ ('a '*30000000) | split }}", "`split` accepts texts of at most 8388608 bytes"),
+        ("${{ ('a'*30000000) | list | length }}", "`list` accepts texts of at most 8388608 bytes"),
+        ("${{ ('a\n'*9000000) | lines | length }}", "`lines` accepts texts of at most 8388608 bytes"),
     ] {
         let error = Template::parse(text).unwrap().evaluate(&scope()).unwrap_err();
         assert!(error.to_string().contains(why) || format!("{error:?}").contains(why), "{text}: {error:?}");
