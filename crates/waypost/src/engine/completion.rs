@@ -310,7 +310,7 @@ impl<P: Program> Session<'_, P> {
             Some(step.id.clone()),
             at,
         ));
-        let last = scope.drafts.last_mut().expect("one was just added");
+        let last = scope.drafts.last_mut().expect("a draft was just added");
         (last.told, last.digests) = (told, traced);
         if ends_all {
             self.end_step(id, place, (failure, causes));
@@ -356,7 +356,7 @@ pub(super) struct Failing {
 /// Adds to what a step said that it failed: its record says so only once what comes after it is done.
 pub(super) fn before_what_comes_after(mut told: StepReport, failure: &Failure) -> StepReport {
     let text = failure.error.first().cloned().unwrap_or_default();
-    told.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
+    told.notes.push(Note::Warning(format!("the step failed, and its failure hook runs: {text}")));
     told
 }
 

@@ -283,7 +283,7 @@ impl Bound {
                 By::Nobody => {
                     let mut claim = claim.clone();
                     claim.verdict = Verdict::Skipped;
-                    claim.error = Some("a step that has not completed is about to rewrite it".to_owned());
+                    claim.error = Some("an unfinished step is going to rewrite the file".to_owned());
                     Some(claim)
                 }
                 By::Itself | By::Newer(_) => judged.next(),
